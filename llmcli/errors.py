@@ -1,0 +1,40 @@
+"""Errors a user can cause or meet, each class with its exit code. Everything else that escapes is our bug (exit 1).
+
+A message is one line: what, where, expected, actual, next step.
+"""
+
+
+class LLMCliError(Exception):
+    """Base of every error that is shown to the user as one line `error: ...`."""
+
+    exit_code = 1
+
+
+class UsageError(LLMCliError):
+    """The command line asks for something that cannot be: bad values, a prompt that does not fit (exit 2)."""
+
+    exit_code = 2
+
+
+class CheckpointError(LLMCliError):
+    """The model folder is missing, incomplete, damaged or inconsistent (exit 3)."""
+
+    exit_code = 3
+
+
+class UnsupportedModelError(CheckpointError):
+    """The model is well-formed but of a kind this program does not run; the message names the feature (exit 3)."""
+
+
+class TokenizerError(CheckpointError):
+    """The tokenizer files are missing, damaged or of an unknown kind (exit 3)."""
+
+
+class DeviceError(LLMCliError):
+    """The device cannot be used: absent, too old, or its compiler fails (exit 4)."""
+
+    exit_code = 4
+
+
+class InsufficientMemoryError(DeviceError):
+    """The model and its KV cache do not fit; the message holds the figures and what would fit (exit 4)."""

@@ -1,0 +1,85 @@
+"""Inverse frequencies against transformers, and the angles they give far beyond the original context."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.config.rope import read_rope_parameters
+from llmcli.errors import CheckpointError, UnsupportedModelError
+
+transformers = pytest.importorskip("transformers")
+
+LLAMA31 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "llama 2": {"rope_theta": 10000.0},
+    "llama 3": {"rope_theta": 500000.0},
+    "smollm": {"rope_theta": 130000},
+    "llama 3.1": {"rope_theta": 500000.0, "rope_scaling": LLAMA31},
+    "llama 3.2": {"rope_theta": 500000.0, "rope_scaling": {**LLAMA31, "factor": 32.0}},
+    "linear": {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "linear, new spelling": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
+    "default, new spelling": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "null scaling": {"rope_theta": 10000.0, "rope_scaling": None},
+}
+
+
+@pytest.mark.parametrize("head_dim", [8, 48, 64, 80, 128, 256])
+@pytest.mark.parametrize("name", ROPES)
+def test_inverse_frequencies_equal_transformers(name: str, head_dim: int) -> None:
+    config = {"max_position_embeddings": 131072, **ROPES[name]}
+    hf_config = transformers.LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, **config)
+    reference = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(hf_config).inv_freq.numpy()
+    ours = read_rope_parameters(config, "config.json").inverse_frequencies(head_dim)
+    assert ours.dtype == np.float32
+    assert ours.shape == (head_dim // 2,)
+    # The last bit may differ in one of hundreds of places, where the two libraries round a power differently; the
+    # interpolation of llama3 can make a few bits of it.
+    np.testing.assert_allclose(ours, reference, rtol=1e-6)
+    assert np.mean(ours != reference) < 0.05
+    # At position 1,000,000 such a last bit is an angle, and must still be a small one.
+    angles, expected = np.float32(1e6) * ours.astype(np.float64), np.float32(1e6) * reference.astype(np.float64)
+    assert np.abs(np.cos(angles) - np.cos(expected)).max() < 0.05
+
+
+def test_llama3_values_by_hand() -> None:
+    """Short wavelengths are kept, long ones divided by the factor."""
+    rope = read_rope_parameters({"rope_theta": 500000.0, "rope_scaling": LLAMA31}, "config.json")
+    plain = 500000.0 ** -(np.arange(0, 128, 2) / 128)
+    ours = rope.inverse_frequencies(128)
+    short, long = 2 * np.pi / plain < 8192 / 4, 2 * np.pi / plain > 8192
+    assert short.sum() > 10
+    assert long.sum() > 10
+    np.testing.assert_allclose(ours[short], plain[short], rtol=1e-6)
+    np.testing.assert_allclose(ours[long], plain[long] / 8, rtol=1e-6)
+    between = ~short & ~long
+    assert np.all((ours[between] > plain[between] / 8) & (ours[between] < plain[between]))
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "mrope", "su"])
+def test_unknown_rotary_types_are_refused_by_name(rope_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"rotary type '{rope_type}' is not supported, expected one of"):
+        read_rope_parameters({"rope_scaling": {"rope_type": rope_type, "factor": 2.0}}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_theta": "many"}, "rope_theta is 'many', expected a positive number"),
+        ({"rope_theta": 0}, "rope_theta is 0, expected a positive number"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing, expected a positive number"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {**LLAMA31, "high_freq_factor": 1.0}}, "high_freq_factor 1.0 must be above"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported"),
+    ],
+)
+def test_impossible_rotary_parameters_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_rope_parameters(config, "config.json")
