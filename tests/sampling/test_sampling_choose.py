@@ -1,0 +1,175 @@
+"""Choosing a token: greedy, the law of the draws, what a draw depends on, and unusable logits."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.sampling.chain import Sampler, choose, draw, log_probability, run_steps
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.philox import gumbel
+
+PURE = SamplingParams(temperature=1, top_p=1)
+GREEDY = SamplingParams(temperature=0)
+# Upper 0.1 % points of chi-square by degrees of freedom: NIST/SEMATECH e-Handbook, table 1.3.6.7.4.
+CHI_SQUARE_CRITICAL = {15: 37.697, 20: 45.315}
+
+
+def make_logits(vocab_size, seed=0):
+    return np.random.default_rng(seed).standard_normal(vocab_size).astype(np.float32)
+
+
+def chi_square(counts, probabilities):
+    expected = counts.sum() * probabilities
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("vocab_size", [1, 50, 32_000])
+def test_greedy_takes_the_lowest_id_of_the_highest_logits(vocab_size):
+    logits = np.zeros(vocab_size, np.float32)
+    ties = sorted({vocab_size // 2, vocab_size * 2 // 3, vocab_size - 1})
+    logits[ties] = 7
+    for sample_index in range(5):
+        assert choose(logits, [0], Sampler(GREEDY, 3, sample_index)).token_id == ties[0]
+
+
+def test_greedy_applies_the_repetition_penalty_and_no_filter():
+    logits = np.asarray([2.0, 1.9, -5.0], np.float32)
+    params = SamplingParams(temperature=0, repetition_penalty=1.2, top_k=1)
+    assert choose(logits, [0], Sampler(params, 0)).token_id == 1
+    assert choose(logits, [0, 1], Sampler(params, 0)).token_id == 0
+    assert [name for name, _ in run_steps(logits, [0], params)] == ["logits", "repetition_penalty"]
+
+
+def test_the_whole_chain_draws_with_the_probabilities_of_transformers():
+    num_draws = 100_000
+    logits = make_logits(40, seed=5) * 1.5
+    params = SamplingParams(temperature=1.3, top_k=30, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
+    history = [3, 17, 17, 8]
+    scores = torch.from_numpy(logits).double()[None]
+    for processor in (
+        RepetitionPenaltyLogitsProcessor(1.3),
+        TemperatureLogitsWarper(1.3),
+        TopKLogitsWarper(30),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.05),
+    ):
+        scores = processor(torch.tensor([history]), scores)
+    probabilities = scores.softmax(-1)[0].numpy()
+
+    # The race for all samples at once; the loop below ties it to `choose`.
+    *_, (_, candidates) = run_steps(logits, history, params)
+    noise = gumbel(42, np.arange(num_draws)[:, None], len(history), candidates.token_ids)
+    tokens = candidates.token_ids[(candidates.scores + noise).argmax(axis=1)]
+    for sample_index in range(0, num_draws, 100):
+        assert choose(logits, history, Sampler(params, 42, sample_index)).token_id == tokens[sample_index]
+
+    drawn = np.flatnonzero(probabilities)
+    assert set(tokens) <= set(drawn)
+    degrees = len(drawn) - 1
+    counts = np.bincount(tokens, minlength=40)[drawn]
+    assert chi_square(counts, probabilities[drawn]) < CHI_SQUARE_CRITICAL[degrees]
+    assert chi_square(counts, np.roll(probabilities[drawn], 1)) > CHI_SQUARE_CRITICAL[degrees]
+
+
+def test_successive_positions_are_drawn_independently():
+    """Pairs of draws, of neighbouring positions or of two seeds, fall into the 16 cells of the product law."""
+    num_draws = 20_000
+    _, candidates = next(run_steps(make_logits(4), [], PURE))
+    weights = np.exp(candidates.scores)
+    weights /= weights.sum()
+    positions = np.arange(num_draws)[:, None]
+    tokens, other_seed = (
+        (candidates.scores + gumbel(seed, 0, positions, candidates.token_ids)).argmax(axis=1) for seed in (11, 12)
+    )
+    for first, second in ((tokens[0::2], tokens[1::2]), (tokens, other_seed)):
+        cells = np.bincount(first * 4 + second, minlength=16)
+        assert chi_square(cells, np.outer(weights, weights).ravel()) < CHI_SQUARE_CRITICAL[15]
+    assert abs(statistics.correlation(tokens.tolist(), other_seed.tolist())) < 4 / math.sqrt(num_draws)
+
+
+def test_choose_uses_the_length_of_the_history_as_position():
+    logits = make_logits(200)
+    for position in (0, 1, 7, 500):
+        sampler = Sampler(PURE, 99, 3)
+        *_, (_, candidates) = run_steps(logits, [], PURE)
+        assert choose(logits, [1] * position, sampler).token_id == draw(candidates, sampler, position)
+    assert len({choose(logits, [1] * position, sampler).token_id for position in range(50)}) > 20
+
+
+def generate(sampler, num_tokens=30):
+    """A toy model whose logits depend on the last token."""
+    history = [1]
+    for _ in range(num_tokens):
+        history.append(choose(make_logits(100, seed=history[-1]), history, sampler).token_id)
+    return history
+
+
+def test_a_text_is_a_function_of_seed_and_sample():
+    texts = [generate(Sampler(SamplingParams(), 7, sample_index)) for sample_index in range(4)]
+    assert generate(Sampler(SamplingParams(), 7, 2)) == texts[2]
+    assert len({tuple(text) for text in texts}) == 4
+    assert generate(Sampler(SamplingParams(), 8, 2)) != texts[2]
+    assert generate(Sampler(SamplingParams(), 7 + 2**32, 2)) != texts[2]
+
+
+def test_a_draw_leaves_its_inputs_alone():
+    logits = make_logits(50)
+    before = logits.copy()
+    logits.flags.writeable = False
+    choose(logits, np.arange(10), Sampler(SamplingParams(repetition_penalty=2, top_k=5), 1), with_logprob=True)
+    np.testing.assert_array_equal(logits, before)
+
+
+def test_a_masked_token_is_never_drawn():
+    logits = np.full(20, -np.inf, np.float32)
+    logits[[4, 9]] = [-1e30, -1e30]
+    drawn = {choose(logits, [], Sampler(PURE, 5, sample_index)).token_id for sample_index in range(100)}
+    assert drawn == {4, 9}
+
+
+def test_logprob_is_that_of_the_unmodified_logits():
+    logits = make_logits(1000) * 20
+    sampler = Sampler(SamplingParams(temperature=0.3, top_k=5, repetition_penalty=1.5), 0)
+    assert choose(logits, [1, 2], sampler).logprob is None
+    choice = choose(logits, [1, 2], sampler, with_logprob=True)
+    expected = torch.from_numpy(logits).double().log_softmax(-1)
+    assert choice.logprob == pytest.approx(float(expected[choice.token_id]), rel=1e-12)
+    assert log_probability(logits, 3) == pytest.approx(float(expected[3]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [([0, np.nan, -np.inf], "NaN"), ([np.nan, np.inf, 0], "NaN"), ([0, np.inf, 1], "infinite"),
+     ([-np.inf, -np.inf], "only -inf")],
+)  # fmt: skip
+@pytest.mark.parametrize("params", [SamplingParams(), GREEDY])
+def test_unusable_logits_are_refused(bad, kind, params):
+    with pytest.raises(CheckpointError) as error:
+        choose(np.asarray(bad, np.float32), [5, 6, 7], Sampler(params, 0))
+    assert str(error.value) == (
+        f"the model produced {kind} logits at position 3, expected finite numbers: "
+        "its weights are damaged or overflow; download it again or run it with --dtype float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bits"),
+    [("seed", -1, 64), ("seed", 2**64, 64), ("seed", 1.5, 64), ("seed", True, 64),
+     ("sample_index", -1, 32), ("sample_index", 2**32, 32)],
+)  # fmt: skip
+def test_a_key_out_of_range_is_refused(name, value, bits):
+    with pytest.raises(UsageError) as error:
+        Sampler(PURE, **({"seed": 0} | {name: value}))
+    assert str(error.value) == f"{name} is {value!r}, expected an integer >= 0 and < 2^{bits}"
+    Sampler(PURE, **({"seed": 0} | {name: 2**bits - 1}))
