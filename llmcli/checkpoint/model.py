@@ -1,0 +1,42 @@
+"""Opens a model folder as one value: its files checked, its config read, its tensors matched by name and shape."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmcli.checkpoint.folder import Checkpoint, open_checkpoint
+from llmcli.checkpoint.layout import EMBEDDING, ModelTensors, match_tensors
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.config.llama import LlamaConfig
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder that passed every check that needs no weights."""
+
+    checkpoint: Checkpoint
+    config: LlamaConfig
+    tensors: ModelTensors
+
+
+def open_model(folder: Path) -> Model:
+    """Open and check a Hugging Face model folder.
+
+    Raises: CheckpointError or a subclass, for everything that can be wrong with the folder but the weights' values.
+    """
+    checkpoint = open_checkpoint(folder)
+    where = str(folder / "config.json")
+    config = LlamaConfig.from_dict(checkpoint.config_json, where)
+    tensors = match_tensors(config, checkpoint.tensors, str(folder))
+    if config.tie_word_embeddings and tensors.head != EMBEDDING:
+        tensors = _share_equal_head(tensors)
+    return Model(checkpoint, config, tensors)
+
+
+def _share_equal_head(tensors: ModelTensors) -> ModelTensors:
+    """A tied model that stores both matrices: one buffer serves if they are equal, else the stored head counts."""
+    embedding, head = tensors.tensors[EMBEDDING], tensors.tensors[tensors.head]
+    with TensorReader() as reader:
+        if not reader.is_equal(embedding, head):
+            return tensors
+    used = {name: info for name, info in tensors.tensors.items() if info is not head}
+    return replace(tensors, tensors=used, head=EMBEDDING)

@@ -1,0 +1,227 @@
+"""Model folders: every layout that is taken, and every folder that is refused with its message."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from llmcli.checkpoint import folder as folder_module
+from llmcli.checkpoint.folder import open_checkpoint, refuse_quantization
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.errors import CheckpointError, UnsupportedModelError
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def save(path: Path, **values: float) -> None:
+    """A safetensors file of tensors of two elements each."""
+    safetensors.torch.save_file(
+        {name: torch.full((2,), value, dtype=torch.float32) for name, value in values.items()}, path
+    )
+
+
+def read_values(folder: Path) -> dict[str, float]:
+    """The value each tensor of the folder is filled with."""
+    values = {}
+    with TensorReader() as reader:
+        for name, info in open_checkpoint(folder).tensors.items():
+            tensor = torch.zeros(info.shape)
+            reader.read_tensor_into(info, tensor.numpy())
+            values[name] = tensor[0].item()
+    return values
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert str(folder) in message
+    return message
+
+
+def unsupported(folder: Path) -> str:
+    with pytest.raises(UnsupportedModelError):
+        open_checkpoint(folder)
+    return refusal(folder)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder with a config and no weights yet."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_json(folder / "config.json", {"model_type": "llama"})
+    return folder
+
+
+# What is taken
+
+
+def test_single_file(folder):
+    save(folder / "model.safetensors", a=1)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.folder == folder
+    assert checkpoint.config_json == {"model_type": "llama"}
+    assert checkpoint.generation_config == {}
+    assert read_values(folder) == {"a": 1}
+
+
+def test_generation_config(folder):
+    save(folder / "model.safetensors", a=1)
+    write_json(folder / "generation_config.json", {"eos_token_id": [1, 2], "top_p": float("nan")})
+    assert open_checkpoint(folder).generation_config["eos_token_id"] == [1, 2]
+
+
+def test_single_file_of_another_name(folder):
+    save(folder / "tiny.safetensors", a=4)
+    assert read_values(folder) == {"a": 4}
+
+
+def test_other_files_beside_the_weights_do_not_matter(folder):
+    save(folder / "model.safetensors", a=1)
+    for name in ["pytorch_model.bin", "model.gguf", "training_args.bin", "adapter_config.json"]:
+        (folder / name).write_bytes(b"{}")
+    assert read_values(folder) == {"a": 1}
+
+
+# What is refused: not a folder, or not a model
+
+
+def test_missing_folder(tmp_path):
+    assert f"model folder {tmp_path / 'absent'} does not exist; expected a folder" in refusal(tmp_path / "absent")
+
+
+def test_unreadable_folder(tmp_path):
+    assert "cannot be read: File name too long" in refusal(tmp_path / ("x" * 300))
+
+
+def test_empty_folder(tmp_path):
+    assert "is empty, expected config.json and *.safetensors; incomplete download?" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("m.gguf", "GGUF"), ("m.bin", "PyTorch pickle"), ("m.onnx", "ONNX")])
+def test_file_of_another_kind(tmp_path, name, kind):
+    (tmp_path / name).touch()
+    assert f"is a {kind} file, which is not supported; give the Hugging Face folder" in unsupported(tmp_path / name)
+
+
+def test_safetensors_file(tmp_path):
+    (tmp_path / "m.safetensors").touch()
+    assert f"is a single file, expected the model's folder; give {tmp_path}" in refusal(tmp_path / "m.safetensors")
+
+
+def test_any_other_file(tmp_path):
+    (tmp_path / "readme.txt").touch()
+    assert "readme.txt is a file, expected a folder" in refusal(tmp_path / "readme.txt")
+
+
+def test_folder_that_is_no_model(tmp_path):
+    (tmp_path / "readme.txt").touch()
+    assert "is not a model folder: it has no config.json; incomplete download?" in refusal(tmp_path)
+
+
+def test_folder_without_weights(folder):
+    assert "has no weights, expected model.safetensors or model.safetensors.index.json" in refusal(folder)
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("model.Q4_0.gguf", "GGUF"),
+        ("pytorch_model.bin", "PyTorch pickle"),
+        ("model.pt", "PyTorch pickle"),
+        ("consolidated.00.pth", "PyTorch pickle"),
+        ("model.onnx", "ONNX"),
+    ],
+)
+def test_weights_of_another_kind_only(folder, name, kind, has_config):
+    (folder / name).touch()
+    if not has_config:
+        (folder / "config.json").unlink()
+    assert f"holds {kind} weights only ({name}), expected *.safetensors; download" in unsupported(folder)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["adapter_config.json"],
+        ["adapter_config.json", "adapter_model.safetensors"],
+        ["adapter_config.json", "adapter_model.bin"],
+        ["adapter_model.safetensors", "model.safetensors"],
+    ],
+)
+def test_lora_adapter(folder, names):
+    for name in names:
+        (folder / name).touch()
+    assert "holds a LoRA adapter, which is not applied; merge it" in unsupported(folder)
+    (folder / "config.json").unlink()
+    assert "LoRA adapter" in unsupported(folder)
+
+
+# What is refused: the JSON files
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not valid JSON: Expecting property name"),
+        (b"", "is not valid JSON"),
+        (b"\xff{}", "is not valid JSON: 'utf-8' codec"),
+        (b'{"a": ' * 100_000, "is not valid JSON: maximum recursion depth"),
+        (b"[]", "holds a JSON list, expected an object"),
+        (b"{}" + b" " * 1000, "is over 1000 bytes long"),
+    ],
+)
+def test_damaged_json_file(folder, monkeypatch, name, content, message):
+    save(folder / "model.safetensors", a=1)
+    monkeypatch.setattr(folder_module, "MAX_JSON_BYTES", 1000 if "over" in message else 10**6)
+    (folder / name).write_bytes(content)
+    assert f"{folder / name} {message}" in refusal(folder)
+
+
+def test_config_that_is_a_broken_link(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "absent")
+    assert "config.json cannot be read: No such file or directory; incomplete download?" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("config_json", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {}}, "unknown"),
+        ({"quantization_config": "int8"}, "unknown"),
+    ],
+)
+def test_quantized_model(folder, config_json, method):
+    save(folder / "model.safetensors", a=1)
+    write_json(folder / "config.json", config_json)
+    message = f"{folder / 'config.json'} says that the weights are quantized (method {method}), which is not supported"
+    assert message in unsupported(folder)
+
+
+def test_null_quantization_is_none():
+    refuse_quantization({"quantization_config": None}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")],
+)
+def test_quantized_model_whose_config_does_not_say_so(folder, name, method):
+    save(folder / "model.safetensors", a=1)
+    write_json(folder / name, {})
+    assert f"{name} says that the weights are quantized (method {method})" in unsupported(folder)

@@ -1,0 +1,206 @@
+"""Folders of several weight files: which are read, and how an index and its shards may disagree."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from llmcli.checkpoint.folder import open_checkpoint
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.errors import CheckpointError, UnsupportedModelError
+
+INDEX_NAME = "model.safetensors.index.json"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def save(path: Path, **values: float) -> None:
+    """A safetensors file of tensors of two elements each."""
+    safetensors.torch.save_file(
+        {name: torch.full((2,), value, dtype=torch.float32) for name, value in values.items()}, path
+    )
+
+
+def write_shards(folder: Path, **changes: str | None) -> None:
+    """Tensors a and b in the first shard, c in the second, and an index; `changes` alter its weight_map."""
+    save(folder / SHARDS[0], a=1, b=2)
+    save(folder / SHARDS[1], c=3)
+    weight_map = {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]} | changes
+    weight_map = {name: shard for name, shard in weight_map.items() if shard is not None}
+    write_json(folder / INDEX_NAME, {"metadata": {"total_size": 24}, "weight_map": weight_map})
+
+
+def read_values(folder: Path) -> dict[str, float]:
+    """The value each tensor of the folder is filled with."""
+    values = {}
+    with TensorReader() as reader:
+        for name, info in open_checkpoint(folder).tensors.items():
+            tensor = torch.zeros(info.shape)
+            reader.read_tensor_into(info, tensor.numpy())
+            values[name] = tensor[0].item()
+    return values
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert str(folder) in message
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder with a config and no weights yet."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_json(folder / "config.json", {"model_type": "llama"})
+    return folder
+
+
+# What is taken
+
+
+def test_shards_with_index(folder):
+    write_shards(folder)
+    assert read_values(folder) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_single_file_wins_over_an_index_as_in_transformers(folder):
+    save(folder / "model.safetensors", a=7)
+    write_json(folder / INDEX_NAME, {"weight_map": {"a": "absent.safetensors"}})
+    assert read_values(folder) == {"a": 7}
+
+
+def test_mistral_consolidated_file_is_never_read(folder):
+    save(folder / "consolidated.safetensors", wrong=9)
+    save(folder / "other.safetensors", a=1)
+    assert read_values(folder) == {"a": 1}
+    (folder / "other.safetensors").unlink()
+    write_shards(folder)
+    assert read_values(folder) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_tensor_that_the_index_leaves_out_is_kept(folder):
+    write_shards(folder, b=None)
+    assert read_values(folder) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_hub_cache_of_links_into_blobs(tmp_path):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123abc"
+    blobs = tmp_path / "models--org--name" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    write_shards(snapshot)
+    write_json(snapshot / "config.json", {})
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / f"{number:064x}")
+        file.symlink_to(Path("../../blobs") / f"{number:064x}")
+    assert read_values(snapshot) == {"a": 1, "b": 2, "c": 3}
+
+    # The cache's own folder is one level too high; a blob that has not arrived leaves a broken link.
+    assert "no config.json; give one of the folders in its snapshots/" in refusal(tmp_path / "models--org--name")
+    (snapshot / SHARDS[1]).resolve().unlink()
+    assert f"{SHARDS[1]} is missing, a broken link" in refusal(snapshot)
+
+
+# What is refused: several weight files
+
+
+def test_shards_without_index(folder):
+    write_shards(folder)
+    (folder / INDEX_NAME).unlink()
+    message = f"holds shards ({', '.join(SHARDS)}) but no {INDEX_NAME}; incomplete download?"
+    assert message in refusal(folder)
+    (folder / SHARDS[1]).unlink()
+    assert f"holds shards ({SHARDS[0]}) but no {INDEX_NAME}" in refusal(folder)
+
+
+def test_several_files_of_other_names(folder):
+    for letter in "abcdef":
+        save(folder / f"{letter}.safetensors", a=1)
+    message = "holds 6 weight files (a.safetensors, b.safetensors, c.safetensors, d.safetensors and 2 more), expected"
+    assert message in refusal(folder)
+
+
+def test_mistral_consolidated_file_alone(folder):
+    save(folder / "consolidated.safetensors", a=1)
+    with pytest.raises(UnsupportedModelError, match=r"Mistral's own tensor names only \(consolidated.safetensors\)"):
+        open_checkpoint(folder)
+
+
+def test_missing_shards_are_all_named(folder):
+    write_shards(folder, **{f"x{number}": f"x-{number}.safetensors" for number in range(6)})
+    (folder / SHARDS[0]).unlink()
+    missing = [SHARDS[0], *(f"x-{number}.safetensors" for number in range(6))]
+    assert f"lacks 7 of 8 shards named in {INDEX_NAME}: {', '.join(missing)}; incomplete download?" in refusal(folder)
+
+
+def test_truncated_shard(folder):
+    write_shards(folder)
+    shard = folder / SHARDS[1]
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[:-3])
+    assert f"{shard} is truncated: {size - 3} bytes of {size}; incomplete download?" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "/etc/passwd.safetensors",
+        "../model.safetensors",
+        "sub/model.safetensors",
+        "sub\\model.safetensors",
+        "C:model.safetensors",
+        "..",
+        "",
+        "config.json",
+        "pytorch_model.bin",
+        7,
+        None,
+        ["model.safetensors"],
+    ],
+)
+def test_index_that_leaves_the_folder_or_names_no_safetensors_file(folder, shard):
+    write_shards(folder)
+    write_json(folder / INDEX_NAME, {"weight_map": {"a": SHARDS[0], "b": shard}})
+    assert re.search(r"places b in .*, expected the name of a \.safetensors file in the same folder", refusal(folder))
+
+
+def test_index_that_is_no_json(folder):
+    write_shards(folder)
+    (folder / INDEX_NAME).write_text("{")
+    assert f"{INDEX_NAME} is not valid JSON: Expecting property name" in refusal(folder)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": None}, {"weight_map": []}, {"weight_map": {}}])
+def test_index_without_weight_map(folder, index):
+    write_shards(folder)
+    write_json(folder / INDEX_NAME, index)
+    assert f"{INDEX_NAME} has no weight_map of tensor names to file names" in refusal(folder)
+
+
+@pytest.mark.parametrize(("name", "shard"), [("absent", SHARDS[0]), ("c", SHARDS[0]), ("a", SHARDS[1])])
+def test_stale_index(folder, name, shard):
+    write_shards(folder, **{name: shard})
+    assert re.search(rf"1 of [34] tensors are not in the shard where .* places them: {name}; an index", refusal(folder))
+
+
+def test_tensor_in_two_shards(folder):
+    write_shards(folder)
+    save(folder / SHARDS[1], c=3, a=9)
+    message = f"a is in {folder / SHARDS[0]} and in {folder / SHARDS[1]}; files of two downloads mixed?"
+    assert message in refusal(folder)
+
+
+def test_names_from_an_index_cannot_break_the_line_or_the_terminal(folder):
+    write_shards(folder)
+    write_json(folder / INDEX_NAME, {"weight_map": {"a\n\x1b[2J": "\ud800\n.safetensors"}})
+    assert r"'\ud800\n.safetensors'" in refusal(folder)
