@@ -1,0 +1,100 @@
+"""What every tokenizer can do, and the one rule for the beginning-of-sequence (BOS) token.
+
+Refuses text that has no UTF-8 form. How text is cut into tokens is left to the two libraries behind it.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from llmcli.errors import TokenizerError, UsageError
+from llmcli.tokenizer.settings import TokenizerSettings
+
+
+class Tokenizer(ABC):
+    """Turns text into token ids and token ids into bytes. It holds no state between calls.
+
+    `vocab_size` is one more than the highest token id. `special_token_ids` are never shown in output.
+    `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
+    put one there.
+
+    **BOS.** `encode` gives the ids of transformers 5.23, except that a BOS is never doubled and a declared one never
+    lost:
+
+    1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are not looked at.
+    2. tokenizer.model: BOS is added if tokenizer_config.json says `add_bos_token: true`, and EOS if it says
+       `add_eos_token: true`; absent, null or no such file means neither, whatever the `tokenizer_class`.
+    3. A text that itself begins with the BOS string does not get another one (transformers would add it).
+    4. `add_bos_token: true` adds a BOS also where the post-processor does not. transformers 5 loses it there, as
+       in the DeepSeek-R1 distillations of LLaMA; transformers 4 and llama.cpp add it.
+
+    Source: transformers 5.23, `_from_pretrained` in tokenization_utils_base.py, which drops both flags when there is
+    a tokenizer.json, and `TokenizersBackend.update_post_processor`.
+    """
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    special_token_ids: frozenset[int]
+    strips_leading_space: bool
+
+    def __init__(self, path: Path, settings: TokenizerSettings) -> None:
+        self._path = path
+        self._settings = settings
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text.
+
+        `add_special_tokens` adds BOS (and EOS) as the class docstring says. With `parse_special_tokens=False` the
+        string of a special token inside the text, such as "<|eot_id|>", is ordinary text. Added tokens that are not
+        special, such as "<tool_call>", are words of the vocabulary and are found in the text either way, as in
+        tokenizers' `encode_special_tokens` and llama.cpp's `parse_special`.
+
+        Raises: UsageError for text with a lone surrogate, which is how Python carries bytes that are not UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text is not valid Unicode: lone surrogate U+{ord(text[error.start]):04X} at character "
+                f"{error.start}; pass the text as UTF-8"
+            ) from error
+        token_ids = self._encode(text, add_special_tokens, parse_special_tokens)
+        if not add_special_tokens or self.bos_token_id is None:
+            return token_ids
+        if token_ids[:2] == [self.bos_token_id, self.bos_token_id]:
+            return token_ids[1:]
+        if self._settings.add_bos_token and token_ids[:1] != [self.bos_token_id]:
+            return [self.bos_token_id, *token_ids]
+        return token_ids
+
+    @abstractmethod
+    def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
+        """The ids as the library gives them; a BOS that only `add_bos_token` asks for is left to `encode`."""
+
+    @abstractmethod
+    def token_id(self, content: str) -> int | None:
+        """The id of a token given its vocabulary string, or None."""
+
+    @abstractmethod
+    def piece(self, token_id: int) -> str:
+        """The vocabulary string of a token, such as "▁the" or "Ġthe"; "" for an id outside the vocabulary."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to decoded text; b"" for a special token and for an id outside the vocabulary.
+
+        Models pad their embedding, so such ids do occur.
+        """
+
+    def _find_declared(self, name: str, content: str | None, *, is_added: bool) -> int | None:
+        """The id of the declared bos_token or eos_token; None if there is none, or if the vocabulary has not got it.
+
+        Raises: TokenizerError if it is missing from the vocabulary but is to be added to every text.
+        """
+        token_id = None if content is None else self.token_id(content)
+        if content is not None and token_id is None and is_added:
+            raise TokenizerError(
+                f"{self._path.parent / 'tokenizer_config.json'} has add_{name}: true, but {self._path.name} has no "
+                f"token {content!r}; the files do not belong together, download both again"
+            )
+        return token_id

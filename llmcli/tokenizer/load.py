@@ -1,0 +1,53 @@
+"""Finds the tokenizer of a model folder and loads it.
+
+Refuses files of other kinds by name: Git LFS pointers, tiktoken text files, empty files.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from llmcli.errors import TokenizerError
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.settings import read_settings
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Loads tokenizer.json if the folder has one, else tokenizer.model, with the settings beside it.
+
+    Raises: TokenizerError if neither is there, or if a file is damaged or of an unknown kind.
+    """
+    json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
+    # A broken link counts as present, so that its name is reported.
+    if os.path.lexists(json_path):
+        _check_kind(json_path)
+        from llmcli.tokenizer.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(json_path, read_settings(folder))
+    if os.path.lexists(model_path):
+        _check_kind(model_path)
+        from llmcli.tokenizer.spm import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(model_path, read_settings(folder))
+    raise TokenizerError(
+        f"no tokenizer in {folder}: looked for tokenizer.json and tokenizer.model; "
+        f"download one of them from the model's page into this folder"
+    )
+
+
+def _check_kind(path: Path) -> None:
+    """Raises: TokenizerError if the file cannot be read or is a well-known wrong kind of file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1024)
+    except OSError as error:
+        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
+    if not head:
+        raise TokenizerError(f"{path} is empty; download the file again")
+    if head.startswith(b"version https://git-lfs"):
+        raise TokenizerError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}")
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", head):  # lines of base64 and rank
+        raise TokenizerError(
+            f"{path} is a tiktoken file, as Meta ships it with Llama 3, expected a SentencePiece model; "
+            f"put the tokenizer.json of the same model into {path.parent}"
+        )
