@@ -1,0 +1,1 @@
+"""Runners: the model on one kind of device behind one protocol (`base.Runner`)."""

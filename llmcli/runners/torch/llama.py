@@ -1,0 +1,146 @@
+"""The LLaMA forward pass for one row of tokens, in plain torch operations.
+
+Residual stream, norms, softmax and rotary angles are float32; weights and KV cache keep their storage type.
+Source: Hugging Face modeling_llama.py, whose logits the tests compare with.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.config.llama import LlamaConfig
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ weight.T + bias, in the weight's type, returned in float32.
+
+    Shapes: weight [output_size, input_size]; bias [output_size] or None; x [num_tokens, input_size] float32
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size]; result [num_tokens, output_size] float32."""
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, in float32 (arXiv 1910.07467, eq. 4)."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, hidden_size] float32; result has its shape."""
+        return self.weight.float() * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer; the fields carry Hugging Face's names."""
+
+    input_layernorm: RMSNorm
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    post_attention_layernorm: RMSNorm
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """Keys (already rotated) and values of one row.
+
+    Shapes: keys, values [num_hidden_layers, num_key_value_heads, max_seq_len, head_dim]
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in Hugging Face's half-split form: the pairs are (i, i + head_dim / 2).
+
+    Shapes: x [num_tokens, num_heads, head_dim]; cos, sin [num_tokens, 1, head_dim / 2]; result as x
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+    """Causal attention of new tokens, which start at `position`, over everything cached up to the last of them.
+
+    The query heads that share a key-value head are stacked along the token axis, so that keys and values are neither
+    repeated nor read twice.
+    Shapes: query [num_tokens, num_attention_heads, head_dim] float32; keys, values
+            [num_key_value_heads, position + num_tokens, head_dim]; result [num_tokens, q_size] float32
+    """
+    num_tokens, num_attention_heads, head_dim = query.shape
+    num_key_value_heads, seq_len, _ = keys.shape
+    group_size = num_attention_heads // num_key_value_heads
+    stacked = query.view(num_tokens, num_key_value_heads, group_size, head_dim).permute(1, 2, 0, 3)
+    stacked = stacked.reshape(1, num_key_value_heads, group_size * num_tokens, head_dim).to(keys.dtype)
+    mask = None
+    if num_tokens > 1:
+        mask = torch.ones(num_tokens, seq_len, dtype=torch.bool).tril(position).repeat(group_size, 1)
+    mixed = F.scaled_dot_product_attention(stacked, keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask)
+    mixed = mixed.view(num_key_value_heads, group_size, num_tokens, head_dim).permute(2, 0, 1, 3)
+    return mixed.reshape(num_tokens, num_attention_heads * head_dim).float()
+
+
+@dataclass(frozen=True)
+class Llama:
+    """The whole model.
+
+    Shapes: embed_tokens [vocab_size, hidden_size]; inverse_frequencies [head_dim / 2] float32
+    """
+
+    config: LlamaConfig
+    embed_tokens: Tensor
+    layers: tuple[Layer, ...]
+    norm: RMSNorm
+    lm_head: Linear
+    inverse_frequencies: Tensor
+
+    def forward(self, token_ids: Tensor, position: int, cache: RowCache) -> Tensor:
+        """Run new tokens of one row, append their keys and values to the cache, return the last hidden states.
+
+        Shapes: token_ids [num_tokens] int64, at positions position ... position + num_tokens - 1;
+                result [num_tokens, hidden_size] float32
+        """
+        num_tokens = token_ids.shape[0]
+        end = position + num_tokens
+        head_dim = self.config.head_dim
+        positions = torch.arange(position, end, dtype=torch.float32)
+        angles = (positions[:, None] * self.inverse_frequencies)[:, None, :]  # [num_tokens, 1, head_dim / 2]
+        cos, sin = angles.cos(), angles.sin()
+
+        hidden = F.embedding(token_ids, self.embed_tokens).float()  # [num_tokens, hidden_size]
+        for index, layer in enumerate(self.layers):
+            x = layer.input_layernorm(hidden)
+            query = rotate(layer.q_proj(x).view(num_tokens, -1, head_dim), cos, sin)
+            key = rotate(layer.k_proj(x).view(num_tokens, -1, head_dim), cos, sin)
+            value = layer.v_proj(x).view(num_tokens, -1, head_dim)
+            cache.keys[index, :, position:end] = key.transpose(0, 1)
+            cache.values[index, :, position:end] = value.transpose(0, 1)
+            mixed = attend(query, cache.keys[index, :, :end], cache.values[index, :, :end], position)
+            hidden = hidden + layer.o_proj(mixed)
+
+            x = layer.post_attention_layernorm(hidden)
+            hidden = hidden + layer.down_proj(F.silu(layer.gate_proj(x)) * layer.up_proj(x))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every vocabulary entry.
+
+        Shapes: hidden [num_tokens, hidden_size] float32; result [num_tokens, vocab_size] float32
+        """
+        return self.lm_head(self.norm(hidden))

@@ -1,0 +1,74 @@
+"""What a model needs of the host's memory, what there is, and the refusal when the first exceeds the second."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from llmcli.checkpoint.model import Model
+from llmcli.errors import InsufficientMemoryError
+from llmcli.runners.torch.runner import PREFILL_CHUNK
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_SMALLEST_USEFUL_CONTEXT = 128
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> None:
+    """Refuse a model that does not fit, with the figures and the change that would make it fit."""
+    available = available_memory()
+
+    def needed(dtype: str, max_seq_len: int) -> int:
+        itemsize = DTYPES[dtype].itemsize
+        infos = model.tensors.tensors.values()
+        weights = sum(info.num_bytes // STORED_DTYPES[info.dtype].itemsize * itemsize for info in infos)
+        kv_cache = num_rows * model.config.kv_cache_bytes(max_seq_len, itemsize)
+        return weights + kv_cache + _workspace_bytes(model, max_seq_len)
+
+    if (total := needed(dtype, max_seq_len)) <= available:
+        return
+    per_token = num_rows * model.config.kv_cache_bytes(1, DTYPES[dtype].itemsize)
+    fitting_context = (available - needed(dtype, 0)) // (per_token + _workspace_bytes_per_token(model))
+    if fitting_context >= _SMALLEST_USEFUL_CONTEXT:
+        remedy = f"use --context {fitting_context} or less"
+    elif dtype == "float32" and needed("bfloat16", max_seq_len) <= available:
+        remedy = "use --dtype bfloat16, which needs " + _gib(needed("bfloat16", max_seq_len))
+    else:
+        remedy = f"at --dtype bfloat16 --context 512 it needs {_gib(needed('bfloat16', 512))}; use a smaller model"
+    raise InsufficientMemoryError(
+        f"{model.checkpoint.folder} at {dtype} with context {max_seq_len} needs {_gib(total)} of memory "
+        f"(KV cache {_gib(per_token * max_seq_len)}), {_gib(available)} is available: {remedy}"
+    )
+
+
+def _workspace_bytes(model: Model, max_seq_len: int) -> int:
+    """Memory beside weights and cache: the activations of a prefill chunk, its mask, logits."""
+    config = model.config
+    widest = 4 * config.hidden_size + 3 * config.intermediate_size + 4 * config.q_size
+    activations = PREFILL_CHUNK * widest * 4 + 2 * config.vocab_size * 4
+    return activations + max_seq_len * _workspace_bytes_per_token(model)
+
+
+def _workspace_bytes_per_token(model: Model) -> int:
+    """A prefill chunk's attention mask, as bool and as float, per token of context."""
+    group_size = model.config.num_attention_heads // model.config.num_key_value_heads
+    return PREFILL_CHUNK * group_size * (1 + 4)
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the system has left, or less where a cgroup (a container) says so."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        # File pages count as used there, but are given up on demand.
+        return min(available, limit - used + int(statistics["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # no cgroup v2 here, or its limit is "max"
+        return available
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,168 @@
+"""`TorchRunner`: the `Runner` protocol over the plain torch model; rows are taken one at a time."""
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.config.llama import LlamaConfig
+from llmcli.runners.base import Logits
+from llmcli.runners.torch.llama import Llama, RowCache
+from llmcli.sampling.chain import Sampler, choose
+
+# Tokens per prefill step: wide enough for an efficient matrix product, small enough that a step is soon over.
+PREFILL_CHUNK = 256
+
+
+class _Row:
+    """One sequence. `logits` are those after the last token, or None while tokens wait to be computed.
+
+    Invariant: the first `num_cached` tokens have their keys and values in the cache; `logits` is set exactly when
+    num_cached == len(token_ids).
+    """
+
+    def __init__(self, cache: RowCache):
+        self.cache = cache
+        self.token_ids: list[int] = []
+        self.num_cached = 0
+        self.logits: Logits | None = None
+        self.prefill_end = 0  # where the last prefill ended, and its logits: a sample starts again from there
+        self.prefill_logits: Logits | None = None
+
+    def truncate(self, num_tokens: int) -> None:
+        if num_tokens == len(self.token_ids):
+            return
+        del self.token_ids[num_tokens:]
+        if num_tokens == self.prefill_end:
+            self.num_cached, self.logits = num_tokens, self.prefill_logits
+        else:
+            # The last token runs again, for its logits.
+            self.num_cached, self.logits = min(self.num_cached, max(num_tokens - 1, 0)), None
+        if num_tokens < self.prefill_end:
+            self.prefill_end, self.prefill_logits = 0, None
+
+
+class TorchRunner:
+    """LLaMA on the CPU. See `llmcli.runners.base.Runner` for the contract; `load.load` builds one."""
+
+    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, description: str):
+        self._llama = llama
+        self._max_seq_len = max_seq_len
+        self._description = description
+        config = llama.config
+        shape = (config.num_hidden_layers, config.num_key_value_heads, max_seq_len, config.head_dim)
+        dtype = llama.embed_tokens.dtype
+        self._rows = [
+            _Row(RowCache(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))) for _ in range(num_rows)
+        ]
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the loaded model."""
+        return self._llama.config
+
+    @property
+    def description(self) -> str:
+        """Device and precision for the user."""
+        return self._description
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that can be decoded side by side."""
+        return len(self._rows)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens a row can hold."""
+        return self._max_seq_len
+
+    def token_ids(self, row: int) -> Sequence[int]:
+        """The row's tokens."""
+        return self._rows[row].token_ids
+
+    def prefill(self, row: int, token_ids: Sequence[int]) -> Generator[int, None, None]:
+        """Make the row hold exactly `token_ids`, in chunks; see `Runner.prefill`."""
+        if not 0 < len(token_ids) <= self._max_seq_len:
+            raise ValueError(f"prefill of {len(token_ids)} tokens, expected 1 to {self._max_seq_len}")
+        if not all(0 <= token_id < self.config.vocab_size for token_id in token_ids):
+            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+        return self._prefill(self._rows[row], list(token_ids))
+
+    def _prefill(self, row: _Row, token_ids: list[int]) -> Generator[int, None, None]:
+        start = min(_common_prefix(row.token_ids[: row.num_cached], token_ids), len(token_ids) - 1)
+        row.truncate(start)
+        row.num_cached, row.logits = min(row.num_cached, start), None
+        yield 0
+        for begin in range(start, len(token_ids), PREFILL_CHUNK):
+            self._compute(row, token_ids[begin : begin + PREFILL_CHUNK])
+            row.prefill_end, row.prefill_logits = len(row.token_ids), row.logits
+            yield len(row.token_ids) - start
+
+    def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
+        """Sample, append and yield one token per row, again and again; see `Runner.decode`."""
+        if len(set(rows)) != len(rows) or len(rows) != len(samplers):
+            raise ValueError(f"decode of rows {list(rows)} with {len(samplers)} samplers")
+        if not all(self._rows[row].token_ids for row in rows):
+            raise ValueError("decode of an empty row")
+        return self._decode([self._rows[row] for row in rows], samplers)
+
+    def _decode(self, rows: Sequence[_Row], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
+        while all(len(row.token_ids) < self._max_seq_len for row in rows):
+            chosen = [
+                choose(self._ready_logits(row), row.token_ids, sampler).token_id
+                for row, sampler in zip(rows, samplers, strict=True)
+            ]
+            for row, token_id in zip(rows, chosen, strict=True):
+                row.logits = None
+                row.token_ids.append(token_id)
+            yield chosen
+
+    def logits(self, row: int) -> Logits:
+        """Logits [vocab_size] float32 of the token that would follow the row's last."""
+        return self._ready_logits(self._rows[row])
+
+    def truncate(self, row: int, num_tokens: int) -> None:
+        """Roll the row back to its first `num_tokens` tokens."""
+        if not 0 <= num_tokens <= len(self._rows[row].token_ids):
+            raise ValueError(f"truncate to {num_tokens} of {len(self._rows[row].token_ids)} tokens")
+        self._rows[row].truncate(num_tokens)
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Make `target` hold the tokens of `source` without computing them again."""
+        if source == target:
+            return
+        origin, copy = self._rows[source], self._rows[target]
+        end = origin.num_cached
+        copy.num_cached, copy.logits, copy.token_ids = 0, None, []
+        copy.cache.keys[:, :, :end] = origin.cache.keys[:, :, :end]
+        copy.cache.values[:, :, :end] = origin.cache.values[:, :, :end]
+        copy.token_ids = list(origin.token_ids)
+        copy.num_cached, copy.logits = end, origin.logits
+        copy.prefill_end, copy.prefill_logits = origin.prefill_end, origin.prefill_logits
+
+    def _ready_logits(self, row: _Row) -> Logits:
+        if row.logits is None:
+            self._compute(row, [])
+        assert row.logits is not None
+        return row.logits
+
+    @torch.inference_mode()
+    def _compute(self, row: _Row, new_token_ids: list[int]) -> None:
+        """Run the row's waiting tokens and the new ones. The row changes last, so that an interrupt leaves it whole."""
+        waiting = row.token_ids[row.num_cached :] + new_token_ids
+        hidden = self._llama.forward(torch.tensor(waiting, dtype=torch.int64), row.num_cached, row.cache)
+        logits: Tensor = self._llama.logits(hidden[-1:])[0]
+        row.logits = None
+        row.token_ids.extend(new_token_ids)
+        row.num_cached = len(row.token_ids)
+        row.logits = logits.numpy()
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading tokens that are equal."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
