@@ -1,0 +1,66 @@
+"""What a generation reports while it runs. Samples are numbered from 0."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Durations of one sample. Decode counts the tokens after the first, which prefill and one draw produce.
+
+    Units: seconds
+    """
+
+    prefill_tokens: int
+    prefill_seconds: float
+    time_to_first_token_seconds: float
+    decode_tokens: int
+    decode_seconds: float
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Prompt tokens computed per second, or None if none were."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_tokens and self.prefill_seconds else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens after the first per second, or None if there was only one."""
+        return self.decode_tokens / self.decode_seconds if self.decode_tokens and self.decode_seconds else None
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """`num_computed` of `num_tokens` prompt tokens have been run; comes before the first chunk and after each."""
+
+    num_computed: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Token:
+    """One sampled token and the text that has become certain with it, which may be empty."""
+
+    sample: int
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A sample has ended.
+
+    `tail` is text that was held back until now; `text` is all of it. `token_ids` are the sampled ids, the
+    end-of-sequence id and those of a stop string included, which `text` leaves out.
+    """
+
+    sample: int
+    tail: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    timings: Timings
+
+
+Event = PrefillProgress | Token | Finished

@@ -1,0 +1,142 @@
+"""Generation of one or more samples of one prompt on a runner."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
+from llmcli.engine.stop_strings import StopStrings
+from llmcli.runners.base import Runner
+from llmcli.sampling.chain import Sampler
+from llmcli.sampling.params import SamplingParams
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.stream import StreamDecoder
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. `samples` are sample indices: index k draws the same text whichever others are asked for."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    samples: tuple[int, ...]
+    max_new_tokens: int
+    stop_strings: tuple[str, ...]
+    eos_token_ids: frozenset[int]
+
+
+class _Sample:
+    """One sample while it is drawn."""
+
+    def __init__(self, index: int, row: int, request: Request, tokenizer: Tokenizer):
+        self.index = index
+        self.row = row
+        self.sampler = Sampler(request.params, seed=request.seed, sample_index=index)
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.first_token_time = 0.0
+        self.last_token_time = 0.0
+        self._request = request
+        # The leading space that some tokenizers put before a text's first word is dropped only where a text begins.
+        at_start = all(token_id in tokenizer.special_token_ids for token_id in request.prompt_token_ids)
+        self._decoder = StreamDecoder(tokenizer, at_start=at_start)
+        self._stop_strings = StopStrings(request.stop_strings)
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the text that is certain now. Sets `finish_reason` when the sample is over."""
+        self.last_token_time = time.perf_counter()
+        if not self.token_ids:
+            self.first_token_time = self.last_token_time
+        self.token_ids.append(token_id)
+        if token_id in self._request.eos_token_ids:
+            self.finish_reason = "eos"
+            return ""
+        text, is_stopped = self._stop_strings.push(self._decoder.push(token_id))
+        self.text += text
+        if is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self._request.max_new_tokens:
+            self.finish_reason = "length"
+        return text
+
+    def flush(self) -> str:
+        """Text still held back at the end: an unfinished character, or what might have become a stop string."""
+        if self.finish_reason == "stop":
+            return ""
+        text, is_stopped = self._stop_strings.push(self._decoder.flush())
+        tail = text if is_stopped else text + self._stop_strings.flush()
+        self.text += tail
+        return tail
+
+
+class Generation:
+    """Runs a request; iterate over `events()`.
+
+    Prefill happens once, in row 0. Samples are then decoded side by side, as many as the runner has rows.
+    A Ctrl-C may strike anywhere, in here or in the caller: the caller stops iterating and asks `interrupt()` for the
+    end of the samples under way.
+    """
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request):
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._request = request
+        self._running: list[_Sample] = []
+        self._start_time = 0.0
+        self._prefill_tokens = 0
+        self._prefill_seconds = 0.0
+
+    def events(self) -> Iterator[Event]:
+        """Prefill, then the tokens of every sample, each sample closed by its `Finished`."""
+        prompt = self._request.prompt_token_ids
+        self._start_time = time.perf_counter()
+        for num_computed in self._runner.prefill(0, prompt):
+            self._prefill_tokens = num_computed
+            yield PrefillProgress(num_computed, len(prompt))
+        self._prefill_seconds = time.perf_counter() - self._start_time
+        num_rows = self._runner.num_rows
+        for begin in range(0, len(self._request.samples), num_rows):
+            group = self._request.samples[begin : begin + num_rows]
+            self._runner.truncate(0, len(prompt))
+            for row in range(1, len(group)):
+                self._runner.copy_row(0, row)
+            self._running = [_Sample(index, row, self._request, self._tokenizer) for row, index in enumerate(group)]
+            while self._running:
+                yield from self._decode_until_one_ends()
+
+    def interrupt(self) -> list[Finished]:
+        """Close the samples under way, as interrupted where they had not ended by themselves."""
+        return [self._finish(sample, sample.finish_reason or "interrupted") for sample in list(self._running)]
+
+    def _decode_until_one_ends(self) -> Iterator[Event]:
+        """Decode the running samples side by side; return as soon as fewer are running."""
+        running = list(self._running)
+        steps = self._runner.decode([sample.row for sample in running], [sample.sampler for sample in running])
+        for token_ids in steps:
+            for sample, token_id in zip(running, token_ids, strict=True):
+                yield Token(sample.index, token_id, sample.push(token_id))
+            ended = [sample for sample in running if sample.finish_reason is not None]
+            if ended:
+                steps.close()
+                for sample in ended:
+                    assert sample.finish_reason is not None
+                    yield self._finish(sample, sample.finish_reason)
+                return
+        for sample in running:
+            yield self._finish(sample, "context")
+
+    def _finish(self, sample: _Sample, reason: FinishReason) -> Finished:
+        sample.finish_reason = reason
+        self._running.remove(sample)
+        tail = sample.flush()
+        first_token_seconds = sample.first_token_time - self._start_time if sample.token_ids else 0.0
+        timings = Timings(
+            prefill_tokens=self._prefill_tokens,
+            prefill_seconds=self._prefill_seconds,
+            time_to_first_token_seconds=first_token_seconds,
+            decode_tokens=max(len(sample.token_ids) - 1, 0),
+            decode_seconds=sample.last_token_time - sample.first_token_time,
+        )
+        return Finished(sample.index, tail, sample.text, tuple(sample.token_ids), reason, timings)

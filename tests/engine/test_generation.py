@@ -1,0 +1,199 @@
+"""The engine against a scripted runner: stopping, samples, streaming, interrupts. No model is involved."""
+
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
+
+from llmcli.engine.events import Finished, PrefillProgress, Token
+from llmcli.engine.generation import Generation, Request
+from llmcli.runners.base import Logits
+from llmcli.sampling.chain import Sampler
+from llmcli.sampling.params import SamplingParams
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+
+class ScriptedRunner:
+    """Plays one given text per sample index; checks that it is driven as the protocol allows."""
+
+    config: Any = None
+    description = "scripted"
+
+    def __init__(self, scripts: Sequence[Sequence[int]], num_rows: int = 1, max_seq_len: int = 1000):
+        self.scripts = scripts
+        self.num_rows = num_rows
+        self.max_seq_len = max_seq_len
+        self.rows: list[list[int]] = [[] for _ in range(num_rows)]
+        self.num_prompt_tokens = 0
+        self.prefills = 0
+        self.interrupt_after = 10**9
+
+    def token_ids(self, row: int) -> Sequence[int]:
+        return self.rows[row]
+
+    def prefill(self, row: int, token_ids: Sequence[int]) -> Generator[int, None, None]:
+        self.prefills += 1
+        yield 0
+        self.rows[row] = list(token_ids)
+        self.num_prompt_tokens = len(token_ids)
+        yield len(token_ids)
+
+    def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
+        while all(len(self.rows[row]) < self.max_seq_len for row in rows):
+            step = []
+            for row, sampler in zip(rows, samplers, strict=True):
+                drawn = len(self.rows[row]) - self.num_prompt_tokens
+                if drawn == self.interrupt_after:
+                    raise KeyboardInterrupt
+                step.append(self.scripts[sampler.sample_index][drawn])
+                self.rows[row].append(step[-1])
+            yield step
+
+    def logits(self, row: int) -> Logits:
+        return np.zeros(1, np.float32)
+
+    def truncate(self, row: int, num_tokens: int) -> None:
+        del self.rows[row][num_tokens:]
+
+    def copy_row(self, source: int, target: int) -> None:
+        self.rows[target] = list(self.rows[source])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+def request(**changes: Any) -> Request:
+    values = {
+        "prompt_token_ids": (BOS_ID, 65),
+        "params": SamplingParams(temperature=0.0),
+        "seed": 1,
+        "samples": (0,),
+        "max_new_tokens": 100,
+        "stop_strings": (),
+        "eos_token_ids": frozenset({EOS_ID, 5}),
+    }
+    return Request(**{**values, **changes})
+
+
+def text_of(events: Iterator[Any], sample: int = 0) -> str:
+    """What a streaming reader has seen in the end."""
+    text = ""
+    for event in events:
+        if isinstance(event, Token) and event.sample == sample:
+            text += event.text
+        elif isinstance(event, Finished) and event.sample == sample:
+            text += event.tail
+    return text
+
+
+def run(runner: ScriptedRunner, tokenizer: Tokenizer, **changes: Any) -> tuple[list[Any], list[Finished]]:
+    events = list(Generation(runner, tokenizer, request(**changes)).events())
+    finished = [event for event in events if isinstance(event, Finished)]
+    for item in finished:
+        assert text_of(iter(events), item.sample) == item.text
+    return events, finished
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@pytest.mark.parametrize("eos", [EOS_ID, 5])
+def test_every_end_token_ends_and_none_is_shown(tokenizer: Tokenizer, eos: int) -> None:
+    _, (result,) = run(ScriptedRunner([[*ids("hi"), eos]]), tokenizer)
+    assert (result.text, result.finish_reason) == ("hi", "eos")
+    assert result.token_ids == (*ids("hi"), eos)
+
+
+def test_the_number_of_tokens_is_a_limit(tokenizer: Tokenizer) -> None:
+    _, (result,) = run(ScriptedRunner([ids("abcdef")]), tokenizer, max_new_tokens=3)
+    assert (result.text, result.finish_reason, len(result.token_ids)) == ("abc", "length", 3)
+    assert result.timings.decode_tokens == 2
+
+
+def test_a_full_context_is_told_from_the_limit(tokenizer: Tokenizer) -> None:
+    _, (result,) = run(ScriptedRunner([ids("abcdef")], max_seq_len=5), tokenizer)
+    assert (result.text, result.finish_reason) == ("abc", "context")
+
+
+def test_stop_strings_cut_across_tokens_are_dropped(tokenizer: Tokenizer) -> None:
+    script = ids("One.\n\nTHE END and more")
+    events, (result,) = run(ScriptedRunner([script]), tokenizer, stop_strings=("THE END", "never"))
+    assert (result.text, result.finish_reason) == ("One.\n\n", "stop")
+    assert not any("T" in event.text for event in events if isinstance(event, Token))
+
+
+def test_held_back_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    _, (result,) = run(ScriptedRunner([[*ids("see THE"), EOS_ID]]), tokenizer, stop_strings=("THE END",))
+    assert (result.text, result.tail, result.finish_reason) == ("see THE", "THE", "eos")
+
+
+def test_characters_are_never_cut(tokenizer: Tokenizer) -> None:
+    events, (result,) = run(ScriptedRunner([[*ids("a👩‍👩‍👧é"), EOS_ID]]), tokenizer)
+    assert result.text == "a👩‍👩‍👧é"
+    assert not any("\ufffd" in event.text for event in events if isinstance(event, Token))
+
+
+def test_an_unfinished_character_ends_as_a_replacement(tokenizer: Tokenizer) -> None:
+    _, (result,) = run(ScriptedRunner([[*ids("a👩")[:-1], EOS_ID]]), tokenizer)
+    assert (result.text, result.tail) == ("a\ufffd", "\ufffd")
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
+def test_samples_are_the_same_however_many_rows_there_are(tokenizer: Tokenizer, num_rows: int) -> None:
+    texts = ["one", "sample two", "3", "the fourth", ""]
+    runner = ScriptedRunner([[*ids(text), EOS_ID] for text in texts], num_rows)
+    _, finished = run(runner, tokenizer, samples=(0, 1, 2, 3, 4))
+    assert {item.sample: item.text for item in finished} == dict(enumerate(texts))
+    assert runner.prefills == 1
+
+
+def test_one_sample_alone(tokenizer: Tokenizer) -> None:
+    _, (result,) = run(ScriptedRunner([[EOS_ID], [*ids("second"), EOS_ID]]), tokenizer, samples=(1,))
+    assert (result.sample, result.text) == (1, "second")
+
+
+def test_prefill_progress_comes_first(tokenizer: Tokenizer) -> None:
+    events, _ = run(ScriptedRunner([[EOS_ID]]), tokenizer)
+    assert events[:2] == [PrefillProgress(0, 2), PrefillProgress(2, 2)]
+
+
+def test_an_interrupt_in_the_runner_keeps_what_was_said(tokenizer: Tokenizer) -> None:
+    runner = ScriptedRunner([ids("abc THE END")])
+    runner.interrupt_after = 6
+    generation = Generation(runner, tokenizer, request(stop_strings=("THE END",)))
+    seen = ""
+    try:
+        for event in generation.events():
+            seen += event.text if isinstance(event, Token) else ""
+    except KeyboardInterrupt:
+        seen += "|"
+    (result,) = generation.interrupt()
+    assert (seen, result.tail) == ("abc |", "TH")
+    assert (result.text, result.finish_reason) == ("abc TH", "interrupted")
+    assert generation.interrupt() == []
+
+
+def test_an_interrupt_before_the_first_token(tokenizer: Tokenizer) -> None:
+    generation = Generation(ScriptedRunner([[EOS_ID]]), tokenizer, request())
+    next(generation.events())
+    assert generation.interrupt() == []
+
+
+def test_the_leading_space_belongs_to_the_encoder_only_where_a_text_begins(stories260k: Path) -> None:
+    tokenizer = load_tokenizer(stories260k)
+    word = tokenizer.token_id("▁was")
+    assert word is not None
+    script = [word, 2]
+    for prompt, expected in (((1,), "was"), ((1, 403), " was")):
+        changes = {"prompt_token_ids": prompt, "eos_token_ids": frozenset({2})}
+        _, (result,) = run(ScriptedRunner([script]), tokenizer, **changes)
+        assert result.text == expected
