@@ -1,0 +1,89 @@
+"""The program `llmcli`: its commands, and the one place where an error becomes a line and an exit code.
+
+Exit codes: 0 done; 1 our bug; 2 usage; 3 checkpoint, config or tokenizer; 4 device or memory;
+130 interrupted by Ctrl-C; 141 the reader of stdout went away.
+"""
+
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from llmcli import __version__
+from llmcli.cli.generate import generate
+from llmcli.cli.terminal import OutputClosedError, terminal
+from llmcli.errors import LLMCliError, UsageError
+
+EXIT_BUG = 1
+EXIT_CLOSED_PIPE = 141
+
+app = typer.Typer(
+    name="llmcli",
+    help="Generate text with LLaMA-family models on your own NVIDIA card, or without one.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        terminal.write(f"llmcli {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    command: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if command.invoked_subcommand is None:
+        terminal.write(f"{command.get_help()}\n")
+
+
+app.command()(generate)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every way to end passes through here."""
+    try:
+        return typer.main.get_command(app).main(list(arguments), prog_name="llmcli", standalone_mode=False) or 0
+    except LLMCliError as error:
+        return _fail(error, str(error), error.exit_code)
+    except typer.TyperException as error:  # what typer itself finds wrong with the arguments
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "llmcli"
+        return _fail(error, f"{_usage_message(error)} (see {command} --help)", UsageError.exit_code)
+    except OutputClosedError:
+        return EXIT_CLOSED_PIPE
+    except Exception as error:
+        hint = "" if terminal.is_debug else "; --debug shows the traceback"
+        return _fail(error, f"internal error, please report it: {type(error).__name__}: {error}{hint}", EXIT_BUG)
+
+
+def _fail(error: Exception, message: str, exit_code: int) -> int:
+    if terminal.is_debug:
+        traceback.print_exception(error)
+    with contextlib.suppress(OutputClosedError):  # stderr without a reader: the exit code still tells
+        terminal.error(" ".join(message.split()))
+    return exit_code
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    format_message = getattr(error, "format_message", None)
+    return str(format_message() if format_message else error)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    sys.exit(run(sys.argv[1:]))

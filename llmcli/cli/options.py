@@ -1,0 +1,108 @@
+"""Option types that several commands share, and the sampling options, made from the declaration of `SamplingParams`."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmcli.cli.terminal import terminal
+from llmcli.sampling.params import SPECS
+
+MODEL_PANEL = "Model"
+SAMPLING_PANEL = "Sampling"
+OUTPUT_PANEL = "Output"
+
+
+def _set_quiet(value: bool) -> None:
+    terminal.is_quiet = terminal.is_quiet or value
+
+
+def _set_debug(value: bool) -> None:
+    terminal.is_debug = terminal.is_debug or value
+
+
+ModelOption = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", metavar="DIR", help="Hugging Face model folder, as downloaded.", rich_help_panel=MODEL_PANEL
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        metavar="N",
+        help="Tokens of prompt and answer together.",
+        show_default="the model's maximum, at most 8192",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="auto, cpu or cuda.", metavar="DEVICE", rich_help_panel=MODEL_PANEL)
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option("--dtype", help="CPU precision: float32 or bfloat16.", metavar="DTYPE", rich_help_panel=MODEL_PANEL),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="CPU threads.",
+        show_default="one per core",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No lines about the run.", callback=_set_quiet, rich_help_panel=OUTPUT_PANEL),
+]
+DebugOption = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, rich_help_panel=OUTPUT_PANEL),
+]
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per sampling parameter, in place of its parameter `sampling_flags`.
+
+    The command receives `sampling_flags: dict[str, float | int | None]`, None for an option that was not given.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                type(spec.default) | None,
+                typer.Option(
+                    f"--{name.replace('_', '-')}",
+                    metavar="X" if isinstance(spec.default, float) else "N",
+                    help=spec.help,
+                    show_default=f"the model's, or {spec.default}",
+                    rich_help_panel=SAMPLING_PANEL,
+                ),
+            ],
+        )
+        for name, spec in SPECS.items()
+    ]
+
+    @functools.wraps(command)
+    def with_sampling_flags(**values: Any) -> None:
+        flags = {name: values.pop(name) for name in SPECS}
+        command(**values, sampling_flags=flags)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters.extend(options if parameter.name == "sampling_flags" else [parameter])
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    with_sampling_flags.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
+    with_sampling_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword_only}
+    return with_sampling_flags

@@ -1,0 +1,73 @@
+"""Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+OnProgress = Callable[[int, int], None]
+
+
+class OutputClosedError(Exception):
+    """The reader of stdout or stderr went away, as `head` does; nothing is left to say to anyone."""
+
+
+class Terminal:
+    """The two streams and what may be said on them. One instance, `terminal`, serves the process."""
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self.is_debug = bool(os.environ.get("LLMCLI_DEBUG"))
+
+    def write(self, text: str) -> None:
+        """Generated text, at once."""
+        _emit(sys.stdout, text)
+
+    def info(self, line: str) -> None:
+        """A line about the run, on stderr; nothing with --quiet."""
+        if not self.is_quiet:
+            _emit(sys.stderr, f"{line}\n")
+
+    def warn(self, line: str) -> None:
+        """Something the user should know though the run goes on; also with --quiet."""
+        _emit(sys.stderr, f"warning: {line}\n")
+
+    def error(self, line: str) -> None:
+        """Why the run ended."""
+        _emit(sys.stderr, f"error: {line}\n")
+
+    def show_prompt(self, prompt: str) -> None:
+        """Show the prompt before its continuation, if both streams are one terminal: a pipe gets only what is new."""
+        if self.is_quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
+            return
+        dim, reset = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        _emit(sys.stderr, f"{dim}{prompt}{reset}")
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[OnProgress]:
+        """A bar with bytes and time left on a terminal that has asked for no quiet; elsewhere nothing."""
+        if self.is_quiet or not sys.stderr.isatty():
+            yield lambda done, total: None
+            return
+        # rich costs a tenth of a second: only where there is something to draw.
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _emit(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError as error:
+        # What is still buffered has no reader: without this, the interpreter's own flush at exit would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise OutputClosedError from error
+
+
+terminal = Terminal()

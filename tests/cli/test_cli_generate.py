@@ -1,0 +1,354 @@
+"""`llmcli generate` as a user runs it: output, sources of settings, errors and exit codes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import write_tiny_llama
+
+from llmcli.cli.main import run
+from llmcli.cli.terminal import terminal
+
+
+class Result(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run one command line in this process."""
+    monkeypatch.delenv("LLMCLI_DEBUG", raising=False)
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(terminal, "is_quiet", False)
+        monkeypatch.setattr(terminal, "is_debug", False)
+        capsys.readouterr()
+        exit_code = run([str(argument) for argument in arguments])
+        return Result(exit_code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def generate(llmcli: Callable[..., Result], tiny_llama: Path) -> Callable[..., Result]:
+    return lambda *arguments: llmcli("generate", "-m", tiny_llama, "--max-new-tokens", 12, *arguments)
+
+
+@pytest.fixture
+def damaged(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model to damage."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "damaged"))
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_published_story_from_an_empty_prompt(llmcli: Callable[..., Result], stories260k: Path) -> None:
+    expected = json.loads((stories260k / "expected_greedy.json").read_text())
+    count = len(expected["token_ids"]) - 1
+    arguments = ("generate", "", "-m", stories260k, "--temperature", 0, "--max-new-tokens", count)
+    result = llmcli(*arguments)
+    assert result.exit_code == 0
+    assert result.stdout == expected["text"] + "\n"
+    answer = json.loads(llmcli(*arguments, "--json").stdout)
+    assert answer["prompt_token_ids"] + answer["token_ids"] == expected["token_ids"]
+    assert answer["text"] == expected["text"]
+
+
+def test_stdout_holds_only_the_text(generate: Callable[..., Result]) -> None:
+    answer = json.loads(generate("Hi", "--seed", 1, "--json").stdout)
+    result = generate("Hi", "--seed", 1, "--stats")
+    assert result.stdout == answer["text"] + "\n"
+    assert "\x1b" not in result.stdout + result.stderr  # no colour where there is no terminal
+
+
+def test_json_keys(generate: Callable[..., Result], tiny_llama: Path) -> None:
+    answer = json.loads(generate("Hi", "--seed", 5, "--json").stdout)
+    keys = {"text", "prompt_token_ids", "token_ids", "finish_reason", "seed", "model", "timings"}
+    assert set(answer) == keys
+    assert answer["prompt_token_ids"] == [256, *b"Hi"]
+    assert (answer["seed"], answer["model"]) == (5, str(tiny_llama))
+    assert answer["finish_reason"] in ("length", "eos")
+    assert answer["timings"]["decode_tokens"] == len(answer["token_ids"]) - 1
+
+
+def test_one_line_says_device_precision_context_and_seed(generate: Callable[..., Result]) -> None:
+    stderr = generate("Hi", "--seed", 77, "--threads", 1).stderr
+    assert stderr.startswith("tiny-llama: CPU, float32, 1 thread (this version has no CUDA runner yet)")
+    assert stderr.endswith("context 512, seed 77\n")
+    assert stderr.count("\n") == 1
+
+
+def test_quiet_says_nothing(generate: Callable[..., Result]) -> None:
+    assert generate("Hi", "--quiet").stderr == ""
+
+
+def test_the_printed_seed_tells_the_story_again(generate: Callable[..., Result]) -> None:
+    first = generate("Hi")
+    seed = first.stderr.rsplit("seed ", 1)[1].strip()
+    assert generate("Hi", "--seed", seed).stdout == first.stdout
+    assert generate("Hi", "--seed", int(seed) + 1).stdout != first.stdout
+
+
+def test_samples_are_separated_and_each_can_be_had_alone(generate: Callable[..., Result]) -> None:
+    together = generate("Hi", "--seed", 3, "-n", 3).stdout
+    first, rest = together.split("\n--- sample 2 ---\n")
+    second, third = rest.split("\n--- sample 3 ---\n")
+    assert len({first, second, third.removesuffix("\n")}) == 3
+    for number, text in ((1, first + "\n"), (2, second + "\n"), (3, third)):
+        assert generate("Hi", "--seed", 3, "--only", number).stdout == text
+        assert generate("Hi", "--seed", 3, "-n", 3, "--only", number).stdout == text
+    samples = json.loads(generate("Hi", "--seed", 3, "-n", 3, "--json").stdout)["samples"]
+    assert [sample["sample"] for sample in samples] == [1, 2, 3]
+    assert [sample["text"] for sample in samples] == [first, second, third.removesuffix("\n")]
+
+
+def test_stop_strings(generate: Callable[..., Result]) -> None:
+    text = generate("Hi", "--temperature", 0).stdout.removesuffix("\n")
+    stop = text[3:5]
+    expected = text[: text.index(stop)]
+    result = generate("Hi", "--temperature", 0, "--stop", "never there", "--stop", stop, "--json")
+    answer = json.loads(result.stdout)
+    assert (answer["text"], answer["finish_reason"]) == (expected, "stop")
+
+
+def test_sources_of_settings(generate: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "mine.toml"
+    preset.write_text("[sampling]\ntop_k = 9\ntemperature = 0.5\n")
+    generation_config = tiny_llama / "generation_config.json"
+    generation_config.write_text(json.dumps({"top_k": 11, "min_p": 0.1}))
+    try:
+        stderr = generate("Hi", "--stats", "--preset", preset, "--temperature", 0.7).stderr
+    finally:
+        generation_config.unlink()
+    lines = {line.split("  ")[0]: line.rsplit("  ", 1)[1] for line in stderr.splitlines()[1:]}
+    assert lines["temperature"] == "0.7 (flag)"
+    assert lines["top_k"] == "9 (preset mine)"
+    assert lines["min_p"] == "0.1 (generation_config.json)"
+    assert lines["top_p"] == "0.95 (default)"
+    assert {"load", "time to first token", "prefill", "decode"} <= set(lines)
+
+
+def test_end_tokens_of_all_files_stop(damaged: Path, llmcli: Callable[..., Result]) -> None:
+    """generation_config.json, config.json and the tokenizer each name another end token."""
+    arguments = ("generate", "Hi", "-m", damaged, "--temperature", 0, "--max-new-tokens", 40, "--json")
+    plain = json.loads(llmcli(*arguments).stdout)["token_ids"]
+    target = plain[5]
+    first = plain.index(target)
+    (damaged / "generation_config.json").write_text(json.dumps({"eos_token_id": [280, target]}))
+    answer = json.loads(llmcli(*arguments).stdout)
+    assert (answer["token_ids"], answer["finish_reason"]) == (plain[: first + 1], "eos")
+    (damaged / "generation_config.json").unlink()
+    change_json(damaged / "config.json", eos_token_id=[281, target])
+    assert json.loads(llmcli(*arguments).stdout)["token_ids"] == plain[: first + 1]
+
+
+def test_prompt_from_a_file(generate: Callable[..., Result], tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"\xef\xbb\xbfHi\r\n")
+    assert json.loads(generate("--file", path, "--json").stdout)["prompt_token_ids"] == [256, *b"Hi"]
+
+
+def test_the_default_number_of_new_tokens_is_cut_to_the_context_and_says_so(
+    llmcli: Callable[..., Result], tiny_llama: Path
+) -> None:
+    result = llmcli("generate", "Hello", "-m", tiny_llama, "--context", 16, "--temperature", 0, "--json")
+    assert "room for 10 new tokens: prompt 6, context 16" in result.stderr
+    assert len(json.loads(result.stdout)["token_ids"]) <= 10
+
+
+def test_bfloat16(generate: Callable[..., Result]) -> None:
+    assert "CPU, bfloat16" in generate("Hi", "--dtype", "bfloat16").stderr
+
+
+def test_unused_tensors_are_named_in_a_warning(damaged: Path, llmcli: Callable[..., Result]) -> None:
+    tensors = load_file(damaged / "model.safetensors")
+    save_file({**tensors, "vision.weight": torch.zeros(2)}, damaged / "model.safetensors")
+    result = llmcli("generate", "Hi", "-m", damaged, "--max-new-tokens", 1, "--quiet")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "warning: damaged holds tensors its config has no use for: vision.weight\n",
+    )
+
+
+# Errors: one line each, the exit code of its class, nothing on stdout.
+
+
+def expect_error(result: Result, exit_code: int, *parts: str) -> None:
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    for part in parts:
+        assert part in lines[0]
+    assert result.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--temperature", "-1"), ("temperature is -1.0 (flag), expected a number >= 0",)),
+        (("--temperature", "warm"), ("'--temperature'", "see llmcli generate --help")),
+        (("--top-p", "1.5"), ("top_p is 1.5 (flag), expected a number > 0 and <= 1",)),
+        (("--top-p", "nan"), ("top_p is nan",)),
+        (("--min-p", "1"), ("min_p is 1.0",)),
+        (("--top-k", "-1"), ("top_k is -1",)),
+        (("--repetition-penalty", "0"), ("repetition_penalty is 0.0",)),
+        (("--seed", "-1"), ("'--seed'", "greater than or equal to 0")),
+        (("--max-new-tokens", "0"), ("'--max-new-tokens'", "greater than or equal to 1")),
+        (("--context", "0"), ("'--context'",)),
+        (("--context", "513"), ("--context 513 is over the 512 tokens", "use --context 512 or less")),
+        (("--threads", "0"), ("'--threads'",)),
+        (("-n", "0"), ("'--num-samples'",)),
+        (("-n", "2", "--only", "3"), ("--only is 3, expected 1 to 2",)),
+        (("--stop", ""), ("--stop is empty",)),
+        (("--dtype", "int3"), ("--dtype is 'int3', expected one of float32, bfloat16",)),
+        (("--device", "tpu"), ("--device is 'tpu', expected one of auto, cpu, cuda",)),
+        (("--preset", "tale"), ("preset 'tale' is unknown, expected one of: precise, story",)),
+        (("--file", "nowhere.txt"), ("a prompt and --file are both given",)),
+        (("--frobnicate",), ("No such option", "--frobnicate")),
+    ],
+)
+def test_bad_flag_values(generate: Callable[..., Result], arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    expect_error(generate("Hi", *arguments), 2, *parts)
+
+
+def test_cuda_says_plainly_that_it_is_not_there(generate: Callable[..., Result]) -> None:
+    expect_error(generate("Hi", "--device", "cuda"), 4, "no CUDA runner yet", "--device cpu")
+
+
+def test_no_model(llmcli: Callable[..., Result]) -> None:
+    expect_error(llmcli("generate", "Hi"), 2, "--model")
+
+
+def test_unknown_command(llmcli: Callable[..., Result]) -> None:
+    expect_error(llmcli("generat"), 2, "generat", "see llmcli --help")
+
+
+def test_missing_folder(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    expect_error(llmcli("generate", "Hi", "-m", tmp_path / "none"), 3, "none", "does not exist")
+
+
+def test_a_folder_that_is_no_model(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    expect_error(llmcli("generate", "Hi", "-m", tmp_path), 3, str(tmp_path), "config.json")
+
+
+def test_unknown_architecture(llmcli: Callable[..., Result], damaged: Path) -> None:
+    change_json(damaged / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "model_type 'gpt2' is not supported", "llama")
+
+
+def test_unknown_rotary_type(llmcli: Callable[..., Result], damaged: Path) -> None:
+    change_json(damaged / "config.json", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "rotary type 'dynamic' is not supported")
+
+
+def test_quantized_by_another_method(llmcli: Callable[..., Result], damaged: Path) -> None:
+    change_json(damaged / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "gptq")
+
+
+def test_missing_shard(llmcli: Callable[..., Result], damaged: Path) -> None:
+    names = load_file(damaged / "model.safetensors").keys()
+    (damaged / "model.safetensors").rename(damaged / "model-00001-of-00002.safetensors")
+    weight_map = dict.fromkeys(names, "model-00001-of-00002.safetensors")
+    weight_map["lm_head.weight"] = "model-00002-of-00002.safetensors"
+    (damaged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    result = llmcli("generate", "Hi", "-m", damaged)
+    expect_error(result, 3, "model-00002-of-00002.safetensors", "incomplete download")
+
+
+def test_truncated_shard(llmcli: Callable[..., Result], damaged: Path) -> None:
+    path = damaged / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "model.safetensors", "incomplete download")
+
+
+def test_wrong_shape(llmcli: Callable[..., Result], damaged: Path) -> None:
+    change_json(damaged / "config.json", intermediate_size=192)
+    result = llmcli("generate", "Hi", "-m", damaged)
+    expect_error(result, 3, "mlp.gate_proj.weight", "is [176, 64], expected [192, 64]", "intermediate_size")
+
+
+def test_nan_weights(llmcli: Callable[..., Result], damaged: Path) -> None:
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["model.norm.weight"][7] = float("nan")
+    save_file(tensors, damaged / "model.safetensors")
+    result = llmcli("generate", "Hi", "-m", damaged)
+    expect_error(result, 3, "model.norm.weight in model.safetensors holds NaN or infinity")
+
+
+def test_bad_dtype(llmcli: Callable[..., Result], damaged: Path) -> None:
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int64)
+    save_file(tensors, damaged / "model.safetensors")
+    result = llmcli("generate", "Hi", "-m", damaged)
+    expect_error(result, 3, "model.norm.weight in model.safetensors is I64, expected one of BF16, F16, F32")
+
+
+def test_missing_tokenizer(llmcli: Callable[..., Result], damaged: Path) -> None:
+    (damaged / "tokenizer.json").unlink()
+    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "tokenizer.json", "tokenizer.model", str(damaged))
+
+
+def test_a_tokenizer_of_another_model(llmcli: Callable[..., Result], damaged: Path) -> None:
+    write_tiny_llama(damaged / "small", vocab_size=200, bos_token_id=1, eos_token_id=2)
+    expect_error(llmcli("generate", "Hi", "-m", damaged / "small"), 2, "id 256", "200 embeddings", "another model")
+
+
+def test_over_long_prompts_tell_counts_and_remedy(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    arguments = ("generate", "x" * 99, "-m", tiny_llama)
+    result = llmcli(*arguments, "--context", 120, "--max-new-tokens", 50)
+    expect_error(result, 2, "prompt 100 + new tokens 50 = 150 tokens", "context of 120", "use --context 150")
+    expect_error(llmcli(*arguments, "--context", 100), 2, "prompt 100 + new tokens 1", "use --context 101")
+    expect_error(llmcli(*arguments, "--max-new-tokens", 500), 2, "use --max-new-tokens 412 or a shorter prompt")
+    expect_error(llmcli("generate", "x" * 999, "-m", tiny_llama), 2, "prompt 1000", "use a shorter prompt")
+
+
+def test_a_model_larger_than_memory(
+    llmcli: Callable[..., Result], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
+    result = llmcli("generate", "Hi", "-m", tiny_llama)
+    expect_error(result, 4, "at float32 with context 512 needs 0.00 GiB", "is available", "use a smaller model")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"caf\xe9"])
+def test_a_file_that_is_no_text(generate: Callable[..., Result], tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "prompt.bin"
+    path.write_bytes(content)
+    expect_error(generate("--file", path), 2, str(path), "is not UTF-8 text: byte 0x")
+
+
+def test_a_missing_file(generate: Callable[..., Result]) -> None:
+    expect_error(generate("--file", "nowhere.txt"), 2, "--file nowhere.txt cannot be read: No such file")
+
+
+def test_an_argument_that_is_no_text(generate: Callable[..., Result]) -> None:
+    expect_error(generate("caf\udce9"), 2, "the prompt is not UTF-8 text")
+
+
+def test_a_preset_with_an_unknown_key(generate: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[sampling]\nheat = 1\n")
+    expect_error(generate("Hi", "--preset", tmp_path / "mine.toml"), 2, "unknown parameter 'heat'", "temperature")
+
+
+def test_our_own_bugs_are_one_line_too(generate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcli.cli.generate.open_session", lambda folder: 1 / 0)
+    expect_error(generate("Hi"), 1, "internal error, please report it: ZeroDivisionError", "--debug")
+    assert "Traceback" in generate("Hi", "--debug").stderr
+
+
+def test_debug_shows_the_traceback(generate: Callable[..., Result]) -> None:
+    stderr = generate("Hi", "--top-p", 2, "--debug").stderr
+    assert "Traceback" in stderr
+    assert stderr.splitlines()[-1].startswith("error: top_p is 2.0")

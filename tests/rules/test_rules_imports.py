@@ -1,0 +1,152 @@
+"""The rooms and who may import whom, as docs/architecture.md tabulates them; no cycles, no oversized file."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 400
+
+# A room is the longest name here that a module's name begins with. Every room may import itself, `llmcli` (the
+# version), `llmcli.errors` and `llmcli.resources`, which import nothing.
+ROOMS: dict[str, set[str]] = {
+    "llmcli": set(),
+    "llmcli.__main__": {"llmcli.cli"},
+    "llmcli.errors": set(),
+    "llmcli.resources": set(),
+    "llmcli.config": set(),
+    "llmcli.checkpoint": {"llmcli.config", "llmcli.quantization"},
+    "llmcli.quantization": set(),
+    "llmcli.tokenizer": {"llmcli.config"},
+    "llmcli.sampling": set(),
+    "llmcli.runners": set(),
+    "llmcli.runners.base": {"llmcli.config", "llmcli.sampling"},
+    "llmcli.runners.torch": {
+        "llmcli.runners.base",
+        "llmcli.checkpoint",
+        "llmcli.quantization",
+        "llmcli.config",
+        "llmcli.sampling",
+    },
+    "llmcli.engine": {"llmcli.runners.base", "llmcli.tokenizer", "llmcli.sampling", "llmcli.config"},
+    "llmcli.cli": {
+        "llmcli.engine",
+        "llmcli.runners.base",
+        "llmcli.runners.torch",
+        "llmcli.checkpoint",
+        "llmcli.quantization",
+        "llmcli.tokenizer",
+        "llmcli.sampling",
+        "llmcli.config",
+    },
+}
+COMMON = {"llmcli", "llmcli.errors", "llmcli.resources"}
+EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
+FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "llmcli").rglob("*.py")
+        if "resources" not in path.parts
+    }
+
+
+def room_of(module: str) -> str:
+    return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len)
+
+
+def imports(path: Path, top_level_only: bool = False) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            # `from llmcli.checkpoint import reader` imports a module, `from llmcli import __version__` does not.
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in modules() else node.module
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_a_room_imports_only_what_it_may(module: str) -> None:
+    room = room_of(module)
+    for imported in imports(modules()[module]):
+        top = imported.split(".")[0]
+        if top == "llmcli":
+            other = room_of(imported)
+            assert other in ROOMS[room] | COMMON | {room}, f"{module} (room {room}) imports {imported} (room {other})"
+        for library, rooms in EXCLUSIVE.items():
+            assert top != library or room in rooms, f"{module} imports {library}"
+        assert top not in FORBIDDEN, f"{module} imports {top}"
+
+
+def test_no_cycles() -> None:
+    graph = {
+        module: {imported for imported in imports(path) if imported in modules() and imported != module}
+        for module, path in modules().items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_function_level_imports_only_where_a_session_is_wired(module: str) -> None:
+    path = modules()[module]
+    late = sorted(set(imports(path)) - set(imports(path, top_level_only=True)) - type_checking_imports(path))
+    if late and module not in ("llmcli.cli.session", "llmcli.cli.terminal"):
+        pytest.fail(f"{module} imports {', '.join(late)} inside a function")
+
+
+def type_checking_imports(path: Path) -> set[str]:
+    """Names imported under `if TYPE_CHECKING:`."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for child in node.body:
+                assert isinstance(child, ast.ImportFrom)
+                assert child.module is not None
+                submodules = {f"{child.module}.{alias.name}" for alias in child.names}
+                names |= {child.module} | (submodules & modules().keys())
+    return names
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_nothing_happens_at_import(module: str) -> None:
+    """Module level holds definitions; the entry point is the one exception."""
+    if module == "llmcli.__main__":
+        return
+    allowed = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
+    for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_type_checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        is_registration = module == "llmcli.cli.main" and ast.unparse(node).startswith("app.")
+        assert isinstance(node, allowed) or is_docstring or is_type_checking or is_registration, ast.unparse(node)
+
+
+@pytest.mark.parametrize("folder", ["llmcli", "tests", "kernels"])
+def test_no_file_is_too_long(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".cu", ".cuh"):
+            count = len(path.read_text(encoding="utf-8").splitlines())
+            assert count <= MAX_LINES, f"{path} has {count} lines"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_every_module_says_what_it_owns(module: str) -> None:
+    docstring = ast.get_docstring(ast.parse(modules()[module].read_text(encoding="utf-8")))
+    assert docstring
+    assert len(docstring) > 30
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_only_the_command_line_prints(module: str) -> None:
+    if not module.startswith("llmcli.cli"):
+        calls = [node for node in ast.walk(ast.parse(modules()[module].read_text())) if isinstance(node, ast.Call)]
+        assert not any(ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write") for call in calls)

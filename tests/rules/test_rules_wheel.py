@@ -1,0 +1,61 @@
+"""A wheel of the tree, installed alone into an empty environment, runs from an empty folder."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: object, **options: object) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    result = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return str(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    (path,) = folder.glob("llmcli-*.whl")
+    return path
+
+
+def test_kernels_and_configs_travel_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    for folder in ("kernels", "configs"):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        assert files
+        for path in files:
+            assert f"llmcli/resources/{path.relative_to(ROOT)}" in packed
+    assert not [name for name in packed if name.startswith(("tests/", "scripts/"))]
+
+
+def test_the_installed_wheel_generates(wheel: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    constraints = ROOT / "scripts" / "constraints.txt"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints, wheel)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    llmcli = tmp_path / "venv" / "bin" / "llmcli"
+    prompt = ("generate", "Once", "-m", tiny_llama, "--seed", 1, "--max-new-tokens", 9, "--preset", "story")
+    text = run(llmcli, *prompt, cwd=empty)
+    assert text == run(sys.executable, "-m", "llmcli", *prompt, cwd=ROOT)
+    location = run(python, "-c", "import llmcli; print(llmcli.__file__)", cwd=empty)
+    assert str(tmp_path) in location
+    assert list(empty.iterdir()) == []
