@@ -1,0 +1,42 @@
+# Sourced by the other scripts: one virtual environment, .venv, made on first use and again when its inputs change.
+# Set PYTHON to choose the interpreter.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv="$root/.venv"
+
+# The CUDA extra for the installed driver, or nothing on a machine without one.
+cuda_extra() {
+    local version
+    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1)
+    if [ "${version:-0}" -ge 13 ]; then
+        echo cuda13
+    elif [ "${version:-0}" -eq 12 ]; then
+        echo cuda12
+    fi
+}
+
+# ensure_environment EXTRA...: the environment with llmcli in it and these extras.
+ensure_environment() {
+    local python=${PYTHON:-python3}
+    local extras inputs stamp
+    extras=$(printf '%s\n' "$@" "$(cuda_extra)" | grep . | sort -u | paste -sd, -)
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        echo "error: $python is missing or older than Python 3.11; install one, or set PYTHON" >&2
+        return 1
+    fi
+    inputs=$({ cat "$root/pyproject.toml" "$root/scripts/constraints.txt"; "$python" -V; } | cksum | tr ' ' '-')
+    stamp="$venv/ready-$inputs-${extras:-base}"
+    [ -e "$stamp" ] && return 0
+    (
+        if command -v flock >/dev/null; then flock 9; fi # two first uses at once: the second waits
+        [ -e "$stamp" ] && exit 0
+        echo "setting up $venv (once, a few minutes)" >&2
+        "$python" -m venv "$venv" &&
+            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+                --constraint "$root/scripts/constraints.txt" --editable "$root${extras:+[$extras]}" >&2 &&
+            : >"$stamp" || {
+            echo "error: setting up $venv failed; the lines above say why" >&2
+            exit 1
+        }
+    ) 9>"$root/.venv.lock"
+}
