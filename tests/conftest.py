@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import write_tiny_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# Tiny matrices gain nothing from more threads, and waiting for a busy second core costs far more than it brings.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from llmcli.checkpoint.layout import HEAD, expected_tensors
 from llmcli.config.llama import LlamaConfig
 
+NULL = object()  # an override that writes null, where None removes the key
+
 # Ids 0 to 255 are bytes, then the special tokens.
 BOS, EOS = "<|begin|>", "<|end|>"
 BOS_ID, EOS_ID = 256, 257
@@ -54,6 +56,7 @@ def write_tiny_llama(
     """A model folder of CONFIG with `overrides`; a value of None removes the key."""
     folder.mkdir(parents=True)
     config = {key: value for key, value in {**CONFIG, **overrides}.items() if value is not None}
+    config = {key: None if value is NULL else value for key, value in config.items()}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = tiny_tensors(LlamaConfig.from_dict(config, "config.json"), seed)
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")

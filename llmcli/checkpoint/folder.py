@@ -132,7 +132,7 @@ def _not_a_folder(file: Path) -> CheckpointError:
 
 def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
     """Refuse folders of another kind by name, before a missing config.json would hide what they are."""
-    has_safetensors = any(name.endswith(".safetensors") for name in names - _ADAPTER_WEIGHTS) or INDEX_NAME in names
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
     # Adapter weights beside a full model are refused too: running the model without them would be half the work.
     if names & _ADAPTER_WEIGHTS or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(

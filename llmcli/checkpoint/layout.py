@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
@@ -44,18 +44,22 @@ def expected_tensors(config: LlamaConfig) -> Iterator[ExpectedTensor]:
         if has_bias:
             yield tensor(f"{name}.bias", output)
 
+    traits = config.traits
     yield tensor(EMBEDDING, ("vocab_size", config.vocab_size), hidden)
     for index in range(config.num_hidden_layers):
         layer = f"model.layers.{index}"
         yield tensor(f"{layer}.input_layernorm.weight", hidden)
-        yield from linear(f"{layer}.self_attn.q_proj", query, hidden, config.attention_bias)
-        yield from linear(f"{layer}.self_attn.k_proj", key_value, hidden, config.attention_bias)
-        yield from linear(f"{layer}.self_attn.v_proj", key_value, hidden, config.attention_bias)
-        yield from linear(f"{layer}.self_attn.o_proj", hidden, query, config.attention_bias)
+        yield from linear(f"{layer}.self_attn.q_proj", query, hidden, traits.qkv_bias)
+        yield from linear(f"{layer}.self_attn.k_proj", key_value, hidden, traits.qkv_bias)
+        yield from linear(f"{layer}.self_attn.v_proj", key_value, hidden, traits.qkv_bias)
+        if traits.qk_norm:
+            yield tensor(f"{layer}.self_attn.q_norm.weight", ("head_dim", config.head_dim))
+            yield tensor(f"{layer}.self_attn.k_norm.weight", ("head_dim", config.head_dim))
+        yield from linear(f"{layer}.self_attn.o_proj", hidden, query, traits.o_bias)
         yield tensor(f"{layer}.post_attention_layernorm.weight", hidden)
-        yield from linear(f"{layer}.mlp.gate_proj", intermediate, hidden, config.mlp_bias)
-        yield from linear(f"{layer}.mlp.up_proj", intermediate, hidden, config.mlp_bias)
-        yield from linear(f"{layer}.mlp.down_proj", hidden, intermediate, config.mlp_bias)
+        yield from linear(f"{layer}.mlp.gate_proj", intermediate, hidden, traits.mlp_bias)
+        yield from linear(f"{layer}.mlp.up_proj", intermediate, hidden, traits.mlp_bias)
+        yield from linear(f"{layer}.mlp.down_proj", hidden, intermediate, traits.mlp_bias)
     yield tensor("model.norm.weight", hidden)
 
 

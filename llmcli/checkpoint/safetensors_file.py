@@ -115,13 +115,11 @@ def _read_header_bytes(path: Path) -> tuple[bytes, int]:
                     f"{path} has a header of {header_bytes} bytes, at most {MAX_HEADER_BYTES} are allowed; "
                     "it is damaged or not a safetensors file, download it again"
                 )
-            if file_bytes < LENGTH_BYTES + header_bytes:
-                raise _truncated(path, file_bytes, LENGTH_BYTES + header_bytes)
             file.seek(LENGTH_BYTES)
             header = file.read(header_bytes)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; check its permissions and the disk") from error
-    if len(header) < header_bytes:  # the file shrank meanwhile
+    if len(header) < header_bytes:
         raise _truncated(path, LENGTH_BYTES + len(header), LENGTH_BYTES + header_bytes)
     return header, file_bytes
 

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from llmcli.errors import CheckpointError
+
+Item = TypeVar("Item")
 
 _REQUIRED: Any = object()
 
@@ -73,3 +75,17 @@ class Fields:
         if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
             raise self._wrong(key, value, "a token id or a list of them")
         return tuple(ids)
+
+    def int_list(self, key: str, default: list[int]) -> list[int]:
+        """A list of integers."""
+        return self._list(key, default, int, "a list of integers")
+
+    def string_list(self, key: str, default: list[str]) -> list[str]:
+        """A list of strings."""
+        return self._list(key, default, str, "a list of strings")
+
+    def _list(self, key: str, default: list[Item], kind: type[Item], expected: str) -> list[Item]:
+        value = self._read(key, default, expected)
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            raise self._wrong(key, value, expected)
+        return value

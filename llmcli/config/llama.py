@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmcli.config.families import Traits, family_of
 from llmcli.config.fields import Fields
 from llmcli.config.rope import RopeParameters, read_rope_parameters
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -11,7 +12,7 @@ from llmcli.errors import CheckpointError, UnsupportedModelError
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The shape of a LLaMA model, under Hugging Face's names."""
+    """The shape of a LLaMA-like model, under Hugging Face's names; `traits` is what its family adds."""
 
     model_type: str
     vocab_size: int
@@ -25,8 +26,7 @@ class LlamaConfig:
     max_position_embeddings: int
     rope: RopeParameters
     tie_word_embeddings: bool
-    attention_bias: bool  # on q_proj, k_proj, v_proj and o_proj
-    mlp_bias: bool  # on gate_proj, up_proj and down_proj
+    traits: Traits
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
 
@@ -51,13 +51,15 @@ class LlamaConfig:
         Raises: UnsupportedModelError for another architecture, activation or rotary type; CheckpointError for
                 missing or impossible values.
         """
-        _check_architecture(config, where)
+        family = family_of(config, where)
+        config = {**family.defaults, **config}
         fields = Fields(config, where)
         if (activation := fields.string("hidden_act", "silu")) != "silu":
             raise UnsupportedModelError(f"{where}: hidden_act {activation!r} is not supported, expected 'silu'")
         hidden_size = fields.positive_int("hidden_size")
         num_attention_heads = fields.positive_int("num_attention_heads")
         num_key_value_heads = fields.positive_int("num_key_value_heads", num_attention_heads)
+        num_hidden_layers = fields.positive_int("num_hidden_layers")
         if config.get("head_dim") is None and hidden_size % num_attention_heads:
             raise CheckpointError(
                 f"{where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"
@@ -75,7 +77,7 @@ class LlamaConfig:
             vocab_size=fields.positive_int("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=fields.positive_int("intermediate_size"),
-            num_hidden_layers=fields.positive_int("num_hidden_layers"),
+            num_hidden_layers=num_hidden_layers,
             num_attention_heads=num_attention_heads,
             num_key_value_heads=num_key_value_heads,
             head_dim=head_dim,
@@ -83,25 +85,7 @@ class LlamaConfig:
             max_position_embeddings=fields.positive_int("max_position_embeddings", 2048),
             rope=read_rope_parameters(config, where),
             tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-            attention_bias=fields.boolean("attention_bias", False),
-            mlp_bias=fields.boolean("mlp_bias", False),
+            traits=family.read_traits(fields, num_hidden_layers),
             bos_token_ids=fields.token_ids("bos_token_id"),
             eos_token_ids=fields.token_ids("eos_token_id"),
-        )
-
-
-_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-
-
-def _check_architecture(config: Mapping[str, Any], where: str) -> None:
-    model_type = config.get("model_type")
-    if model_type not in _ARCHITECTURES:
-        supported = ", ".join(sorted(_ARCHITECTURES))
-        raise UnsupportedModelError(
-            f"{where}: model_type {model_type!r} is not supported, expected one of: {supported}"
-        )
-    architectures = config.get("architectures") or [_ARCHITECTURES[model_type]]
-    if architectures != [_ARCHITECTURES[model_type]]:
-        raise UnsupportedModelError(
-            f"{where}: architectures {architectures!r} is not supported, expected [{_ARCHITECTURES[model_type]!r}]"
         )

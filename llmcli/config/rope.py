@@ -1,5 +1,6 @@
 """Rotary position embedding: its parameters as config.json writes them, and the inverse frequencies they mean."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from llmcli.config.fields import Fields
 from llmcli.errors import UnsupportedModelError
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class RopeParameters:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # yarn multiplies cos and sin by it, and so the scores by its square
 
     def inverse_frequencies(self, head_dim: int) -> npt.NDArray[np.float32]:
         """Angle per position of each rotated pair (i, i + head_dim / 2).
@@ -40,6 +45,8 @@ class RopeParameters:
             return inverse / np.float32(self.factor)
         if self.rope_type == "llama3":
             return self._llama3(inverse)
+        if self.rope_type == "yarn":
+            return self._yarn(powers)
         return inverse
 
     def _llama3(self, inverse: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -54,6 +61,29 @@ class RopeParameters:
         is_long = wavelength > context / self.low_freq_factor
         is_short = wavelength < context / self.high_freq_factor
         return np.where(is_long, stretched, np.where(is_short, inverse, blended)).astype(np.float32)
+
+    def _yarn(self, powers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Fast pairs are kept, slow ones stretched by `factor`, a linear ramp between (arXiv 2309.00071, section 3.2).
+
+        The ramp runs between the pairs that turn `beta_fast` and `beta_slow` times within the original context.
+        """
+        num_pairs = len(powers)
+        low, high = (
+            num_pairs
+            * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi))
+            / math.log(self.rope_theta)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * num_pairs - 1)
+        if low == high:
+            high += 0.001  # as Hugging Face does: no division by zero
+        ramp = (np.arange(num_pairs, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+        kept = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+        stretched = np.float32(1) / (np.float32(self.factor) * powers)
+        blended: npt.NDArray[np.float32] = stretched * (np.float32(1) - kept) + np.float32(1) / powers * kept
+        return blended
 
 
 def read_rope_parameters(config: Mapping[str, Any], where: str) -> RopeParameters:
@@ -72,24 +102,50 @@ def read_rope_parameters(config: Mapping[str, Any], where: str) -> RopeParameter
         raise UnsupportedModelError(f"{where}: rotary type {rope_type!r} is not supported, expected one of {supported}")
     if rope.positive_float("partial_rotary_factor", top.positive_float("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError(f"{where}: partial_rotary_factor other than 1 is not supported")
+    if nested := [key for key, value in values.items() if isinstance(value, dict)]:
+        raise UnsupportedModelError(f"{where}: rotary parameters by layer type ({', '.join(nested)}) are not supported")
     rope_theta = rope.positive_float("rope_theta", top.positive_float("rope_theta", 10000.0))
     if rope_type == "default":
         return RopeParameters("default", rope_theta)
     if rope_type == "linear":
         return RopeParameters("linear", rope_theta, factor=rope.positive_float("factor"))
-    parameters = RopeParameters(
+    original = rope.positive_int("original_max_position_embeddings", top.positive_int("max_position_embeddings", 2048))
+    if rope_type == "yarn":
+        return _read_yarn(rope, rope_theta, original)
+    low_freq_factor, high_freq_factor = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
+    if high_freq_factor <= low_freq_factor:
+        raise UnsupportedModelError(
+            f"{where}: high_freq_factor {high_freq_factor} must be above low_freq_factor {low_freq_factor}"
+        )
+    return RopeParameters(
         "llama3",
         rope_theta,
         factor=rope.positive_float("factor"),
-        low_freq_factor=rope.positive_float("low_freq_factor"),
-        high_freq_factor=rope.positive_float("high_freq_factor"),
-        original_max_position_embeddings=rope.positive_int(
-            "original_max_position_embeddings", top.positive_int("max_position_embeddings", 2048)
-        ),
+        low_freq_factor=low_freq_factor,
+        high_freq_factor=high_freq_factor,
+        original_max_position_embeddings=original,
     )
-    if parameters.high_freq_factor <= parameters.low_freq_factor:
-        raise UnsupportedModelError(
-            f"{where}: high_freq_factor {parameters.high_freq_factor} must be above "
-            f"low_freq_factor {parameters.low_freq_factor}"
-        )
-    return parameters
+
+
+def _read_yarn(rope: Fields, rope_theta: float, original_max_position_embeddings: int) -> RopeParameters:
+    """The attention factor is 0.1 * ln(factor) + 1 unless the file names it or the two mscale values."""
+    factor = rope.positive_float("factor")
+    mscale, mscale_all_dim = rope.positive_float("mscale", 1.0), rope.positive_float("mscale_all_dim", 1.0)
+    if "mscale" in rope.values and "mscale_all_dim" in rope.values:
+        attention_factor = _magnitude(factor, mscale) / _magnitude(factor, mscale_all_dim)
+    else:
+        attention_factor = _magnitude(factor, 1.0)
+    return RopeParameters(
+        "yarn",
+        rope_theta,
+        factor=factor,
+        original_max_position_embeddings=original_max_position_embeddings,
+        beta_fast=rope.positive_float("beta_fast", 32.0),
+        beta_slow=rope.positive_float("beta_slow", 1.0),
+        truncate=rope.boolean("truncate", True),
+        attention_factor=rope.positive_float("attention_factor", attention_factor),
+    )
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

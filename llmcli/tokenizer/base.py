@@ -21,11 +21,12 @@ class Tokenizer(ABC):
     lost:
 
     1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are not looked at.
-    2. tokenizer.model: BOS is added if tokenizer_config.json says `add_bos_token: true`, and EOS if it says
-       `add_eos_token: true`; absent, null or no such file means neither, whatever the `tokenizer_class`.
+    2. tokenizer.model: BOS is added unless tokenizer_config.json says `add_bos_token: false`, and EOS if it says
+       `add_eos_token: true`. Where nothing is said, transformers 5 adds no BOS; transformers 4, llama.cpp and Meta's
+       own code add it, and LLaMA was trained with it.
     3. A text that itself begins with the BOS string does not get another one (transformers would add it).
-    4. `add_bos_token: true` adds a BOS also where the post-processor does not. transformers 5 loses it there, as
-       in the DeepSeek-R1 distillations of LLaMA; transformers 4 and llama.cpp add it.
+    4. `add_bos_token: true` adds a BOS also where the post-processor of tokenizer.json does not. transformers 5
+       loses it there; transformers 4 added it for LlamaTokenizerFast, which DeepSeek's distilled models rely on.
 
     Source: transformers 5.23, `_from_pretrained` in tokenization_utils_base.py, which drops both flags when there is
     a tokenizer.json, and `TokenizersBackend.update_post_processor`.
@@ -40,14 +41,15 @@ class Tokenizer(ABC):
     def __init__(self, path: Path, settings: TokenizerSettings) -> None:
         self._path = path
         self._settings = settings
+        self._must_add_bos = settings.add_bos_token is True
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
         """The token ids of a text.
 
         `add_special_tokens` adds BOS (and EOS) as the class docstring says. With `parse_special_tokens=False` the
         string of a special token inside the text, such as "<|eot_id|>", is ordinary text. Added tokens that are not
-        special, such as "<tool_call>", are words of the vocabulary and are found in the text either way, as in
-        tokenizers' `encode_special_tokens` and llama.cpp's `parse_special`.
+        special, such as "<tool_call>", are words of the vocabulary and are found in the text either way, as with
+        the `encode_special_tokens` of the tokenizers library.
 
         Raises: UsageError for text with a lone surrogate, which is how Python carries bytes that are not UTF-8.
         """
@@ -63,7 +65,7 @@ class Tokenizer(ABC):
             return token_ids
         if token_ids[:2] == [self.bos_token_id, self.bos_token_id]:
             return token_ids[1:]
-        if self._settings.add_bos_token and token_ids[:1] != [self.bos_token_id]:
+        if self._must_add_bos and token_ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *token_ids]
         return token_ids
 

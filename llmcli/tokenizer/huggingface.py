@@ -36,7 +36,7 @@ class HuggingFaceTokenizer(Tokenizer):
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added_tokens.items() if token.special)
         bos_token = settings.bos_token or _template_bos(_state(self._tokenizer.post_processor))
-        self.bos_token_id = self._find_declared("bos_token", bos_token, is_added=settings.add_bos_token)
+        self.bos_token_id = self._find_declared("bos_token", bos_token, is_added=self._must_add_bos)
         eos_token_id = self._find_declared("eos_token", settings.eos_token, is_added=False)
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset({eos_token_id})
 

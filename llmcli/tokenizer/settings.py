@@ -34,7 +34,7 @@ class TokenizerSettings:
 
     bos_token: str | None = None
     eos_token: str | None = None
-    add_bos_token: bool = False
+    add_bos_token: bool | None = None  # None: not said
     add_eos_token: bool = False
     legacy: bool = False
     added_tokens: tuple[AddedToken, ...] = ()
@@ -72,8 +72,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
         bos_token=bos_token,
         eos_token=eos_token,
         add_bos_token=_flag(config_path, config, "add_bos_token"),
-        add_eos_token=_flag(config_path, config, "add_eos_token"),
-        legacy=_flag(config_path, config, "legacy"),
+        add_eos_token=bool(_flag(config_path, config, "add_eos_token")),
+        legacy=bool(_flag(config_path, config, "legacy")),
         added_tokens=added_tokens,
         special_tokens=frozenset(special | {token.content for token in added_tokens if token.special}),
     )
@@ -93,11 +93,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _flag(path: Path, config: dict[str, Any], name: str) -> bool:
+def _flag(path: Path, config: dict[str, Any], name: str) -> bool | None:
     value = config.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | None):
         raise TokenizerError(f"{name} in {path} is {json.dumps(value)}, expected true, false or null")
     return value
 

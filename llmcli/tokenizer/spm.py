@@ -49,9 +49,12 @@ class SentencePieceTokenizer(Tokenizer):
     def _read_special_tokens(self) -> None:
         settings = self._settings
         model_bos, model_eos = self._processor.bos_id(), self._processor.eos_id()  # -1: the model has none
-        self.bos_token_id = self._find_declared("bos_token", settings.bos_token, is_added=settings.add_bos_token)
+        self.bos_token_id = self._find_declared(
+            "bos_token", settings.bos_token, is_added=settings.add_bos_token is True
+        )
         if settings.bos_token is None and model_bos >= 0:
             self.bos_token_id = model_bos
+        self._must_add_bos = settings.add_bos_token is not False
         self._final_eos_id = self._find_declared("eos_token", settings.eos_token, is_added=settings.add_eos_token)
         if settings.eos_token is None and model_eos >= 0:
             self._final_eos_id = model_eos

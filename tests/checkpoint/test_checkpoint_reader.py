@@ -198,3 +198,21 @@ def test_is_equal_compares_dtype_and_shape(tmp_path):
         assert reader.is_equal(header["a"], header["a"])
         assert not reader.is_equal(header["a"], header["shape"])
         assert not reader.is_equal(header["a"], header["dtype"])
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("begin", "length"), [(0, 250), (0, 1), (249, 1), (90, 120), (100, 100), (250, 0)])
+def test_a_range_is_a_part_of_the_whole(tmp_path, begin, length):
+    first, second = random_tensor(torch.uint8, 250), random_tensor(torch.uint8, 250)
+    header = read_header(save(tmp_path / "model.safetensors", first=first, second=second))
+    buffer = bytearray(length)
+    with TensorReader() as reader:
+        reader.read_range_into(header["second"], begin, buffer)
+    assert bytes(buffer) == second.numpy().tobytes()[begin : begin + length]
+
+
+@pytest.mark.parametrize(("begin", "length"), [(-1, 2), (0, 251), (250, 1), (200, 51)])
+def test_a_range_outside_the_tensor_is_the_callers_mistake(tmp_path, begin, length):
+    header = read_header(save(tmp_path / "model.safetensors", a=random_tensor(torch.uint8, 250)))
+    with TensorReader() as reader, pytest.raises(ValueError, match="a of 250 bytes has no"):
+        reader.read_range_into(header["a"], begin, bytearray(length))

@@ -180,7 +180,9 @@ def test_index_that_is_no_json(folder):
     assert f"{INDEX_NAME} is not valid JSON: Expecting property name" in refusal(folder)
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": None}, {"weight_map": []}, {"weight_map": {}}])
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": None}, {"weight_map": []}, {"weight_map": ["a"]}, {"weight_map": {}}]
+)
 def test_index_without_weight_map(folder, index):
     write_shards(folder)
     write_json(folder / INDEX_NAME, index)
@@ -204,3 +206,5 @@ def test_names_from_an_index_cannot_break_the_line_or_the_terminal(folder):
     write_shards(folder)
     write_json(folder / INDEX_NAME, {"weight_map": {"a\n\x1b[2J": "\ud800\n.safetensors"}})
     assert r"'\ud800\n.safetensors'" in refusal(folder)
+    write_shards(folder, **{"b\n\x1b[2J": SHARDS[0]})
+    assert r"places them: 'b\n\x1b[2J'; an index" in refusal(folder)

@@ -42,7 +42,10 @@ def test_several_end_tokens() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported, expected one of: llama"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not supported, expected one of: llama, mistral, qwen2, qwen3, smollm3",
+        ),
         ({"model_type": None}, "model_type None is not supported"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},

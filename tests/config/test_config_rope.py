@@ -26,6 +26,21 @@ ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
     "linear, new spelling": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
     "default, new spelling": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "yarn, qwen 2.5": {
+        "rope_theta": 1e6,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    },
+    "yarn, untruncated": {
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 20.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+        },
+    },
     "null scaling": {"rope_theta": 10000.0, "rope_scaling": None},
 }
 
@@ -44,6 +59,8 @@ def test_inverse_frequencies_equal_transformers(name: str, head_dim: int) -> Non
     np.testing.assert_allclose(ours, reference, rtol=1e-6)
     assert np.mean(ours != reference) < 0.05
     # At position 1,000,000 such a last bit is an angle, and must still be a small one.
+    rope = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(hf_config)
+    assert read_rope_parameters(config, "config.json").attention_factor == pytest.approx(rope.attention_scaling, 1e-12)
     angles, expected = np.float32(1e6) * ours.astype(np.float64), np.float32(1e6) * reference.astype(np.float64)
     assert np.abs(np.cos(angles) - np.cos(expected)).max() < 0.05
 
@@ -77,6 +94,7 @@ def test_unknown_rotary_types_are_refused_by_name(rope_type: str) -> None:
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": {**LLAMA31, "high_freq_factor": 1.0}}, "high_freq_factor 1.0 must be above"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "by layer type .full_attention. are not"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported"),
     ],
 )

@@ -63,7 +63,7 @@ def test_llama2_json_equals_transformers(tokenizer_class, add_bos_token, byte_fa
 
 
 @pytest.mark.parametrize("add_eos_token", [True, False, ABSENT])
-@pytest.mark.parametrize("add_bos_token", FLAGS)
+@pytest.mark.parametrize("add_bos_token", [True, False])
 @pytest.mark.parametrize("tokenizer_class", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
 def test_tokenizer_model_equals_transformers(tokenizer_class, add_bos_token, add_eos_token, spm_model, folder_of):
     values = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token, "tokenizer_class": tokenizer_class}
@@ -80,10 +80,14 @@ def test_tokenizer_model_equals_transformers(tokenizer_class, add_bos_token, add
         assert ids == reference_ids
 
 
-def test_tokenizer_model_without_config_equals_transformers(spm_model, folder_of):
-    folder = folder_of(tokenizer__model=spm_model, config__json={"model_type": "llama"})
-    assert 1 not in AutoTokenizer.from_pretrained(folder).encode("hello")
-    assert 1 not in load_tokenizer(folder).encode("hello")
+@pytest.mark.parametrize("files", [{}, {"tokenizer_config__json": {"add_bos_token": None}}])
+def test_tokenizer_model_that_says_nothing_adds_bos_once(files, spm_model, folder_of):
+    """As transformers 4 and llama.cpp; transformers 5 loses it here."""
+    tokenizer = load_tokenizer(folder_of(tokenizer__model=spm_model, **files))
+    plain = tokenizer.encode("hello", add_special_tokens=False)
+    assert 1 not in plain
+    assert tokenizer.encode("hello") == [1, *plain]
+    assert tokenizer.encode("<s>hello").count(1) == 1
 
 
 def test_declared_bos_is_not_lost(byte_level_library, folder_of):
@@ -122,12 +126,21 @@ def test_bos_is_found_in_a_sequence_of_post_processors(byte_level_library, folde
     assert tokenizer.encode("<|bos|>hello") == byte_level_library.encode("hello").ids
 
 
-def test_no_bos_token_means_no_bos(byte_level_library, folder_of):
+@pytest.mark.parametrize("bos_token", [None, ""])
+def test_no_bos_token_means_no_bos(bos_token, byte_level_library, folder_of):
     document = post_processed(byte_level_library, None)
-    config = {"bos_token": None, "add_bos_token": True}
+    config = {"bos_token": bos_token, "add_bos_token": True}
     tokenizer = load_tokenizer(folder_of(tokenizer__json=document, tokenizer_config__json=config))
     assert tokenizer.bos_token_id is None
     assert tokenizer.encode("hello") == byte_level_library.encode("hello", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("bos_token", [None, ""])
+def test_the_model_names_its_own_bos(bos_token, spm_model, folder_of):
+    config = {"bos_token": bos_token, "add_bos_token": True}
+    tokenizer = load_tokenizer(folder_of(tokenizer__model=spm_model, tokenizer_config__json=config))
+    assert tokenizer.encode("hello") == [1, *tokenizer.encode("hello", add_special_tokens=False)]
+    assert tokenizer.bos_token_id == 1
 
 
 def test_golden_ids_llama3(load):

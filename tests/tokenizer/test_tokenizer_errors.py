@@ -158,6 +158,13 @@ def test_malformed_settings(config, expected, spm_model, folder_of):
     assert message_of(folder) == expected.format(path=folder / "tokenizer_config.json")
 
 
+def test_malformed_special_tokens_map(spm_model, folder_of):
+    folder = folder_of(tokenizer__model=spm_model, special_tokens_map__json={"bos_token": 1})
+    assert message_of(folder) == (
+        f'bos_token in {folder / "special_tokens_map.json"} is 1, expected a string, an object with "content", or null'
+    )
+
+
 def test_malformed_added_tokens(spm_model, folder_of):
     folder = folder_of(tokenizer__model=spm_model, added_tokens__json={"<x>": "7"})
     path = folder / "added_tokens.json"

@@ -132,7 +132,7 @@ def test_added_tokens_json_of_older_folders(spm_model, folder_of):
         special_tokens_map__json={"eos_token": "<|im_end|>", "additional_special_tokens": [{"content": "<turn>"}]},
     )
     tokenizer = load_tokenizer(folder)
-    assert tokenizer.encode("<tool><|im_end|>") == [702, 700]
+    assert tokenizer.encode("<tool><|im_end|>", add_special_tokens=False) == [702, 700]
     assert tokenizer.eos_token_ids == {2, 700}
     assert tokenizer.special_token_ids == {1, 2, 700, tokenizer.token_id("<turn>")}
     assert tokenizer.vocab_size == 703
@@ -153,8 +153,8 @@ def test_unparsed_special_strings_are_ordinary_text(spm_model, folder_of, proces
             token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
             assert not set(token_ids) & tokenizer.special_token_ids
             assert processor("spm").decode(token_ids) == text
-            assert set(tokenizer.encode(text)) & tokenizer.special_token_ids
-    assert tokenizer.encode("<tool>", parse_special_tokens=False) == [701]
+            assert set(tokenizer.encode(text, add_special_tokens=False)) & tokenizer.special_token_ids
+    assert tokenizer.encode("<tool>", add_special_tokens=False, parse_special_tokens=False) == [701]
 
 
 @pytest.mark.parametrize("name", ["spm", "no_fallback"])

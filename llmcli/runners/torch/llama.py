@@ -1,7 +1,8 @@
 """The LLaMA forward pass for one row of tokens, in plain torch operations.
 
 Residual stream, norms, softmax and rotary angles are float32; weights and KV cache keep their storage type.
-Source: Hugging Face modeling_llama.py, whose logits the tests compare with.
+The traits of related families (biases, norms of query and key, sliding windows, layers without rotary) are fields.
+Source: Hugging Face modeling_llama.py and its relatives, whose logits the tests compare with.
 """
 
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Layer:
     q_proj: Linear
     k_proj: Linear
     v_proj: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
     o_proj: Linear
     post_attention_layernorm: RMSNorm
     gate_proj: Linear
@@ -75,22 +78,28 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
     """Causal attention of new tokens, which start at `position`, over everything cached up to the last of them.
 
-    The query heads that share a key-value head are stacked along the token axis, so that keys and values are neither
-    repeated nor read twice.
+    With a window, a token sees only that many tokens, itself included. The query heads that share a key-value head
+    are stacked along the token axis, so that keys and values are neither repeated nor read twice.
     Shapes: query [num_tokens, num_attention_heads, head_dim] float32; keys, values
             [num_key_value_heads, position + num_tokens, head_dim]; result [num_tokens, q_size] float32
     """
     num_tokens, num_attention_heads, head_dim = query.shape
+    if window is not None:
+        begin = max(0, position + 1 - window)  # what the first new token sees; none sees further back
+        keys, values, position = keys[:, begin:], values[:, begin:], position - begin
     num_key_value_heads, seq_len, _ = keys.shape
     group_size = num_attention_heads // num_key_value_heads
     stacked = query.view(num_tokens, num_key_value_heads, group_size, head_dim).permute(1, 2, 0, 3)
     stacked = stacked.reshape(1, num_key_value_heads, group_size * num_tokens, head_dim).to(keys.dtype)
     mask = None
     if num_tokens > 1:
-        mask = torch.ones(num_tokens, seq_len, dtype=torch.bool).tril(position).repeat(group_size, 1)
+        mask = torch.ones(num_tokens, seq_len, dtype=torch.bool).tril(position)
+        if window is not None:
+            mask = mask.triu(position + 1 - window)
+        mask = mask.repeat(group_size, 1)
     mixed = F.scaled_dot_product_attention(stacked, keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask)
     mixed = mixed.view(num_key_value_heads, group_size, num_tokens, head_dim).permute(2, 0, 1, 3)
     return mixed.reshape(num_tokens, num_attention_heads * head_dim).float()
@@ -118,20 +127,26 @@ class Llama:
         """
         num_tokens = token_ids.shape[0]
         end = position + num_tokens
-        head_dim = self.config.head_dim
+        head_dim, traits = self.config.head_dim, self.config.traits
         positions = torch.arange(position, end, dtype=torch.float32)
         angles = (positions[:, None] * self.inverse_frequencies)[:, None, :]  # [num_tokens, 1, head_dim / 2]
-        cos, sin = angles.cos(), angles.sin()
+        magnitude = self.config.rope.attention_factor
+        cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
 
         hidden = F.embedding(token_ids, self.embed_tokens).float()  # [num_tokens, hidden_size]
         for index, layer in enumerate(self.layers):
             x = layer.input_layernorm(hidden)
-            query = rotate(layer.q_proj(x).view(num_tokens, -1, head_dim), cos, sin)
-            key = rotate(layer.k_proj(x).view(num_tokens, -1, head_dim), cos, sin)
+            query = layer.q_proj(x).view(num_tokens, -1, head_dim)
+            key = layer.k_proj(x).view(num_tokens, -1, head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query, key = layer.q_norm(query), layer.k_norm(key)
+            if traits.uses_rope[index]:
+                query, key = rotate(query, cos, sin), rotate(key, cos, sin)
             value = layer.v_proj(x).view(num_tokens, -1, head_dim)
             cache.keys[index, :, position:end] = key.transpose(0, 1)
             cache.values[index, :, position:end] = value.transpose(0, 1)
-            mixed = attend(query, cache.keys[index, :, :end], cache.values[index, :, :end], position)
+            seen = cache.keys[index, :, :end], cache.values[index, :, :end]
+            mixed = attend(query, *seen, position, traits.sliding_windows[index])
             hidden = hidden + layer.o_proj(mixed)
 
             x = layer.post_attention_layernorm(hidden)

@@ -100,12 +100,17 @@ def _build(model: Model, weights: dict[str, Tensor]) -> Llama:
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
 
+    def optional_norm(name: str) -> RMSNorm | None:
+        return norm(name) if f"{name}.weight" in weights else None
+
     layers = tuple(
         Layer(
             input_layernorm=norm(f"{prefix}.input_layernorm"),
             q_proj=linear(f"{prefix}.self_attn.q_proj"),
             k_proj=linear(f"{prefix}.self_attn.k_proj"),
             v_proj=linear(f"{prefix}.self_attn.v_proj"),
+            q_norm=optional_norm(f"{prefix}.self_attn.q_norm"),
+            k_norm=optional_norm(f"{prefix}.self_attn.k_norm"),
             o_proj=linear(f"{prefix}.self_attn.o_proj"),
             post_attention_layernorm=norm(f"{prefix}.post_attention_layernorm"),
             gate_proj=linear(f"{prefix}.mlp.gate_proj"),
