@@ -115,7 +115,7 @@ def match_tensors(config: LlamaConfig, tensors: Mapping[str, TensorInfo], where:
             )
     used = {tensor.name: tensors[tensor.name] for tensor in expected}
     unused = tuple(
-        sorted(name for name in tensors if tensors[name] not in used.values() and not name.endswith(_IGNORED_SUFFIXES))
+        sorted(printable(name) for name in tensors if tensors[name] not in used.values() and not name.endswith(_IGNORED_SUFFIXES))
     )
     return ModelTensors(tensors=used, head=embedding.name if is_shared else HEAD, unused=unused)
 
