@@ -114,9 +114,9 @@ def match_tensors(config: LlamaConfig, tensors: Mapping[str, TensorInfo], where:
                 f"{tensor.name} in {info.path.name} is {info.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
             )
     used = {tensor.name: tensors[tensor.name] for tensor in expected}
-    unused = tuple(
-        sorted(printable(name) for name in tensors if tensors[name] not in used.values() and not name.endswith(_IGNORED_SUFFIXES))
-    )
+    seen = set(used.values())  # by place, since a tied matrix may stand under another name
+    names = sorted(name for name, info in tensors.items() if info not in seen)
+    unused = tuple(printable(name) for name in names if not name.endswith(_IGNORED_SUFFIXES))
     return ModelTensors(tensors=used, head=embedding.name if is_shared else HEAD, unused=unused)
 
 
