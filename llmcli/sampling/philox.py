@@ -1,6 +1,7 @@
 """Random numbers as a function, not a state: Philox4x32-10 keyed by (seed, sample index, position, token id).
 
-Whoever knows these four numbers computes the same noise, on any device, in any order, alone or in a batch.
+Whoever knows these four numbers computes the same noise, on any device, in any order, alone or in a batch. The counter
+is (token_id, position, sample_index, purpose), so that numbers for different ends never coincide.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (the Random123 library).
 """
 
@@ -14,6 +15,10 @@ KEY_STEP_0 = 0x9E3779B9  # 2^32 / golden ratio: the key moves on by this after e
 KEY_STEP_1 = 0xBB67AE85  # 2^32 * (sqrt(3) - 1)
 WORD_MASK = 0xFFFFFFFF
 WORD_BITS = np.uint64(32)
+
+# The last word of the counter.
+PURPOSE_NOISE = 0  # Gumbel noise, one number per token
+PURPOSE_XTC = 1  # whether XTC acts, one number per position: token_id is 0
 
 LARGEST_UNIFORM = 1.0 - 2.0**-53  # the largest double below 1
 
@@ -42,11 +47,12 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int])
     return word_0, word_1, word_2, word_3
 
 
-def random_bits(seed: int, sample_index: Integers, position: Integers, token_ids: Integers) -> Words:
+def random_bits(
+    seed: int, sample_index: Integers, position: Integers, token_ids: Integers, purpose: int = PURPOSE_NOISE
+) -> Words:
     """Return 64 random bits for each token: words 0 (low) and 1 (high) of Philox4x32-10.
 
-    The key is (low, high half of `seed`), the counter (token_id, position, sample_index, 0). The last word is free for
-    draws that are not per token.
+    The key is (low, high half of `seed`), the counter (token_id, position, sample_index, purpose).
 
     Why 64 bits: the smallest uniform number wins, and the smallest of 128k is near 2^-17. With 24 bits that is
     128 steps of the grid, so the winner's noise is coarse by 1 %, and some two of the 128k always coincide; with 32
@@ -60,7 +66,7 @@ def random_bits(seed: int, sample_index: Integers, position: Integers, token_ids
         np.asarray(token_ids, np.uint64),
         np.asarray(position, np.uint64),
         np.asarray(sample_index, np.uint64),
-        np.asarray(0, np.uint64),
+        np.asarray(purpose, np.uint64),
     )
     low, high, _, _ = philox4x32(counter, (seed & WORD_MASK, seed >> 32))
     return low | (high << WORD_BITS)
@@ -84,3 +90,13 @@ def gumbel_from_bits(bits: Words) -> NDArray[np.float64]:
 def gumbel(seed: int, sample_index: Integers, position: Integers, token_ids: Integers) -> NDArray[np.float64]:
     """Return the Gumbel noise of each token; arguments, shapes and units as in `random_bits`."""
     return gumbel_from_bits(random_bits(seed, sample_index, position, token_ids))
+
+
+def uniform(seed: int, sample_index: Integers, position: Integers) -> NDArray[np.float64]:
+    """Return XTC's number of each position, uniform in [0, 1): the upper 53 of 64 random bits.
+
+    Shapes and units as in `random_bits`.
+    """
+    bits = random_bits(seed, sample_index, position, 0, PURPOSE_XTC)
+    number: NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return number

@@ -2,27 +2,41 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sampling_references import (
+    EVERY_HISTORY,
+    EVERY_LOGITS,
+    EVERY_STEP,
+    dry_penalties,
+    presence_and_frequency,
+    xtc_excluded,
+)
 from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.sampling.chain import Sampler, choose, draw, log_probability, run_steps
+from llmcli.sampling.chain import choose, draw, log_probabilities, run_steps
+from llmcli.sampling.inspect import inspect_choice
 from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.philox import gumbel
+from llmcli.sampling.philox import gumbel, uniform
+from llmcli.sampling.sampler import Sampler
 
 PURE = SamplingParams(temperature=1, top_p=1)
 GREEDY = SamplingParams(temperature=0)
 # Upper 0.1 % points of chi-square by degrees of freedom: NIST/SEMATECH e-Handbook, table 1.3.6.7.4.
-CHI_SQUARE_CRITICAL = {15: 37.697, 20: 45.315}
+CHI_SQUARE_CRITICAL = {15: 37.697, 19: 43.820}
 
 
 def make_logits(vocab_size, seed=0):
@@ -43,36 +57,63 @@ def test_greedy_takes_the_lowest_id_of_the_highest_logits(vocab_size):
         assert choose(logits, [0], Sampler(GREEDY, 3, sample_index)).token_id == ties[0]
 
 
-def test_greedy_applies_the_repetition_penalty_and_no_filter():
+def test_greedy_applies_penalties_bias_and_bans_and_no_filter():
     logits = np.asarray([2.0, 1.9, -5.0], np.float32)
-    params = SamplingParams(temperature=0, repetition_penalty=1.2, top_k=1)
+    params = SamplingParams(temperature=0, repetition_penalty=1.2, top_k=1, xtc_probability=1)
     assert choose(logits, [0], Sampler(params, 0)).token_id == 1
     assert choose(logits, [0, 1], Sampler(params, 0)).token_id == 0
-    assert [name for name, _ in run_steps(logits, [0], params)] == ["logits", "repetition_penalty"]
+    assert choose(logits, [0, 1], Sampler(params, 0, logit_bias={2: 8.0})).token_id == 2
+    assert choose(logits, [0, 1], Sampler(params, 0, logit_bias={0: -np.inf})).token_id == 1
+    assert choose(logits, [0, 1], Sampler(params, 0, eos_token_ids=frozenset({0}), ignore_eos=True)).token_id == 1
+    assert choose(logits, [0, 0], Sampler(SamplingParams(temperature=0, frequency_penalty=0.1), 0)).token_id == 1
+    assert choose(logits, [0, 0], Sampler(SamplingParams(temperature=0, presence_penalty=0.2), 0)).token_id == 1
 
 
-def test_the_whole_chain_draws_with_the_probabilities_of_transformers():
-    num_draws = 100_000
-    logits = make_logits(40, seed=5) * 1.5
-    params = SamplingParams(temperature=1.3, top_k=30, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
-    history = [3, 17, 17, 8]
-    scores = torch.from_numpy(logits).double()[None]
+def exact_probabilities():
+    """The law of a draw with EVERY_STEP on, without the code under test: [vocab_size] float64."""
+    window = torch.tensor([EVERY_HISTORY[-9:]])
+    scores = torch.from_numpy(EVERY_LOGITS).double()[None]
     for processor in (
-        RepetitionPenaltyLogitsProcessor(1.3),
+        SequenceBiasLogitsProcessor({(8,): 1.0, (20,): -1.5, (33,): -np.inf}),
+        MinNewTokensLengthLogitsProcessor(5, 20, 12),
+    ):
+        scores = processor(torch.tensor([EVERY_HISTORY]), scores)
+    scores = RepetitionPenaltyLogitsProcessor(1.3)(window, scores)
+    for token, amount in presence_and_frequency(EVERY_HISTORY[5:][-9:], 0.4, 0.3).items():
+        scores[0, token] += amount
+    for token, penalty in dry_penalties(EVERY_HISTORY[-11:], 0.8, 1.75, 2, {2}).items():
+        scores[0, token] -= penalty
+    for warper in (
         TemperatureLogitsWarper(1.3),
         TopKLogitsWarper(30),
-        TopPLogitsWarper(0.9),
-        MinPLogitsWarper(0.05),
+        TopPLogitsWarper(0.95),
+        MinPLogitsWarper(0.08),
+        TypicalLogitsWarper(0.93),
     ):
-        scores = processor(torch.tensor([history]), scores)
-    probabilities = scores.softmax(-1)[0].numpy()
+        scores = warper(window, scores)
+    without_xtc = scores.softmax(-1)[0].numpy()
+    with_xtc = without_xtc.copy()
+    with_xtc[list(xtc_excluded(dict(enumerate(without_xtc)), 0.08))] = 0
+    return 0.4 * with_xtc / with_xtc.sum() + 0.6 * without_xtc
+
+
+def test_the_whole_chain_draws_with_exact_probabilities():
+    num_draws = 100_000
+    position = len(EVERY_HISTORY)
+    probabilities = exact_probabilities()
 
     # The race for all samples at once; the loop below ties it to `choose`.
-    *_, (_, candidates) = run_steps(logits, history, params)
-    noise = gumbel(42, np.arange(num_draws)[:, None], len(history), candidates.token_ids)
-    tokens = candidates.token_ids[(candidates.scores + noise).argmax(axis=1)]
-    for sample_index in range(0, num_draws, 100):
-        assert choose(logits, history, Sampler(params, 42, sample_index)).token_id == tokens[sample_index]
+    acts = uniform(42, np.arange(num_draws), position) < 0.4
+    tokens = np.zeros(num_draws, np.int64)
+    for mask in (acts, ~acts):
+        samples = np.flatnonzero(mask)
+        sampler = replace(EVERY_STEP, sample_index=int(samples[0]))
+        *steps, (_, candidates) = run_steps(EVERY_LOGITS, EVERY_HISTORY, sampler)
+        noise = gumbel(42, samples[:, None], position, candidates.token_ids)
+        tokens[samples] = candidates.token_ids[(candidates.scores + noise).argmax(axis=1)]
+    for index in range(0, num_draws, 100):
+        choice = choose(EVERY_LOGITS, EVERY_HISTORY, replace(EVERY_STEP, sample_index=index))
+        assert choice.token_id == tokens[index]
 
     drawn = np.flatnonzero(probabilities)
     assert set(tokens) <= set(drawn)
@@ -82,10 +123,18 @@ def test_the_whole_chain_draws_with_the_probabilities_of_transformers():
     assert chi_square(counts, np.roll(probabilities[drawn], 1)) > CHI_SQUARE_CRITICAL[degrees]
 
 
+def test_every_step_took_part_in_the_draws():
+    for index in range(20):
+        sampler = replace(EVERY_STEP, sample_index=index)
+        if uniform(42, index, len(EVERY_HISTORY)) < 0.4:
+            steps = inspect_choice(EVERY_LOGITS, EVERY_HISTORY, sampler, 0, 0).steps
+            assert [step.name for step in steps if not step.changed] == []
+
+
 def test_successive_positions_are_drawn_independently():
     """Pairs of draws, of neighbouring positions or of two seeds, fall into the 16 cells of the product law."""
     num_draws = 20_000
-    _, candidates = next(run_steps(make_logits(4), [], PURE))
+    _, candidates = next(run_steps(make_logits(4), [], Sampler(PURE, 0)))
     weights = np.exp(candidates.scores)
     weights /= weights.sum()
     positions = np.arange(num_draws)[:, None]
@@ -102,7 +151,7 @@ def test_choose_uses_the_length_of_the_history_as_position():
     logits = make_logits(200)
     for position in (0, 1, 7, 500):
         sampler = Sampler(PURE, 99, 3)
-        *_, (_, candidates) = run_steps(logits, [], PURE)
+        *_, (_, candidates) = run_steps(logits, [], sampler)
         assert choose(logits, [1] * position, sampler).token_id == draw(candidates, sampler, position)
     assert len({choose(logits, [1] * position, sampler).token_id for position in range(50)}) > 20
 
@@ -145,7 +194,7 @@ def test_logprob_is_that_of_the_unmodified_logits():
     choice = choose(logits, [1, 2], sampler, with_logprob=True)
     expected = torch.from_numpy(logits).double().log_softmax(-1)
     assert choice.logprob == pytest.approx(float(expected[choice.token_id]), rel=1e-12)
-    assert log_probability(logits, 3) == pytest.approx(float(expected[3]), rel=1e-12)
+    np.testing.assert_allclose(log_probabilities(logits), expected.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +222,19 @@ def test_a_key_out_of_range_is_refused(name, value, bits):
         Sampler(PURE, **({"seed": 0} | {name: value}))
     assert str(error.value) == f"{name} is {value!r}, expected an integer >= 0 and < 2^{bits}"
     Sampler(PURE, **({"seed": 0} | {name: 2**bits - 1}))
+
+
+@pytest.mark.parametrize(("token_id", "bias"), [(7, math.nan), (7, math.inf), (-1, 1.0)])
+def test_a_bias_out_of_range_is_refused(token_id, bias):
+    with pytest.raises(UsageError) as error:
+        Sampler(PURE, 0, logit_bias={3: 1.0, token_id: bias})
+    assert str(error.value) == (
+        f"the logit bias of token {token_id} is {bias}, expected a token id >= 0 and a finite number or -inf"
+    )
+
+
+def test_a_sampler_is_a_value():
+    first, second = (Sampler(PURE, 1, logit_bias={3: 1.0}, eos_token_ids=frozenset({2})) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != replace(first, logit_bias={3: 2.0})

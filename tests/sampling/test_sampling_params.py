@@ -1,8 +1,10 @@
 """Parameters: their ranges, where a run's values come from, and the text of every error."""
 
 import math
+from dataclasses import asdict
 
 import pytest
+from transformers import GenerationConfig
 
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS, SamplingParams, check_param, resolve
@@ -16,7 +18,24 @@ def error_text(call, *args, **kwargs):
 
 
 def test_defaults():
-    assert SamplingParams() == SamplingParams(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0)
+    assert asdict(SamplingParams()) == {
+        "temperature": 0.8,
+        "top_k": 0,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "penalty_window": 0,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_window": 0,
+        "min_new_tokens": 0,
+    }
 
 
 def test_every_parameter_explains_itself():
@@ -25,7 +44,18 @@ def test_every_parameter_explains_itself():
         "top_k": "an integer >= 0",
         "top_p": "a number > 0 and <= 1",
         "min_p": "a number >= 0 and < 1",
+        "typical_p": "a number > 0 and <= 1",
+        "xtc_probability": "a number >= 0 and <= 1",
+        "xtc_threshold": "a number > 0 and <= 0.5",
         "repetition_penalty": "a number > 0",
+        "presence_penalty": "a number >= -2 and <= 2",
+        "frequency_penalty": "a number >= -2 and <= 2",
+        "penalty_window": "an integer >= 0",
+        "dry_multiplier": "a number >= 0",
+        "dry_base": "a number >= 1",
+        "dry_allowed_length": "an integer >= 1",
+        "dry_window": "an integer >= 0",
+        "min_new_tokens": "an integer >= 0",
     }
     for spec in SPECS.values():
         assert spec.help.endswith(".")
@@ -34,18 +64,26 @@ def test_every_parameter_explains_itself():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", 0), ("temperature", 1e9), ("top_k", 0), ("top_k", 10**6), ("top_p", 1), ("top_p", 1e-9),
-     ("min_p", 0), ("min_p", 0.999), ("repetition_penalty", 1e-9), ("repetition_penalty", 2)],
+     ("min_p", 0), ("min_p", 0.999), ("repetition_penalty", 1e-9), ("repetition_penalty", 2),
+     ("typical_p", 1), ("xtc_probability", 1), ("xtc_threshold", 0.5), ("presence_penalty", -2),
+     ("frequency_penalty", 2), ("penalty_window", 0), ("dry_multiplier", 0), ("dry_base", 1),
+     ("dry_allowed_length", 1), ("dry_window", 0), ("min_new_tokens", 0)],
 )  # fmt: skip
 def test_the_edges_of_each_range_are_valid(name, value):
     checked = getattr(SamplingParams(**{name: value}), name)
     assert checked == value
-    assert type(checked) is (int if name == "top_k" else float)
+    integers = {"top_k", "penalty_window", "dry_allowed_length", "dry_window", "min_new_tokens"}
+    assert type(checked) is (int if name in integers else float)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -0.1), ("top_k", -1), ("top_k", 2.0), ("top_p", 0), ("top_p", 1.01), ("min_p", -0.1),
-     ("min_p", 1), ("repetition_penalty", 0), ("repetition_penalty", -1)]
+     ("min_p", 1), ("repetition_penalty", 0), ("repetition_penalty", -1), ("typical_p", 0), ("typical_p", 1.01),
+     ("xtc_probability", 1.01), ("xtc_threshold", 0), ("xtc_threshold", 0.51), ("presence_penalty", -2.01),
+     ("presence_penalty", 2.01), ("frequency_penalty", -2.01), ("frequency_penalty", 2.01), ("penalty_window", -1),
+     ("dry_multiplier", -0.1), ("dry_base", 0.99), ("dry_allowed_length", 0), ("dry_window", -1),
+     ("min_new_tokens", -1)]
     + [(name, bad) for name in SPECS for bad in (math.nan, math.inf, -math.inf, True, "0.5", None, [1])],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, value):
@@ -72,8 +110,7 @@ def test_an_integer_beyond_any_float_is_refused():
         ),
         (
             {"preset": {"topp": 0.5}},
-            "unknown parameter 'topp' (preset story), "
-            "expected one of temperature, top_k, top_p, min_p, repetition_penalty",
+            "unknown parameter 'topp' (preset story), expected one of " + ", ".join(SPECS),
         ),
         (
             {"generation_config": {"do_sample": "no"}},
@@ -88,19 +125,34 @@ def test_resolve_names_the_source_of_a_bad_value(sources, expected):
 
 def test_each_value_comes_from_the_first_source_that_names_it():
     resolved = resolve(
-        flags={"temperature": 0.1, "top_k": None},
-        preset={"temperature": 0.2, "top_k": 20},
+        flags={"temperature": 0.1, "top_k": None, "dry_multiplier": 0.8},
+        preset={"temperature": 0.2, "top_k": 20, "xtc_probability": 0.5},
         preset_name="story",
-        generation_config={"temperature": 0.3, "top_k": 30, "top_p": 0.3},
+        generation_config={"temperature": 0.3, "top_k": 30, "top_p": 0.3, "typical_p": 0.9, "min_new_tokens": 4},
     )
-    assert resolved.params == SamplingParams(temperature=0.1, top_k=20, top_p=0.3)
-    assert resolved.sources == {
+    assert resolved.params == SamplingParams(
+        temperature=0.1, top_k=20, top_p=0.3, typical_p=0.9, xtc_probability=0.5, dry_multiplier=0.8, min_new_tokens=4
+    )
+    assert resolved.sources == dict.fromkeys(SPECS, "default") | {
         "temperature": "flag",
+        "dry_multiplier": "flag",
         "top_k": "preset story",
+        "xtc_probability": "preset story",
         "top_p": "generation_config.json",
-        "min_p": "default",
-        "repetition_penalty": "default",
+        "typical_p": "generation_config.json",
+        "min_new_tokens": "generation_config.json",
     }
+
+
+def test_all_names_that_transformers_shares_are_read_as_it_writes_them():
+    config = GenerationConfig(
+        temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, typical_p=0.7, repetition_penalty=1.2, min_new_tokens=3
+    ).to_dict()
+    resolved = resolve({}, {}, "", config | {"do_sample": True})
+    shared = {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "min_new_tokens"}
+    assert shared == SPECS.keys() & config.keys()
+    assert {name for name, source in resolved.sources.items() if source != "default"} == shared
+    assert all(getattr(resolved.params, name) == config[name] for name in shared)
 
 
 def test_zero_is_a_value_and_not_an_absence():

@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from llmcli.sampling.philox import gumbel, gumbel_from_bits, philox4x32, random_bits
+from llmcli.sampling.philox import PURPOSE_XTC, gumbel, gumbel_from_bits, philox4x32, random_bits, uniform
 
 # Random123, tests/kat_vectors, lines "philox4x32 10": counter, key, expected.
 KNOWN_ANSWERS = [
@@ -93,3 +93,21 @@ def test_swapping_position_sample_and_token_changes_the_noise():
         int(random_bits(3, *order)) for order in [(1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 4, 1), (4, 1, 2), (4, 2, 1)]
     }
     assert len(values) == 6
+
+
+def test_uniform_numbers_come_from_their_own_counters():
+    positions = np.arange(50)
+    words = [np.asarray(word, np.uint64) for word in (0, positions, 3, PURPOSE_XTC)]
+    low, high, _, _ = philox4x32(tuple(np.broadcast_arrays(*words)), (0x89ABCDEF, 0x01234567))
+    expected = [(int(a) + (int(b) << 32) >> 11) / 2**53 for a, b in zip(low, high, strict=True)]
+    np.testing.assert_array_equal(uniform(0x0123456789ABCDEF, 3, positions), expected)
+
+
+def test_uniform_numbers_are_uniform_and_independent_of_the_noise():
+    numbers = uniform(2024, 0, np.arange(100_000))
+    assert 0 <= numbers.min() < numbers.max() < 1
+    ranks = np.arange(1, len(numbers) + 1) / len(numbers)
+    # Bounds as in the tests of the noise.
+    assert np.abs(np.sort(numbers) - ranks).max() < 1.949 / np.sqrt(len(numbers))
+    for noise in (gumbel(2024, 0, np.arange(100_000), 0), uniform(2024, 1, np.arange(100_000))):
+        assert abs(np.corrcoef(numbers, noise)[0, 1]) < 4 / np.sqrt(100_000)

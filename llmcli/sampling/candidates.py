@@ -1,0 +1,62 @@
+"""`Candidates`, what every step of the chain takes and returns, and how they begin as one row of logits."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import CheckpointError
+
+History = Sequence[int] | NDArray[np.integer]
+
+# Scores stay within this, so that the difference of any two of them is finite too.
+LARGEST_SCORE = 1e300
+
+
+class Candidates(NamedTuple):
+    """The tokens that can still be chosen; never empty.
+
+    Shapes: token_ids [num_candidates] int64, each once; scores [num_candidates] float64, natural logarithms of
+    unnormalised probabilities. `choose` keeps them in ascending order of token id; no step relies on that.
+    """
+
+    token_ids: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+    def keep(self, mask: NDArray[np.bool_]) -> "Candidates":
+        """Return the candidates whose entry in `mask` [num_candidates] is true."""
+        return Candidates(self.token_ids[mask], self.scores[mask])
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return the probabilities that the scores stand for, [num_candidates] float64."""
+        weights = np.exp(self.scores - self.scores.max())
+        probabilities: NDArray[np.float64] = weights / weights.sum()
+        return probabilities
+
+    def occurrences(self, token_ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return how often each candidate occurs in `token_ids`, whose ids may lie outside the vocabulary.
+
+        Shapes: token_ids [any] int64; result [num_candidates] int32.
+        """
+        num_ids = int(self.token_ids.max()) + 1
+        # A table over the vocabulary: 128,256 candidates and 1,000 ids take 0.2 ms, np.isin takes 1.3 ms.
+        table = np.bincount(token_ids[token_ids < num_ids], minlength=num_ids).astype(np.int32)
+        return table[self.token_ids]
+
+
+def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
+    """Return all tokens whose logit is above -inf, which marks a token that must not be chosen.
+
+    Shapes: logits [vocab_size] float32.
+    Raises: CheckpointError for NaN, +inf, or -inf everywhere: no sound model computes these.
+    """
+    highest = logits.max()  # NaN if there is any
+    if not np.isfinite(highest):
+        kind = "NaN" if np.isnan(highest) else "infinite" if highest > 0 else "only -inf"
+        raise CheckpointError(
+            f"the model produced {kind} logits at position {position}, expected finite numbers: "
+            "its weights are damaged or overflow; download it again or run it with --dtype float32"
+        )
+    token_ids = np.flatnonzero(logits > -np.inf)
+    return Candidates(token_ids, logits[token_ids].astype(np.float64))

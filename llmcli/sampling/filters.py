@@ -1,0 +1,113 @@
+"""The steps of a draw at a temperature above 0: the temperature itself, and five filters that remove candidates.
+
+Each keeps at least one candidate and returns them unchanged where its parameter is off.
+"""
+
+import numpy as np
+
+from llmcli.sampling.candidates import Candidates, History
+from llmcli.sampling.philox import uniform
+from llmcli.sampling.sampler import Sampler
+
+
+def temperature(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Divide the scores by the temperature (> 0), after moving the highest to 0, which no probability notices.
+
+    Source: transformers' TemperatureLogitsWarper; without the move, a tiny temperature overflows.
+    """
+    with np.errstate(over="ignore"):  # far below the highest a score may become -inf: its probability is 0
+        scores = (candidates.scores - candidates.scores.max()) / sampler.params.temperature
+    return Candidates(candidates.token_ids, scores)
+
+
+def top_k(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the k highest scores, and all that tie with the lowest of them.
+
+    Source: arXiv 1805.04833 section 5.4; transformers' TopKLogitsWarper.
+    """
+    k = sampler.params.top_k
+    num_candidates = len(candidates.scores)
+    if not 0 < k < num_candidates:
+        return candidates
+    # A partial sort: 0.2 ms against 3.2 ms for a sort of 128,256 scores.
+    threshold = np.partition(candidates.scores, num_candidates - k)[num_candidates - k]
+    return candidates.keep(candidates.scores >= threshold)
+
+
+def top_p(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the fewest most probable tokens whose probabilities sum to at least p; of equals the lower ids first.
+
+    Source: arXiv 1904.09751 section 3.1; transformers' TopPLogitsWarper, which leaves the order of equals open.
+    """
+    p = sampler.params.top_p
+    if p == 1:
+        return candidates
+    scores = candidates.scores
+    weights = np.exp(scores - scores.max())
+    total = weights.sum()
+    # Tokens less probable than (1 - p) / n sum to less than 1 - p, so the others reach p without them: of 128,256
+    # tokens with a natural distribution about 18,000 are left to sort.
+    is_heavy = weights >= (1 - p) / len(weights) * total
+    descending = np.sort(scores[is_heavy])[::-1]
+    mass = np.cumsum(np.exp(descending - descending[0]))
+    # The token that crosses p; for p just below 1, rounding may put the end of `mass` below p * total.
+    last = min(int(np.searchsorted(mass, p * total)), len(mass) - 1)
+    kept = scores > descending[last]
+    ties = np.flatnonzero(scores == descending[last])
+    ties = ties[np.argsort(candidates.token_ids[ties])]
+    kept[ties[: last + 1 - np.count_nonzero(kept)]] = True
+    return candidates.keep(kept)
+
+
+def min_p(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the tokens at least `min_p` times as probable as the most probable one.
+
+    Source: arXiv 2407.01082 section 3; transformers' MinPLogitsWarper.
+    """
+    if sampler.params.min_p == 0:
+        return candidates
+    return candidates.keep(candidates.scores >= candidates.scores.max() + np.log(sampler.params.min_p))
+
+
+def typical_p(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the tokens whose surprise -log(probability) is nearest to its mean, the entropy, until they sum to p.
+
+    All that are as near as the last of them stay too, so the order of the candidates does not matter.
+    Source: arXiv 2202.00666; transformers' TypicalLogitsWarper.
+    """
+    if sampler.params.typical_p == 1:
+        return candidates
+    scores = candidates.scores
+    probabilities = candidates.probabilities()
+    is_possible = probabilities > 0  # 0 * -inf is NaN
+    mean_score = (probabilities[is_possible] * scores[is_possible]).sum()
+    # Surprise and entropy differ from these by the same constant, which their difference loses.
+    distances = np.abs(scores - mean_score)
+    by_distance = np.argsort(distances)
+    mass = np.cumsum(probabilities[by_distance])
+    last = min(int(np.searchsorted(mass, sampler.params.typical_p)), len(mass) - 1)
+    return candidates.keep(distances <= distances[by_distance[last]])
+
+
+def xtc(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """With probability `xtc_probability`, remove all tokens of at least the threshold but the least probable of them.
+
+    If several tie for least probable, all of them stay. Where a token that ends the text would go, nothing does, as in
+    text-generation-webui: a text that can never end is not more creative. (That program spares a newline likewise,
+    llama.cpp spares nothing.) One random number per position decides.
+
+    Source: text-generation-webui, pull request 6335, "Exclude Top Choices".
+    """
+    params = sampler.params
+    if params.xtc_probability == 0:
+        return candidates
+    if uniform(sampler.seed, sampler.sample_index, len(history)) >= params.xtc_probability:
+        return candidates
+    probabilities = candidates.probabilities()
+    viable = probabilities[probabilities >= params.xtc_threshold]
+    if len(viable) < 2:
+        return candidates
+    is_excluded = probabilities > viable.min()
+    if not sampler.eos_token_ids.isdisjoint(candidates.token_ids[is_excluded].tolist()):
+        return candidates
+    return candidates.keep(~is_excluded)

@@ -1,0 +1,173 @@
+"""Temperature and filters against transformers' processors of the same name, XTC against its description."""
+
+import numpy as np
+import pytest
+import torch
+from sampling_references import (
+    apply_step,
+    every_row,
+    make_logits,
+    make_sampler,
+    reference_scores,
+    survivors_of,
+    xtc_excluded,
+)
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from llmcli.sampling.candidates import gather_candidates
+from llmcli.sampling.chain import run_steps
+from llmcli.sampling.philox import uniform
+
+
+@every_row
+@pytest.mark.parametrize("temperature", [0.05, 0.8, 2.5])
+def test_temperature(logits, temperature):
+    expected = reference_scores(TemperatureLogitsWarper(temperature), logits.astype(np.float64))
+    token_ids, scores = apply_step("temperature", logits, temperature=temperature)
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+    shifted = expected - expected.max()
+    np.testing.assert_allclose(scores, shifted[token_ids], rtol=1e-12, atol=1e-9 * np.abs(shifted[token_ids]).min())
+    np.testing.assert_allclose(
+        np.exp(scores) / np.exp(scores).sum(), torch.from_numpy(expected).softmax(-1).numpy()[token_ids], rtol=1e-11
+    )
+
+
+@every_row
+@pytest.mark.parametrize("k", [1, 2, 40, 49, 50, 10**7])
+def test_top_k(logits, k):
+    expected = reference_scores(TopKLogitsWarper(k), logits.astype(np.float64))
+    token_ids, scores = apply_step("top_k", logits, top_k=k)
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+    np.testing.assert_array_equal(scores, logits[token_ids])
+
+
+def test_top_k_keeps_all_that_tie_with_the_last():
+    logits = np.asarray([1, 3, 2, 2, 0, 2], np.float32)
+    assert list(apply_step("top_k", logits, top_k=2).token_ids) == [1, 2, 3, 5]
+
+
+@every_row
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.95, 0.9999])
+def test_top_p(logits, p):
+    expected = reference_scores(TopPLogitsWarper(p), logits.astype(np.float64))
+    token_ids, scores = apply_step("top_p", logits, top_p=p)
+    # Among equal scores transformers leaves open which survive, so with ties only the multiset of scores is fixed.
+    np.testing.assert_array_equal(np.sort(scores), np.sort(expected[survivors_of(expected)]))
+    np.testing.assert_array_equal(scores, logits[token_ids])
+    if len(np.unique(logits)) == len(logits):
+        np.testing.assert_array_equal(token_ids, survivors_of(expected))
+
+
+def test_top_p_keeps_the_token_that_crosses_p():
+    logits = np.log(np.asarray([0.1, 0.5, 0.15, 0.25])).astype(np.float32)
+    assert list(apply_step("top_p", logits, top_p=0.49).token_ids) == [1]
+    assert list(apply_step("top_p", logits, top_p=0.51).token_ids) == [1, 3]
+    assert list(apply_step("top_p", logits, top_p=0.74).token_ids) == [1, 3]
+    assert list(apply_step("top_p", logits, top_p=0.76).token_ids) == [1, 2, 3]
+
+
+def test_top_p_keeps_the_lowest_ids_of_equals():
+    logits = np.asarray([0, 5, 5, 5, 5, 0], np.float32)
+    assert list(apply_step("top_p", logits, top_p=0.6).token_ids) == [1, 2, 3]
+    assert list(apply_step("top_p", np.zeros(8, np.float32), top_p=0.5).token_ids) == [0, 1, 2, 3]
+
+
+def test_top_p_just_below_one_survives_rounding():
+    for seed in range(50):
+        logits = make_logits("flat", 1000, seed)
+        assert len(apply_step("top_p", logits, top_p=1 - 2.0**-53).token_ids) == 1000
+
+
+@every_row
+@pytest.mark.parametrize("p", [1e-9, 0.05, 0.5, 0.99])
+def test_min_p(logits, p):
+    expected = reference_scores(MinPLogitsWarper(p), logits.astype(np.float64))
+    token_ids, scores = apply_step("min_p", logits, min_p=p)
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+    np.testing.assert_array_equal(scores, logits[token_ids])
+
+
+def test_min_p_is_relative_to_the_likeliest_token():
+    logits = np.log(np.asarray([0.4, 0.21, 0.19, 0.2 * 0.9, 0.02])).astype(np.float32)
+    assert list(apply_step("min_p", logits, min_p=0.5).token_ids) == [0, 1]
+
+
+@every_row
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.95, 0.9999])
+def test_typical_p(logits, p):
+    expected = reference_scores(TypicalLogitsWarper(p), logits.astype(np.float64))
+    token_ids, scores = apply_step("typical_p", logits, typical_p=p)
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+    np.testing.assert_array_equal(scores, logits[token_ids])
+
+
+def test_typical_p_prefers_the_average_surprise_to_the_highest_probability():
+    logits = np.log(np.asarray([0.5, 0.2, 0.2, 0.05, 0.05])).astype(np.float32)
+    # The entropy is 1.29; the surprises are 0.69, 1.61 and 3.00.
+    assert list(apply_step("typical_p", logits, typical_p=0.3).token_ids) == [1, 2]
+    assert list(apply_step("typical_p", logits, typical_p=0.5).token_ids) == [0, 1, 2]
+
+
+def test_typical_p_takes_scores_of_no_probability():
+    logits = np.asarray([3, 2, -3e38], np.float32)
+    assert list(apply_step("typical_p", logits, typical_p=0.9).token_ids) == [0, 1]
+    # At this temperature all scores but the highest are -inf.
+    *_, (_, candidates) = run_steps(logits, [], make_sampler(temperature=1e-320, typical_p=0.9))
+    assert list(candidates.token_ids) == [0]
+
+
+@every_row
+@pytest.mark.parametrize("threshold", [1e-4, 0.02, 0.1, 0.5])
+def test_xtc(logits, threshold):
+    token_ids, scores = apply_step("xtc", logits, xtc_probability=1, xtc_threshold=threshold)
+    np.testing.assert_array_equal(scores, logits[token_ids])
+    removed = set(range(len(logits))) - set(token_ids) - set(np.flatnonzero(logits == -np.inf))
+    probabilities = torch.from_numpy(logits).double().softmax(-1).numpy()
+    if len(np.unique(logits)) == len(logits):
+        assert removed == xtc_excluded(dict(enumerate(probabilities)), threshold)
+    viable = probabilities[probabilities >= threshold]
+    assert removed == set(np.flatnonzero(probabilities > viable.min() if len(viable) else []))
+
+
+def test_xtc_keeps_the_least_likely_of_the_likely():
+    logits = np.log(np.asarray([0.02, 0.3, 0.15, 0.4, 0.08, 0.05])).astype(np.float32)
+    assert list(apply_step("xtc", logits, xtc_probability=1).token_ids) == [0, 2, 4, 5]
+    assert list(apply_step("xtc", logits, xtc_probability=1, xtc_threshold=0.35).token_ids) == [0, 1, 2, 3, 4, 5]
+
+
+def test_xtc_counts_a_token_at_the_threshold():
+    logits = np.asarray([1, 0, -1], np.float32)
+    threshold = float(gather_candidates(logits, 0).probabilities()[1])
+    assert list(apply_step("xtc", logits, xtc_probability=1, xtc_threshold=threshold).token_ids) == [1, 2]
+    above = np.nextafter(threshold, 1)
+    assert list(apply_step("xtc", logits, xtc_probability=1, xtc_threshold=above).token_ids) == [0, 1, 2]
+
+
+def test_xtc_keeps_all_that_tie_for_least_likely():
+    assert list(apply_step("xtc", np.zeros(2, np.float32), xtc_probability=1, xtc_threshold=0.5).token_ids) == [0, 1]
+    logits = np.asarray([2, 0, 2, 5], np.float32)
+    assert list(apply_step("xtc", logits, xtc_probability=1, xtc_threshold=0.01).token_ids) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (0, [0, 2])])
+def test_xtc_does_nothing_where_it_would_remove_the_end_of_the_text(eos, expected):
+    logits = np.log(np.asarray([0.05, 0.5, 0.15, 0.3])).astype(np.float32)
+    token_ids, _ = apply_step("xtc", logits, xtc_probability=1, eos_token_ids=frozenset({eos, 99}))
+    assert list(token_ids) == expected
+
+
+def test_xtc_acts_as_often_as_it_is_asked_to_and_by_its_own_number():
+    logits = np.asarray([1, 1, 0.5], np.float32)
+    history = [4] * 17
+    acts = [
+        len(apply_step("xtc", logits, history, xtc_probability=0.3, seed=5, sample_index=index).token_ids) == 1
+        for index in range(2000)
+    ]
+    np.testing.assert_array_equal(acts, uniform(5, np.arange(2000), 17) < 0.3)
+    assert abs(sum(acts) - 600) < 4 * np.sqrt(2000 * 0.3 * 0.7)  # four standard deviations of the binomial law
