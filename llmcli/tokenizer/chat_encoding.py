@@ -1,0 +1,133 @@
+"""Token ids of a conversation, and the tokens that end an assistant's turn.
+
+A special token is one only where the template writes it: its string inside a message is ordinary text, so what
+somebody types, or a file that is pasted, cannot end a turn or begin one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from llmcli.errors import TokenizerError, UsageError
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.chat_template import ChatTemplate
+
+# Stand-ins are the surrogates from here on: no valid text holds one, and JSON does not join two of this half.
+FIRST_STAND_IN = 0xDC00
+# A private-use character that no vocabulary holds, so it never merges with the text after it; except that in a
+# vocabulary without byte fallback an unknown character next to it becomes part of the same unknown token.
+SENTINEL = "\U0010fffd"
+
+PROBE = "turnprobe"
+REPLY = ({"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE})
+TOOL_CALL = {"type": "function", "id": "000000001", "function": {"name": "probe", "arguments": {"text": PROBE}}}
+CALL = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]})
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> list[int]:
+    """The ids of a conversation as the template writes it, with a BOS only if the template writes one.
+
+    They equal those of transformers' `apply_chat_template`, except that the strings of special tokens inside
+    messages and variables are encoded as ordinary text.
+
+    While the template is rendered, a stand-in replaces the first character of each such string: the template sees
+    texts of unchanged length in which no special token can be found, however it cuts them.
+
+    Raises: UsageError for text that is not valid Unicode, TokenizerError as `ChatTemplate.render`.
+    """
+    special_tokens = _special_tokens(tokenizer)
+    initials = sorted({token[0] for token in special_tokens})
+    stand_in_of = {initial: chr(FIRST_STAND_IN + index) for index, initial in enumerate(initials)}
+    initial_of = {ord(stand_in): initial for initial, stand_in in stand_in_of.items()}
+
+    hidden = [_hide(message, special_tokens, stand_in_of) for message in messages]
+    text = template.render(hidden, add_generation_prompt, **_hide(variables, special_tokens, stand_in_of))
+    if text.translate(initial_of) == text:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    parts = _finder(special_tokens, text).split(text)  # text, token, text, token, ... text
+    token_ids: list[int] = []
+    clean = ""
+    for index, part in enumerate(parts):
+        restored = part.translate(initial_of)
+        if restored == part:
+            clean += part
+        else:
+            token_ids += tokenizer.encode(clean, add_special_tokens=False)
+            token_ids += _encode_ordinary(tokenizer, restored, before=parts[index - 1] if index else None)
+            clean = ""  # begins with a special token, so whether it begins the text makes no difference
+    return token_ids + tokenizer.encode(clean, add_special_tokens=False)
+
+
+def turn_end_token_ids(tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """The special tokens that the template writes after an assistant's message, such as `<|im_end|>` or `</s>`.
+
+    Found by rendering a reply, and a call of a built-in tool, which Llama 3.1 ends with `<|eom_id|>`. A template that
+    refuses such a conversation has none for it.
+    """
+    special_tokens = _special_tokens(tokenizer)
+    after_reply = _render_after_probe(template, REPLY)
+    after_call = _render_after_probe(template, CALL, builtin_tools=["probe"])
+    # After a call's text come the ends of the call itself, and then the end of the turn.
+    ends = [
+        *_finder(special_tokens, after_reply).findall(after_reply)[:1],
+        *_finder(special_tokens, after_call).findall(after_call)[-1:],
+    ]
+    return frozenset(token_id for token in ends if (token_id := tokenizer.token_id(token)) is not None)
+
+
+def _render_after_probe(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    try:
+        text = template.render(messages, add_generation_prompt=False, **variables)
+    except TokenizerError:
+        return ""
+    _, probe, rest = text.rpartition(PROBE)
+    return rest if probe else ""
+
+
+def _special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
+    return frozenset(tokenizer.piece(token_id) for token_id in tokenizer.special_token_ids) - {""}
+
+
+def _finder(tokens: Iterable[str], text: str) -> re.Pattern[str]:
+    """A pattern that finds the longest of those tokens that occur in a text; its one group is the token."""
+    # Llama 3 has 256 special tokens, and a search for each is far quicker than a pattern of all.
+    present = sorted((token for token in tokens if token in text), key=len, reverse=True)
+    return re.compile("(" + ("|".join(map(re.escape, present)) or "(?!)") + ")")
+
+
+def _hide(value: Any, special_tokens: frozenset[str], stand_in_of: Mapping[str, str]) -> Any:
+    """The JSON value with a stand-in for the first character of each special token in its strings."""
+    if isinstance(value, Mapping):
+        return {key: _hide(item, special_tokens, stand_in_of) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hide(item, special_tokens, stand_in_of) for item in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a message is not valid Unicode: lone surrogate U+{ord(value[error.start]):04X} at character "
+            f"{error.start}; pass the text as UTF-8"
+        ) from error
+    # Looks ahead, so that a token within another or overlapping it is found as well.
+    starts = re.compile(f"(?={_finder(special_tokens, value).pattern}).", re.DOTALL)
+    return starts.sub(lambda match: stand_in_of[match[0]], value)
+
+
+def _encode_ordinary(tokenizer: Tokenizer, text: str, before: str | None) -> list[int]:
+    """Encodes text in which no special token is to be found, after a special token or at the start of the prompt."""
+    encode = partial(tokenizer.encode, add_special_tokens=False, parse_special_tokens=False)
+    if before is None or tokenizer.encode(f"{before}a", add_special_tokens=False)[1:] == encode("a"):
+        return encode(text)
+    # SentencePiece puts a space before a text, though not after a special token: let it go before something else.
+    sentinel_ids = encode(SENTINEL)
+    return encode(SENTINEL + text)[len(sentinel_ids) :]

@@ -1,0 +1,172 @@
+"""The chat template of a model: where it is found, and the text that it makes of a conversation.
+
+Refuses a folder without a template, with the ways to name one. Token ids are chat_encoding.py's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import TokenizerError, UsageError
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.chat_process import TemplateProcess
+from llmcli.tokenizer.settings import read_settings
+
+PLAIN = "plain"
+# For models that were trained on text alone. No space after the last colon: it belongs to the next word's token.
+PLAIN_SOURCE = """\
+{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- message.content | trim + '\\n\\n' }}
+    {%- else %}
+        {{- message.role | capitalize + ': ' + message.content | trim + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:' }}
+{%- endif %}
+"""
+PLAIN_STOP_STRING = "\nUser:"
+
+# Source: transformers 5.23, `PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES`.
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A Jinja template, rendered in a child process with bounds, since it is a program of the model's author.
+
+    `origin` says where it comes from, for messages. `special_tokens` are variables that every rendering sees, such as
+    `bos_token`. `stop_strings` end an answer where no special token does: the template `plain` has one.
+    """
+
+    def __init__(
+        self, source: str, origin: str, special_tokens: Mapping[str, str], stop_strings: tuple[str, ...] = ()
+    ) -> None:
+        self.source = source
+        self.origin = origin
+        self.special_tokens = dict(special_tokens)
+        self.stop_strings = stop_strings
+        self._process = TemplateProcess(source, origin)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt of a conversation: what transformers' `apply_chat_template` gives with `tokenize=False`.
+
+        A message has a `role` and a `content`; further keys and `variables`, such as `enable_thinking`, are JSON
+        values that the template may use. With `add_generation_prompt` the text ends where the assistant's answer
+        begins.
+
+        Raises: TokenizerError if the template refuses the conversation, is broken, needs more than 2 s or 256 MB, or
+        writes more than 4 MB.
+        Source: transformers 5.23, `apply_chat_template` and `render_jinja_template`.
+        """
+        prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        prompt["messages"] = [_message(message) for message in messages]
+        return self._process.render(prompt | self.special_tokens | variables)
+
+    def close(self) -> None:
+        """Ends the child process; the next rendering starts another. Without this it ends with the program."""
+        self._process.close()
+
+
+def load_chat_template(folder: Path, tokenizer: Tokenizer, choice: str | None = None) -> ChatTemplate:
+    """The template of a model folder with that tokenizer, or the one chosen: a Jinja file, or the word `plain`.
+
+    In a folder, chat_template.jinja goes before `chat_template` in tokenizer_config.json, which is a template or a
+    list of named ones, of which `default` is taken. additional_chat_templates/ is not looked at.
+
+    Raises: UsageError if there is none or the chosen file cannot be read, TokenizerError if the folder's is malformed.
+    """
+    special_tokens = _special_tokens(folder, tokenizer)
+    if choice == PLAIN:
+        if tokenizer.encode("")[:1] != [tokenizer.bos_token_id]:  # such models never saw one
+            special_tokens.pop("bos_token", None)
+        return ChatTemplate(PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,))
+    if choice is not None:
+        source, origin = _read_chosen(Path(choice)), f"the chat template {choice}"
+    else:
+        source, origin = _find_in(folder)
+    if not source.strip():
+        raise TokenizerError(f"{origin} is empty; choose another one with --chat-template FILE")
+    return ChatTemplate(source, origin, special_tokens)
+
+
+def _read_chosen(path: Path) -> str:
+    expected = f"expected a file that holds a Jinja template, or `{PLAIN}`"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read --chat-template {path}: {error.strerror}; {expected}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template {path} is not UTF-8 text; {expected}") from error
+
+
+def _find_in(folder: Path) -> tuple[str, str]:
+    path = folder / "chat_template.jinja"
+    try:
+        return path.read_text(encoding="utf-8"), f"the chat template {path}"
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 text; download the file again") from error
+
+    path = folder / "tokenizer_config.json"
+    source = _read_object(path).get("chat_template")
+    if source is None:
+        raise UsageError(
+            f"{folder} has no chat template: there is no chat_template.jinja, and no chat_template in "
+            f"tokenizer_config.json; give one with --chat-template FILE, or use --chat-template {PLAIN} for a "
+            f"conversation in lines of `User:` and `Assistant:`"
+        )
+    origin = f"chat_template in {path}"
+    if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
+        named = {entry.get("name"): entry.get("template") for entry in source}
+        if "default" not in named:
+            names = ", ".join(str(name) for name in named) or "none"
+            raise TokenizerError(
+                f"{origin} has no template named default, only {names}; choose one with --chat-template FILE"
+            )
+        source = named["default"]
+    if not isinstance(source, str):
+        raise TokenizerError(f"{origin} is {json.dumps(source)[:100]}, expected a template or a list of named ones")
+    return source, f"the {origin}"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that `read_settings` has accepted, {} if there is none."""
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them."""
+    tokens = {}
+    if tokenizer.bos_token_id is not None:
+        tokens["bos_token"] = tokenizer.piece(tokenizer.bos_token_id)
+    if len(tokenizer.eos_token_ids) == 1:  # where there are more, the folder names the one that ends a text
+        tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
+
+    read_settings(folder)  # refuses broken files in words
+    declared = _read_object(folder / "tokenizer_config.json")
+    if declared.get("added_tokens_decoder") is None:  # else the older file is not looked at, as in transformers
+        declared |= _read_object(folder / "special_tokens_map.json")
+    for name in TOKEN_NAMES:
+        token = declared.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out keys without a value, and gives the reasoning under each name that templates know it by."""
+    given = {key: value for key, value in message.items() if value is not None}
+    for field in REASONING_FIELDS:
+        if field in given:
+            return {"thinking": given[field], **given, "reasoning_content": given[field]}
+    return given
