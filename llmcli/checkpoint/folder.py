@@ -11,6 +11,7 @@ from typing import Any
 
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
 from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.quantization.config import METHOD
 
 CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
@@ -72,27 +73,35 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, config_json, generation_config, _read_tensors(folder, names))
 
 
-def refuse_quantization(config_json: dict[str, Any], where: str) -> None:
-    """Refuse a model whose config says that its weights are quantized, naming the method; `where` names the config.
+def quantization_of(config_json: dict[str, Any]) -> Any | None:
+    """What config.json says of quantized weights, or None if it says nothing; `compression_config` is an older name."""
+    for key in ("quantization_config", "compression_config"):
+        if config_json.get(key) is not None:
+            return config_json[key]
+    return None
 
+
+def refuse_quantization(config_json: dict[str, Any], where: str) -> None:
+    """Refuse weights that are quantized by another method than compressed-tensors, by name; `where` names the config.
+
+    What compressed-tensors can say and this program cannot run is refused where it is read.
     Raises: UnsupportedModelError.
     """
-    for key in ("quantization_config", "compression_config"):
-        quantization = config_json.get(key)
-        if quantization is None:
-            continue
-        # bitsandbytes did not always write its method.
-        is_bitsandbytes = isinstance(quantization, dict) and not quantization.keys().isdisjoint(
-            {"load_in_8bit", "load_in_4bit"}
-        )
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        _refuse_method(method or ("bitsandbytes" if is_bitsandbytes else "unknown"), where)
+    quantization = quantization_of(config_json)
+    if quantization is None:
+        return
+    fields = quantization if isinstance(quantization, dict) else {}
+    # bitsandbytes did not always write its method.
+    is_bitsandbytes = not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"})
+    method = fields.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "unknown")
+    if method != METHOD:
+        _refuse_method(method, where)
 
 
 def _refuse_method(method: object, where: str) -> None:
     raise UnsupportedModelError(
         f"{where} says that the weights are quantized (method {printable(method)}), which is not supported; "
-        "use the original model in bf16, fp16 or fp32"
+        f"use the original model in bf16, fp16 or fp32, or one quantized as {METHOD}"
     )
 
 

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmcli.checkpoint.folder import Checkpoint, open_checkpoint
-from llmcli.checkpoint.layout import EMBEDDING, ModelTensors, match_tensors
+from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
+from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.matching import ModelTensors, match_tensors
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.config.llama import LlamaConfig
+from llmcli.quantization.config import QuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ def open_model(folder: Path) -> Model:
     checkpoint = open_checkpoint(folder)
     where = str(folder / "config.json")
     config = LlamaConfig.from_dict(checkpoint.config_json, where)
-    tensors = match_tensors(config, checkpoint.tensors, str(folder))
-    if config.tie_word_embeddings and tensors.head != EMBEDDING:
+    declared = quantization_of(checkpoint.config_json)
+    quantization = QuantizationConfig.from_dict(declared, where) if declared is not None else None
+    tensors = match_tensors(config, checkpoint.tensors, str(folder), quantization)
+    if config.tie_word_embeddings and tensors.head in tensors.tensors and tensors.head != EMBEDDING:
         tensors = _share_equal_head(tensors)
     return Model(checkpoint, config, tensors)
 

@@ -200,8 +200,6 @@ def test_config_that_is_a_broken_link(folder):
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"quantization_config": {}}, "unknown"),
         ({"quantization_config": "int8"}, "unknown"),
     ],

@@ -1,0 +1,181 @@
+"""The small files of an export: those taken over from the source, and the quality card as JSON and as model card."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from llmcli import __version__
+from llmcli.checkpoint.export_plan import ExportPlan
+from llmcli.checkpoint.folder import CONFIG_NAME, INDEX_NAME, MAX_JSON_BYTES
+from llmcli.errors import CheckpointError
+from llmcli.quantization.quality import TensorQuality
+
+CARD_NAME = "quantization.json"
+MODEL_CARD_NAME = "README.md"
+SOURCE_MODEL_CARD_NAME = "README.source.md"
+CARD_FORMAT_VERSION = 1
+
+_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".md"}
+_LEGAL_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "USE_POLICY")
+_TEMPLATES_FOLDER = "additional_chat_templates"
+_NUM_WORST = 5
+
+
+def source_files(folder: Path) -> dict[str, Path]:
+    """Files of the source that an export takes over, by their name there: tokenizer, templates, settings, licences.
+
+    Weights, hidden files and what this program writes itself stay behind.
+    Raises: OSError.
+    """
+    files = {}
+    for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES_FOLDER}/*.jinja")]):
+        name = path.relative_to(folder).as_posix()
+        is_index = name.endswith(".index.json")
+        is_wanted = path.suffix in _SUFFIXES or path.name.upper().startswith(_LEGAL_NAMES)
+        if not is_wanted or is_index or name.startswith(".") or name in (CONFIG_NAME, CARD_NAME):
+            continue
+        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
+            files[SOURCE_MODEL_CARD_NAME if name == MODEL_CARD_NAME else name] = path
+    return files
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy files under their new names into a folder.
+
+    Raises: CheckpointError if one cannot be read; OSError if one cannot be written.
+    """
+    for name, source in files.items():
+        try:
+            content = source.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{source} cannot be read: {error.strerror}; check the disk") from error
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(content)
+
+
+def index_json(plan: ExportPlan) -> dict[str, Any]:
+    """The index of a sharded export, as Hugging Face writes it."""
+    weight_map = {
+        tensor.name: shard.file_name for shard in plan.shards for weight in shard.weights for tensor in weight.outputs
+    }
+    return {"metadata": {"total_size": plan.total.bytes_after}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def small_files(
+    plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str
+) -> dict[str, str]:
+    """The text of every file that is written rather than copied, config.json last."""
+    card = quality_card(plan, qualities, source_name)
+    files = {CARD_NAME: _json(card), MODEL_CARD_NAME: model_card(plan, qualities, source_name, name)}
+    if len(plan.shards) > 1:
+        files[INDEX_NAME] = _json(index_json(plan))
+    return {**files, CONFIG_NAME: _json(plan.config_json)}
+
+
+def quality_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str) -> dict[str, Any]:
+    """Choices, sizes and errors as JSON.
+
+    Units: sizes in bytes; errors relative root mean squares, as `TensorQuality` has them.
+    """
+    options = plan.options
+    total = plan.total
+    return {
+        "format_version": CARD_FORMAT_VERSION,
+        "llmcli_version": __version__,
+        "source": source_name,
+        "num_bits": options.scheme.num_bits,
+        "group_size": options.scheme.group_size,
+        "symmetric": options.scheme.is_symmetric,
+        "head_bits": options.head_bits,
+        "skip": list(options.skip),
+        "kept_layers": list(plan.skipped),
+        "channel_layers": list(plan.channel_layers),
+        "bytes_before": total.bytes_before,
+        "bytes_after": total.bytes_after,
+        "sizes": {kind: asdict(sizes) for kind, sizes in plan.sizes.items()},
+        "tensors": {
+            weight.module: {"scheme": str(weight.scheme), **asdict(qualities[weight.module])}
+            for weight in plan.weights
+            if weight.scheme is not None
+        },
+    }
+
+
+def model_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str) -> str:
+    """README.md of the export."""
+    options, total = plan.options, plan.total
+    head = f"int{options.head_bits}" if options.head_bits else "as in the source"
+    if plan.unties_head:
+        head += ", no longer shared with the embedding"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [compressed-tensors, llmcli]",
+        "---",
+        f"# {name}",
+        "",
+        f"{source_name} with its linear layers quantized by llmcli {__version__}, without calibration, "
+        "in the compressed-tensors format `pack-quantized`.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| linear layers | {options.scheme} |",
+        f"| output head | {head} |",
+        "| embedding, norms, biases | as in the source |",
+        f"| weights | {total.bytes_before / 1e6:,.1f} MB before, {total.bytes_after / 1e6:,.1f} MB now |",
+    ]
+    lines += _list_row("one scale a row, since the group does not divide the input size", plan.channel_layers)
+    lines += _list_row("kept as in the source", plan.skipped)
+    lines += ["", "## Loading", "", *_loading(plan), "", "## What it cost", ""]
+    lines += [
+        "Root mean square of the change of the weights, relative to the weights. All layers: `quantization.json`.",
+        "",
+        "| layers | mean error | largest | where | worst row there |",
+        "|---|---|---|---|---|",
+    ]
+    by_type: dict[str, list[str]] = {}
+    for module in qualities:
+        by_type.setdefault(module.rsplit(".", 1)[-1], []).append(module)
+    for layer_type, modules in by_type.items():
+        worst = max(modules, key=lambda module: qualities[module].relative_rms_error)
+        mean = sum(qualities[module].relative_rms_error for module in modules) / len(modules)
+        lines.append(f"| {layer_type} | {mean:.3%} | {_row(worst, qualities[worst])} |")
+    lines += ["", f"The {_NUM_WORST} worst:", "", "| layer | error | worst row |", "|---|---|---|"]
+    for module in worst_tensors(qualities)[:_NUM_WORST]:
+        quality = qualities[module]
+        error = f"{quality.worst_row_error:.3%} (row {quality.worst_row})"
+        lines.append(f"| {module} | {quality.relative_rms_error:.3%} | {error} |")
+    return "\n".join(lines) + "\n"
+
+
+def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:
+    """Module names, the largest error first."""
+    return sorted(qualities, key=lambda module: -qualities[module].relative_rms_error)
+
+
+def _loading(plan: ExportPlan) -> list[str]:
+    run = ["- llmcli: `llmcli generate -m FOLDER`"]
+    if plan.options.scheme.is_symmetric:
+        run.append("- transformers with compressed-tensors installed: `AutoModelForCausalLM.from_pretrained(FOLDER)`")
+    else:
+        run.append(
+            "- transformers with compressed-tensors installed: `AutoModelForCausalLM.from_pretrained(FOLDER, "
+            "quantization_config=CompressedTensorsConfig(dequantize=True))`, since it loads zero points in no other way"
+        )
+    return run + [f"- {concern}" for concern in plan.concerns or ("vLLM: in its format, but not run with it",)]
+
+
+def _list_row(what: str, names: Iterable[str]) -> list[str]:
+    listed = ", ".join(names)
+    return [f"| {what} | {listed} |"] if listed else []
+
+
+def _row(module: str, quality: TensorQuality) -> str:
+    return f"{quality.relative_rms_error:.3%} | {module} | {quality.worst_row_error:.3%}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,242 @@
+"""Decides what a quantized export holds, before a byte is read: the scheme of each tensor, the shards, the sizes."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from llmcli import __version__
+from llmcli.checkpoint.folder import WEIGHTS_NAME
+from llmcli.checkpoint.layout import EMBEDDING, HEAD
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, WEIGHT_SUFFIX, PlannedWeight, Shard
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.quantization.config import ConfigGroup, QuantizationConfig
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.vllm import vllm_concerns
+
+DEFAULT_SHARD_BYTES = 5 * 10**9
+
+_CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What the user asked for. `head_bits` None keeps the output head; `skip` are patterns of layers to keep."""
+
+    scheme: WeightScheme
+    head_bits: int | None = None
+    skip: tuple[str, ...] = ()
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tensors of one kind, before and after."""
+
+    num_tensors: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay."""
+
+    model: Model
+    options: ExportOptions
+    shards: tuple[Shard, ...]
+    config_json: Mapping[str, Any]
+    channel_layers: tuple[str, ...]
+    skipped: tuple[str, ...]
+    concerns: tuple[str, ...]
+
+    @property
+    def weights(self) -> tuple[PlannedWeight, ...]:
+        """All tensors, in the order of writing."""
+        return tuple(weight for shard in self.shards for weight in shard.weights)
+
+    @property
+    def sizes(self) -> dict[str, Sizes]:
+        """Sizes by kind of tensor; a head that shared the embedding takes nothing before."""
+        kinds: dict[str, list[PlannedWeight]] = {}
+        for weight in self.weights:
+            kinds.setdefault(weight.kind, []).append(weight)
+        return {
+            kind: Sizes(
+                len(weights),
+                sum(0 if weight.name == HEAD and self.unties_head else weight.info.num_bytes for weight in weights),
+                sum(weight.num_bytes for weight in weights),
+            )
+            for kind, weights in kinds.items()
+        }
+
+    @property
+    def total(self) -> Sizes:
+        """Sizes of the whole model."""
+        parts = self.sizes.values()
+        return Sizes(
+            sum(part.num_tensors for part in parts),
+            sum(part.bytes_before for part in parts),
+            sum(part.bytes_after for part in parts),
+        )
+
+    @property
+    def unties_head(self) -> bool:
+        """Whether the source's one matrix for embedding and head becomes two."""
+        return self.model.tensors.head == EMBEDDING and self.options.head_bits is not None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two plans whose exports are the same bytes: same source files, same choices, same program."""
+        facts = {
+            "version": __version__,
+            "options": asdict(self.options),
+            "config": self.config_json,
+            "weights": [
+                (weight.name, str(weight.info.path.resolve()), weight.info.offset, weight.info.num_bytes)
+                for weight in self.weights
+            ],
+            "files": sorted(
+                (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+                for path in {weight.info.path for weight in self.weights}
+            ),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
+    """Plan the export of a model whose folder has been checked.
+
+    Raises: UsageError for choices that fit the model or one another badly; CheckpointError for a model that is
+    quantized already.
+    """
+    config_json = model.checkpoint.config_json
+    if config_json.get("quantization_config") or config_json.get("compression_config"):
+        raise CheckpointError(f"{model.checkpoint.folder} is quantized already; quantize the original model instead")
+    scale_dtype = _CONFIG_DTYPES.get(str(config_json.get("dtype") or config_json.get("torch_dtype")))
+    sources = dict(model.tensors.tensors)
+    if options.head_bits is not None:
+        sources.setdefault(HEAD, sources[EMBEDDING])
+    skipped = _skipped(sources, options.skip)
+    weights = [
+        PlannedWeight(name, info, _scheme_for(name, info, options, skipped), scale_dtype or info.dtype)
+        for name, info in sources.items()
+    ]
+    quantized = {weight.module: weight for weight in weights if weight.scheme is not None}
+    if not quantized:
+        raise UsageError("every linear layer is skipped and the output head kept: there is nothing to quantize")
+    channel_layers = tuple(
+        name for name, weight in quantized.items() if weight.scheme and weight.scheme.group_size is None
+    )
+    if options.scheme.group_size is None:
+        channel_layers = ()  # that is what was asked for
+    if not options.scheme.is_symmetric:
+        _refuse_mixed_asymmetric(options, channel_layers, quantized)
+    linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
+    return ExportPlan(
+        model=model,
+        options=options,
+        shards=_shards(weights, options.shard_bytes),
+        config_json=_config_json(model, _quantization_config(weights, options, skipped)),
+        channel_layers=channel_layers,
+        skipped=skipped,
+        concerns=tuple(
+            vllm_concerns(
+                {name: weight.scheme for name, weight in linear.items()},
+                {name: weight.shape for name, weight in linear.items()},
+                HEAD.removesuffix(WEIGHT_SUFFIX),
+            )
+        ),
+    )
+
+
+def _skipped(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The linear layers that a pattern matches anywhere in the module's name."""
+    layers = [name.removesuffix(WEIGHT_SUFFIX) for name in names if name.endswith(LINEAR_SUFFIX)]
+    skipped = set()
+    for pattern in patterns:
+        try:
+            matched = {layer for layer in layers if re.search(pattern, layer)}
+        except re.error as error:
+            raise UsageError(f"--skip {pattern!r} is not a regular expression: {error}") from error
+        if not matched:
+            raise UsageError(f"--skip {pattern!r} matches no linear layer; their names are like {layers[0]}")
+        skipped |= matched
+    return tuple(layer for layer in layers if layer in skipped)
+
+
+def _scheme_for(name: str, info: TensorInfo, options: ExportOptions, skipped: tuple[str, ...]) -> WeightScheme | None:
+    if name == HEAD and options.head_bits is not None:
+        scheme = WeightScheme(options.head_bits, options.scheme.group_size)
+    elif name.endswith(LINEAR_SUFFIX) and name.removesuffix(WEIGHT_SUFFIX) not in skipped:
+        scheme = options.scheme
+    else:
+        return None
+    if scheme.divides(info.shape[1]):
+        return scheme
+    return WeightScheme(scheme.num_bits, None, scheme.is_symmetric)
+
+
+def _refuse_mixed_asymmetric(
+    options: ExportOptions, channel_layers: tuple[str, ...], quantized: Mapping[str, PlannedWeight]
+) -> None:
+    reason = "transformers loads asymmetric weights only if one scheme covers every quantized layer"
+    if options.head_bits is not None:
+        raise UsageError(f"--asymmetric does not go with --head int8: {reason}; leave out one of them")
+    if channel_layers:
+        shown = ", ".join(channel_layers[:_MAX_NAMED])
+        raise UsageError(
+            f"--asymmetric with --group-size {options.scheme.group_size} leaves {len(channel_layers)} layer(s) whose "
+            f"input size the group does not divide ({shown}, input size {quantized[channel_layers[0]].shape[1]}) and "
+            f"{reason}; use a smaller --group-size, or --skip them"
+        )
+
+
+def _quantization_config(
+    weights: list[PlannedWeight], options: ExportOptions, skipped: tuple[str, ...]
+) -> QuantizationConfig:
+    """One group for what the user chose, one for layers that the group does not divide, one for the head."""
+    layers: dict[WeightScheme, list[str]] = {}
+    for weight in weights:
+        if weight.scheme is not None and weight.name != HEAD:
+            layers.setdefault(weight.scheme, []).append(weight.module)
+    groups = [
+        ConfigGroup(("Linear",) if scheme == options.scheme else tuple(names), scheme)
+        for scheme, names in sorted(layers.items(), key=lambda item: item[0] != options.scheme)
+    ]
+    head = HEAD.removesuffix(WEIGHT_SUFFIX)
+    # vLLM knows the head by its name, not as a Linear, so it has a group of its own even if its scheme is the same.
+    head_schemes = [weight.scheme for weight in weights if weight.name == HEAD and weight.scheme is not None]
+    groups += [ConfigGroup((head,), scheme) for scheme in head_schemes]
+    return QuantizationConfig(tuple(groups), ignore=skipped if head_schemes else (*skipped, head))
+
+
+def _config_json(model: Model, quantization: QuantizationConfig) -> dict[str, Any]:
+    config_json = {**model.checkpoint.config_json, "quantization_config": quantization.to_dict()}
+    if model.config.tie_word_embeddings and quantization.scheme_of(HEAD.removesuffix(WEIGHT_SUFFIX)) is not None:
+        config_json["tie_word_embeddings"] = False  # with true, transformers looks for no head in the file
+    return config_json
+
+
+def _shards(weights: list[PlannedWeight], shard_bytes: int) -> tuple[Shard, ...]:
+    """Fill shards in order; a weight larger than a shard has one of its own."""
+    shards: list[list[PlannedWeight]] = [[]]
+    room = shard_bytes
+    for weight in weights:
+        if weight.num_bytes > room and shards[-1]:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(weight)
+        room -= weight.num_bytes
+    if len(shards) == 1:
+        return (Shard(WEIGHTS_NAME, tuple(weights)),)
+    count = len(shards)
+    return tuple(
+        Shard(f"model-{number:05}-of-{count:05}.safetensors", tuple(shard)) for number, shard in enumerate(shards, 1)
+    )

@@ -1,0 +1,132 @@
+"""Lists and removes the models in huggingface_hub's cache, whichever tool downloaded them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import (
+    CachedRepoInfo,
+    CachedRevisionInfo,
+    CacheNotFound,
+    DeleteCacheStrategy,
+    HFCacheInfo,
+    constants,
+    scan_cache_dir,
+)
+
+from llmcli.checkpoint.folder import CONFIG_NAME
+from llmcli.checkpoint.hub_files import is_complete, read_json
+from llmcli.checkpoint.hub_id import HubId
+from llmcli.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """One revision of a model in the cache.
+
+    Units: `last_used` seconds since 1970, by the file system, of all revisions together; `size_bytes` counts a file
+    that two revisions share in both, and what is there of unfinished files.
+    """
+
+    repo_id: str
+    commit: str
+    refs: tuple[str, ...]  # the branches and tags that were asked for by name
+    size_bytes: int
+    last_used: float
+    is_complete: bool
+    model_type: str | None  # None without a readable config.json
+    folder: Path
+
+
+@dataclass(frozen=True)
+class CachedModels:
+    """What the cache holds; `unreadable` says for each folder that is not as it should be what is wrong with it."""
+
+    cache: Path
+    models: tuple[CachedModel, ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Revisions that are about to be removed; nothing happens before `execute`."""
+
+    commits: tuple[str, ...]
+    freed_bytes: int
+    _strategy: DeleteCacheStrategy
+
+    def execute(self) -> None:
+        """Remove them. Files that a remaining revision uses stay.
+
+        Raises: CheckpointError if a folder cannot be removed, of which huggingface_hub only writes a log line.
+        """
+        self._strategy.execute()
+        for folder in (*self._strategy.repos, *self._strategy.snapshots):
+            if folder.exists():
+                raise CheckpointError(f"{folder} cannot be removed completely; check its permissions")
+
+
+def hub_cache_folder() -> Path:
+    """Where huggingface_hub keeps models, by its environment variables; the folder may not exist yet."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def list_cached_models() -> CachedModels:
+    """Every revision of every model in the cache, by id."""
+    cache = _scan()
+    if cache is None:
+        return CachedModels(hub_cache_folder(), (), ())
+    models = [
+        _describe(repo, revision, _unfinished_bytes(cache, repo))
+        for repo in cache.repos
+        if repo.repo_type == "model"
+        for revision in repo.revisions
+    ]
+    models.sort(key=lambda model: (model.repo_id.lower(), model.refs, model.commit))
+    return CachedModels(hub_cache_folder(), tuple(models), tuple(map(str, cache.warnings)))
+
+
+def plan_removal(hub_id: HubId) -> Removal:
+    """Find what removing a model, or the one revision that `hub_id` names, would remove.
+
+    Raises: CheckpointError if the cache does not hold it.
+    """
+    cache = _scan()
+    repos = [repo for repo in cache.repos if repo.repo_type == "model"] if cache else []
+    for repo in repos:
+        if cache and repo.repo_id == hub_id.repo_id:
+            chosen = [item for item in repo.revisions if hub_id.revision in (None, item.commit_hash, *item.refs)]
+            if chosen:
+                strategy = cache.delete_revisions(*(item.commit_hash for item in chosen))
+                unfinished = _unfinished_bytes(cache, repo) if repo.repo_path in strategy.repos else 0
+                commits = tuple(item.commit_hash for item in chosen)
+                return Removal(commits, strategy.expected_freed_size + unfinished, strategy)
+    raise CheckpointError(f"{hub_id} is not in the cache {hub_cache_folder()}; `llmcli models list` shows what is")
+
+
+def _scan() -> HFCacheInfo | None:
+    try:
+        return scan_cache_dir(hub_cache_folder())
+    except CacheNotFound:
+        return None
+
+
+def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_bytes: int) -> CachedModel:
+    complete = is_complete(revision.snapshot_path)
+    try:
+        model_type = read_json(revision.snapshot_path / CONFIG_NAME).get("model_type")
+    except CheckpointError:
+        model_type = None
+    return CachedModel(
+        repo_id=repo.repo_id,
+        commit=revision.commit_hash,
+        refs=tuple(sorted(revision.refs)),
+        size_bytes=revision.size_on_disk + (0 if complete else unfinished_bytes),
+        last_used=repo.last_accessed,
+        is_complete=complete,
+        model_type=model_type if isinstance(model_type, str) else None,
+        folder=revision.snapshot_path,
+    )
+
+
+def _unfinished_bytes(cache: HFCacheInfo, repo: CachedRepoInfo) -> int:
+    return sum(file.size_on_disk for file in cache.incomplete_files if repo.repo_path in file.file_path.parents)

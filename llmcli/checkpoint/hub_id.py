@@ -1,0 +1,30 @@
+"""Tells a hub id, `ORG/NAME` or `ORG/NAME@REVISION`, from the path of a folder; without importing a library."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A model on the hub. `revision` is a branch, a tag or a commit hash; None is the main branch."""
+
+    repo_id: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
+
+
+def find_hub_id(name: str) -> HubId | None:
+    """The hub id that `name` is, or None for a path: whatever exists here, or does not look like an id.
+
+    One slash, and no `.`, `/`, `~` or drive letter in front, look like an id; so `models/llama`, if there is no such
+    folder, does too.
+    """
+    match = _HUB_ID.fullmatch(name)
+    if match is None or Path(name).exists():
+        return None
+    return HubId(match[1], match[2])

@@ -1,0 +1,136 @@
+"""Matches the tensors of a folder with what the config asks for, before anything is read."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, ExpectedTensor, expected_tensors, packed_tensors
+from llmcli.checkpoint.safetensors_file import TensorInfo, printable
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.quantization.config import QuantizationConfig
+from llmcli.quantization.schemes import WeightScheme
+
+# Old converters stored this table per layer; it is recomputed from the config.
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+
+# Written by exporters that reorder the inputs of a layer; such weights mean something else without it.
+_GROUP_INDEX_SUFFIX = ".weight_g_idx"
+
+_MAX_NAMED = 4  # tensors named in one message; the rest are counted
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A quantized linear layer: its scheme, and the shape [output_size, input_size] of the weight it stands for."""
+
+    scheme: WeightScheme
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """The tensors of one model, matched by name: `tensors` holds what the model uses, `unused` the names it does not.
+
+    `head` names the output head's weight: the embedding's own name where the two share one tensor. `packed` holds the
+    quantized layers by module name (`model.layers.0.mlp.up_proj`); their parts stand in `tensors`.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    head: str
+    unused: tuple[str, ...]
+    packed: Mapping[str, PackedLayer]
+
+
+def match_tensors(
+    config: LlamaConfig,
+    tensors: Mapping[str, TensorInfo],
+    where: str,
+    quantization: QuantizationConfig | None = None,
+) -> ModelTensors:
+    """Match a folder's tensors with what the config asks for.
+
+    The stored tensors decide about the head, then the config, as in Hugging Face's tie_weights: an lm_head.weight
+    that is there is used; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
+    matrix as lm_head.weight only.
+    Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype that is no weight.
+    """
+    weights = list(expected_tensors(config))
+    if config.tie_word_embeddings and HEAD in tensors and EMBEDDING not in tensors:
+        tensors = {**tensors, EMBEDDING: tensors[HEAD]}
+    has_own_head = tensors.get(HEAD) not in (None, tensors.get(EMBEDDING)) or f"{HEAD}_packed" in tensors
+    is_shared = config.tie_word_embeddings and not has_own_head
+    if not is_shared:
+        weights.append(ExpectedTensor(HEAD, weights[0].shape, weights[0].reason, is_linear=True))
+    packed = dict(_packed_layers(weights, quantization, where))
+    _refuse_quantized_otherwise(tensors, where)
+    expected = list(_stored_tensors(weights, packed))
+
+    missing = [tensor.name for tensor in expected if tensor.name not in tensors]
+    if missing == [HEAD]:
+        raise CheckpointError(
+            f"{where}: {HEAD} is missing and config.json does not set tie_word_embeddings; "
+            "if the head shares the embedding, set tie_word_embeddings to true there"
+        )
+    if missing:
+        raise CheckpointError(
+            f"{where}: {len(missing)} of {len(expected)} tensors are missing: {_named(missing)}; incomplete download, "
+            "or config.json of another model?"
+        )
+    for tensor in expected:
+        _check(tensor, tensors[tensor.name])
+    used = {tensor.name: tensors[tensor.name] for tensor in expected}
+    seen = set(used.values())  # by place, since a tied matrix may stand under another name
+    names = sorted(name for name, info in tensors.items() if info not in seen)
+    unused = tuple(printable(name) for name in names if not name.endswith(_IGNORED_SUFFIXES))
+    return ModelTensors(used, EMBEDDING if is_shared else HEAD, unused, packed)
+
+
+def _packed_layers(
+    weights: list[ExpectedTensor], quantization: QuantizationConfig | None, where: str
+) -> Iterator[tuple[str, PackedLayer]]:
+    for tensor in weights:
+        scheme = quantization.scheme_of(tensor.layer) if quantization is not None and tensor.is_linear else None
+        if scheme is None:
+            continue
+        output_size, input_size = tensor.shape
+        if not scheme.divides(input_size):
+            raise CheckpointError(
+                f"{where}: {tensor.layer} has {input_size} inputs, which groups of {scheme.group_size} do not divide; "
+                "its quantization_config belongs to another model"
+            )
+        yield tensor.layer, PackedLayer(scheme, (output_size, input_size))
+
+
+def _stored_tensors(weights: list[ExpectedTensor], packed: Mapping[str, PackedLayer]) -> Iterator[ExpectedTensor]:
+    for tensor in weights:
+        if tensor.is_linear and tensor.layer in packed:
+            yield from packed_tensors(tensor, packed[tensor.layer].scheme)
+        else:
+            yield tensor
+
+
+def _refuse_quantized_otherwise(tensors: Mapping[str, TensorInfo], where: str) -> None:
+    if f"{EMBEDDING}_packed" in tensors:
+        raise UnsupportedModelError(f"{where}: a quantized embedding ({EMBEDDING}_packed) is not supported")
+    if reordered := [name for name in tensors if name.endswith(_GROUP_INDEX_SUFFIX)]:
+        raise UnsupportedModelError(
+            f"{where}: reordered groups (g_idx, {_named(reordered)}) are not supported; "
+            "use an export without activation ordering"
+        )
+
+
+def _check(tensor: ExpectedTensor, info: TensorInfo) -> None:
+    if info.shape != tensor.shape:
+        raise CheckpointError(
+            f"{tensor.name} in {info.path.name} is {list(info.shape)}, expected {list(tensor.shape)} "
+            f"({tensor.reason} in config.json)"
+        )
+    if info.dtype not in tensor.dtypes:
+        raise UnsupportedModelError(
+            f"{tensor.name} in {info.path.name} is {info.dtype}, expected one of {', '.join(tensor.dtypes)}"
+        )
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(map(printable, names[:_MAX_NAMED]))
+    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"

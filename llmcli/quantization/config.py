@@ -1,0 +1,223 @@
+"""The `quantization_config` of config.json in the compressed-tensors `pack-quantized` form: read, asked, written.
+
+Reads int4 and int8 weights without activation quantization; every other feature of the format is refused by name.
+Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its utils.match.
+"""
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.quantization.schemes import WeightScheme
+
+METHOD = "compressed-tensors"
+FORMAT = "pack-quantized"
+REGEX_PREFIX = "re:"
+# In torch every module is also a Module, so that a target of this name means everything.
+_BASE_CLASS = "Module"
+
+_GROUP_KEYS = {"targets", "weights", "input_activations", "output_activations", "format"}
+# Observers only matter while scales are being chosen; zero points are int8 in this format, whatever zp_dtype says.
+_IGNORED_WEIGHTS_KEYS = {"observer", "observer_kwargs", "zp_dtype"}
+_WEIGHTS_KEYS = _IGNORED_WEIGHTS_KEYS | {
+    "num_bits",
+    "type",
+    "symmetric",
+    "strategy",
+    "group_size",
+    "dynamic",
+    "actorder",
+    "scale_dtype",
+}
+_SCALE_DTYPES = {"bfloat16", "float16", "float32"}
+
+
+@dataclass(frozen=True)
+class ConfigGroup:
+    """Modules that share a scheme; targets are module names, `re:` patterns of names, or class names like Linear."""
+
+    targets: tuple[str, ...]
+    scheme: WeightScheme
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """Which module is quantized how. What `ignore` matches is not, whatever the groups say."""
+
+    groups: tuple[ConfigGroup, ...]
+    ignore: tuple[str, ...]
+
+    def scheme_of(self, name: str, module_class: str = "Linear") -> WeightScheme | None:
+        """The scheme of the module `name` (without .weight), or None if it is not quantized.
+
+        Of several targets an exact name wins, then the first pattern in alphabetical order, then a class name; of one
+        target in two groups the later group wins.
+        """
+        classes = (module_class, _BASE_CLASS)
+        if any(_matches_name(entry, name) or entry in classes for entry in self.ignore):
+            return None
+        schemes = {target: group.scheme for group in self.groups for target in group.targets}
+        by_name = [target for target in sorted(schemes, key=_precedence) if _matches_name(target, name)]
+        by_class = [target for target in sorted(schemes, key=_precedence) if target in classes]
+        matched = by_name + by_class
+        return schemes[matched[0]] if matched else None
+
+    @classmethod
+    def from_dict(cls, config: object, where: str) -> "QuantizationConfig":
+        """Read the value of `quantization_config`; `where` names the file in messages.
+
+        Raises: UnsupportedModelError naming the feature that is not supported; CheckpointError for values that the
+        format does not allow.
+        """
+        fields = _object(config, "quantization_config", where)
+        method = fields.get("quant_method")
+        if method != METHOD:
+            _refuse(where, f"quant_method {_shown(method)}", repr(METHOD))
+        status = fields.get("quantization_status", "compressed")
+        if status != "compressed":
+            _refuse(where, f"quantization_status {_shown(status)}", "'compressed'")
+        for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
+            if fields.get(key):
+                _refuse(where, key)
+        sparsity = fields.get("sparsity_config")
+        if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+            _refuse(where, "sparsity_config")
+        groups = _object(fields.get("config_groups"), "config_groups", where)
+        return cls(
+            groups=tuple(_read_group(value, name, fields.get("format"), where) for name, value in groups.items()),
+            ignore=_patterns(fields.get("ignore") or [], "ignore", where),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value of `quantization_config`, as transformers and vLLM read it."""
+        return {
+            "quant_method": METHOD,
+            "format": FORMAT,
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "kv_cache_scheme": None,
+            "ignore": list(self.ignore),
+            "config_groups": {
+                f"group_{index}": {
+                    "targets": list(group.targets),
+                    "weights": _weights_dict(group.scheme),
+                    "input_activations": None,
+                    "output_activations": None,
+                }
+                for index, group in enumerate(self.groups)
+            },
+        }
+
+
+def _precedence(target: str) -> tuple[bool, str]:
+    return (REGEX_PREFIX in target, target)
+
+
+def _matches_name(pattern: str, name: str) -> bool:
+    if pattern.startswith(REGEX_PREFIX):
+        return re.match(pattern.removeprefix(REGEX_PREFIX), name) is not None
+    return pattern == name
+
+
+def _weights_dict(scheme: WeightScheme) -> dict[str, Any]:
+    return {
+        "num_bits": scheme.num_bits,
+        "type": "int",
+        "symmetric": scheme.is_symmetric,
+        "strategy": "channel" if scheme.group_size is None else "group",
+        "group_size": scheme.group_size,
+        "dynamic": False,
+        "actorder": None,
+    }
+
+
+def _read_group(value: object, name: str, default_format: object, where: str) -> ConfigGroup:
+    where = f"{where}: config_groups.{_shown(name)}"
+    if isinstance(value, list):
+        _refuse(where, "a scheme by preset name", "the scheme written out")
+    group = _object(value, "group", where)
+    _refuse_unknown_keys(group, _GROUP_KEYS, where)
+    for key in ("input_activations", "output_activations"):
+        if group.get(key) is not None:
+            _refuse(where, key, "weights only")
+    group_format = group.get("format") or default_format
+    if group_format != FORMAT:
+        _refuse(where, f"format {_shown(group_format)}", repr(FORMAT))
+    return ConfigGroup(
+        targets=_patterns(group.get("targets"), "targets", where),
+        scheme=_read_weights(_object(group.get("weights"), "weights", where), f"{where}.weights"),
+    )
+
+
+def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
+    _refuse_unknown_keys(weights, _WEIGHTS_KEYS, where)
+    if weights.get("type", "int") != "int":
+        _refuse(where, f"type {_shown(weights['type'])}", "'int'")
+    num_bits = weights.get("num_bits", 8)
+    if num_bits not in (4, 8):
+        _refuse(where, f"num_bits {_shown(num_bits)}", "4 or 8")
+    if weights.get("dynamic"):
+        _refuse(where, f"dynamic {_shown(weights['dynamic'])}", "false")
+    # "weight" and "static" reorder while scales are chosen and leave the format alone; the others need g_idx.
+    if weights.get("actorder") not in (None, False, "weight", "static"):
+        _refuse(where, f"actorder {_shown(weights['actorder'])} (g_idx)")
+    scale_dtype = weights.get("scale_dtype")
+    if scale_dtype is not None and str(scale_dtype).removeprefix("torch.") not in _SCALE_DTYPES:
+        _refuse(where, f"scale_dtype {_shown(scale_dtype)}", ", ".join(sorted(_SCALE_DTYPES)))
+    is_symmetric = weights.get("symmetric", True)
+    if not isinstance(is_symmetric, bool):
+        raise CheckpointError(f"{where}: symmetric is {_shown(is_symmetric)}, expected true or false")
+    return WeightScheme(num_bits, _read_group_size(weights, where), is_symmetric)
+
+
+def _read_group_size(weights: Mapping[str, Any], where: str) -> int | None:
+    """The group size, None for one scale a row; without a strategy the group size tells it."""
+    group_size = weights.get("group_size")
+    strategy = weights.get("strategy")
+    if strategy is None:
+        strategy = "tensor" if group_size is None else "channel" if group_size == -1 else "group"
+    if strategy == "channel" and group_size in (None, -1):
+        return None
+    if strategy not in ("channel", "group"):
+        _refuse(where, f"strategy {_shown(strategy)}", "'channel' or 'group'")
+    if strategy == "channel" or type(group_size) is not int or group_size < 1:
+        raise CheckpointError(f"{where}: group_size {_shown(group_size)} does not go with strategy {strategy!r}")
+    return group_size
+
+
+def _object(value: object, name: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected an object with entries")
+    return value
+
+
+def _patterns(value: object, name: str, where: str) -> tuple[str, ...]:
+    """A list of names and `re:` patterns, each pattern checked."""
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected a list of strings")
+    for entry in value:
+        if entry.startswith(REGEX_PREFIX):
+            try:
+                re.compile(entry.removeprefix(REGEX_PREFIX))
+            except re.error as error:
+                raise CheckpointError(
+                    f"{where}: {name} holds {_shown(entry)}, which is no regular expression: {error}"
+                ) from error
+    return tuple(value)
+
+
+def _refuse_unknown_keys(values: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(key for key in values.keys() - known if values[key] is not None):
+        _refuse(where, _shown(unknown[0]))
+
+
+def _refuse(where: str, what: str, expected: str | None = None) -> NoReturn:
+    hint = f", expected {expected}" if expected else ""
+    raise UnsupportedModelError(f"{where}: {what} is not supported{hint}; use the original model or another export")
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)

@@ -1,0 +1,46 @@
+"""The three float types of weights, under their safetensors names, as numpy sees them: BF16, which it lacks, as bits.
+
+Widening is exact. Scales are rounded up to their type, so that a range computed from them is never too narrow.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# How an array of each dtype is held.
+STORED_AS: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
+BF16_SHIFT = 16  # a bf16 is the upper half of a float32
+
+
+def widen(stored: Array, dtype: str) -> Array:
+    """Stored floats as float32, exactly. Shapes: any; `stored` as STORED_AS says, the result float32 of that shape."""
+    if dtype == "BF16":
+        return np.left_shift(stored, BF16_SHIFT, dtype=np.uint32).view(np.float32)
+    return stored.astype(np.float32, copy=False)
+
+
+def narrow(values: Array, dtype: str) -> Array:
+    """Float32 values as they are stored; exact, for the values must be representable, as `round_up` makes them."""
+    if dtype == "BF16":
+        return (values.view(np.uint32) >> BF16_SHIFT).astype(np.uint16)
+    return values.astype(STORED_AS[dtype])
+
+
+def round_up(values: Array, dtype: str) -> Array:
+    """The smallest values of `dtype` that are not below `values`.
+
+    Shapes: values, any shape, float64, positive or 0; the result float32 of that shape, infinite beyond the dtype.
+    """
+    nearest_type = np.float16 if dtype == "F16" else np.float32
+    with np.errstate(over="ignore"):
+        nearest = values.astype(nearest_type)
+        up = np.where(nearest < values, np.nextafter(nearest, nearest_type(np.inf)), nearest).astype(np.float32)
+    if dtype != "BF16":
+        return up
+    # Of a positive float the bits count up with the value, and a carry runs into the exponent as it should.
+    bits = up.view(np.uint32)
+    return ((bits + ((1 << BF16_SHIFT) - 1)) >> BF16_SHIFT << BF16_SHIFT).view(np.float32)

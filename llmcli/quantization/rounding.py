@@ -1,0 +1,121 @@
+"""Quantizes rows of weights: scales first, rounded to the dtype they are stored in, then the integers for them.
+
+A scale is the smallest value of its dtype that keeps every weight of its group within half a step of the range, so
+clipping never costs more than rounding does. For int8 the range itself reaches the largest weight: half a step more
+would buy 0.4 %. For int4 half a step is a fifteenth of the range, and taking it makes errors 2 to 6 % smaller
+(measured on normal, Student and Laplace weights, in groups of 32 to 4096).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcli.quantization.floats import SMALLEST_NORMAL, Array, round_up, widen
+from llmcli.quantization.schemes import WeightScheme
+
+INT8_STEPS = 127.0
+INT4_STEPS_ABOVE, INT4_STEPS_BELOW = 7.5, 8.5  # the range -8..7 and half a step on either side
+
+
+@dataclass(frozen=True)
+class RowErrors:
+    """How far the integers of some rows are from the weights they stand for.
+
+    Shapes: error_squares and weight_squares [rows] float64, the sums of (w - dequantized w)^2 and of w^2.
+    `num_saturated` of the `num_weights` codes are the lowest or the highest there is.
+    """
+
+    error_squares: Array
+    weight_squares: Array
+    num_saturated: int
+    num_weights: int
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Rows of one weight as integers.
+
+    Shapes: codes [rows, input_size] uint8; scales [rows, groups] float32, representable in the dtype they are stored
+    in; zero_points [rows, groups] uint8, None if symmetric.
+    """
+
+    codes: Array
+    scales: Array
+    zero_points: Array | None
+    errors: RowErrors
+
+
+def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> QuantizedRows | None:
+    """Quantize rows of weights, or return None if one of them is NaN or infinite, or too large for `scale_dtype`.
+
+    Shapes: stored [rows, input_size] as floats.STORED_AS[dtype]; the scheme's group size must divide input_size.
+    Guarantees: |w - (code - zero_point) * scale| <= scale/2, to the rounding of w / scale.
+    """
+    num_rows, input_size = stored.shape
+    groups = widen(stored, dtype).reshape(num_rows, scheme.num_groups(input_size), -1)  # [rows, groups, group_size]
+    lowest, highest = groups.min(axis=-1), groups.max(axis=-1)
+    if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
+        return None
+    scales = _scales(lowest.astype(np.float64), highest.astype(np.float64), scheme, scale_dtype)
+    if not np.isfinite(scales).all():
+        return None
+
+    # Of 16-bit weights and scales no quotient is near enough to a tie for float32 to get it wrong; of float32 some are.
+    precision = np.float64 if dtype == "F32" else np.float32
+    steps = np.divide(groups, scales[..., None], dtype=precision)  # weights in units of their scale
+    nearest = np.rint(steps)  # half to even
+    low, high = scheme.code_range
+    if scheme.is_symmetric:
+        zero_points = None
+        np.clip(nearest, low - scheme.offset, high - scheme.offset, out=nearest)
+        codes = (nearest + precision(scheme.offset)).astype(np.uint8)
+    else:
+        zeros = np.rint(np.clip(-lowest.astype(np.float64) / scales, low, high))
+        zero_points = zeros.astype(np.uint8)
+        zeros = zeros.astype(precision)[..., None]
+        np.clip(nearest, low - zeros, high - zeros, out=nearest)
+        codes = (nearest + zeros).astype(np.uint8)
+
+    # Sums of squared steps stay far from overflow, whatever the scale; float64 holds the square of any float32.
+    scale_squares = scales.astype(np.float64) ** 2
+    weight_squares = np.einsum("rgi,rgi->rg", steps, steps)
+    steps -= nearest
+    error_squares = np.einsum("rgi,rgi->rg", steps, steps)
+    return QuantizedRows(
+        codes=codes.reshape(num_rows, input_size),
+        scales=scales,
+        zero_points=zero_points,
+        errors=RowErrors(
+            error_squares=(error_squares * scale_squares).sum(axis=-1),
+            weight_squares=(weight_squares * scale_squares).sum(axis=-1),
+            num_saturated=int(np.count_nonzero((codes == low) | (codes == high))),
+            num_weights=codes.size,
+        ),
+    )
+
+
+def _scales(lowest: Array, highest: Array, scheme: WeightScheme, scale_dtype: str) -> Array:
+    """The scale of each group from its lowest and highest weight, float64; 1 for a group of zeros."""
+    if not scheme.is_symmetric:
+        exact = (np.maximum(highest, 0) - np.minimum(lowest, 0)) / scheme.code_range[1]
+    elif scheme.num_bits == 8:
+        exact = np.maximum(highest, -lowest) / INT8_STEPS
+    else:
+        exact = np.maximum(highest / INT4_STEPS_ABOVE, -lowest / INT4_STEPS_BELOW)
+    # Subnormal scales are flushed to zero on some devices, and their few bits make the step far too coarse.
+    scales = np.maximum(round_up(exact, scale_dtype), np.float32(SMALLEST_NORMAL[scale_dtype]))
+    return np.where(exact == 0, np.float32(1), scales)
+
+
+def dequantize_rows(codes: Array, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> Array:
+    """The weights that codes stand for, (code - zero_point) * scale in float32.
+
+    Shapes: codes [rows, input_size] uint8; scales [rows, groups] float32; zero_points [rows, groups] uint8, or None
+    for a symmetric scheme; the result [rows, input_size] float32. A last partial group is allowed.
+    """
+    input_size = codes.shape[1]
+    group_size = scheme.group_size or input_size
+    zeros = np.full(scales.shape, scheme.offset, np.uint8) if zero_points is None else zero_points
+    spread = [np.repeat(values, group_size, axis=1)[:, :input_size] for values in (zeros, scales)]
+    weights: Array = (codes.astype(np.float32) - spread[0]) * spread[1]
+    return weights

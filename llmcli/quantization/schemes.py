@@ -1,0 +1,63 @@
+"""`WeightScheme`: how the weights of one linear layer become integers, and what that takes in bytes.
+
+Stored integers are called codes and are unsigned, as in the format: code = q + offset. A weight is
+(code - zero_point) * scale, where a symmetric scheme has the offset for its zero point.
+"""
+
+from dataclasses import dataclass
+
+PACKED_ITEMSIZE = 4  # codes and zero points are packed into int32
+
+
+@dataclass(frozen=True)
+class WeightScheme:
+    """Integers of `num_bits` with one scale per row (`group_size` None: channel) or per `group_size` inputs of a row.
+
+    Ranges of q: int8 symmetric -127..127, so that negation is exact; int4 symmetric -8..7; int4 asymmetric codes
+    0..15 around an integer zero point of each group.
+    """
+
+    num_bits: int
+    group_size: int | None
+    is_symmetric: bool = True
+
+    @property
+    def offset(self) -> int:
+        """What is added to q to store it: 128 or 8."""
+        return 1 << (self.num_bits - 1)
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """The lowest and the highest code that quantizing gives."""
+        highest = (1 << self.num_bits) - 1
+        return (1, highest) if self.num_bits == 8 and self.is_symmetric else (0, highest)
+
+    def divides(self, input_size: int) -> bool:
+        """Whether rows of `input_size` weights fall into whole groups."""
+        return self.group_size is None or input_size % self.group_size == 0
+
+    def num_groups(self, input_size: int) -> int:
+        """Scales per row of `input_size` weights, a last partial group included."""
+        return 1 if self.group_size is None else -(-input_size // self.group_size)
+
+    def packed_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Shape of weight_packed, int32, for a weight of `shape` [output_size, input_size]."""
+        return shape[0], packed_size(shape[1], self.num_bits)
+
+    def scale_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Shape of weight_scale for a weight of `shape` [output_size, input_size]."""
+        return shape[0], self.num_groups(shape[1])
+
+    def zero_point_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Shape of weight_zero_point, int32 packed along the rows; only asymmetric schemes have one."""
+        return packed_size(shape[0], self.num_bits), self.num_groups(shape[1])
+
+    def __str__(self) -> str:
+        """As users are told: `int4, groups of 128, asymmetric`."""
+        granularity = "one scale a row" if self.group_size is None else f"groups of {self.group_size}"
+        return f"int{self.num_bits}, {granularity}{'' if self.is_symmetric else ', asymmetric'}"
+
+
+def packed_size(num_codes: int, num_bits: int) -> int:
+    """The int32 that hold `num_codes` codes of 4 or 8 bits."""
+    return -(-num_codes * num_bits // (8 * PACKED_ITEMSIZE))

@@ -1,0 +1,183 @@
+"""An export that is killed leaves nothing that looks whole, and the next run ends as if nothing had happened."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exports import contents, export, write_model
+
+from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.model import open_model
+from llmcli.quantization.schemes import WeightScheme
+
+INT4 = WeightScheme(4, 32, is_symmetric=False)
+SHARD_BYTES = 60_000
+TESTS = Path(__file__).parent
+
+# Dies by SIGKILL at the given one of all moments at which something is about to reach the disk.
+KILLED_EXPORT = """
+import io, os, signal, sys
+from pathlib import Path
+from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.writer import SafetensorsWriter
+from llmcli.quantization.schemes import WeightScheme
+
+source, destination, replaces, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True", int(sys.argv[4])
+count = 0
+
+def lethal(function):
+    def wrapped(*arguments, **options):
+        global count
+        count += 1
+        if count == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return wrapped
+
+for name in ("replace", "rename", "fsync", "mkdir", "unlink"):
+    setattr(os, name, lethal(getattr(os, name)))
+for name in ("write_bytes", "unlink", "mkdir"):
+    setattr(Path, name, lethal(getattr(Path, name)))
+SafetensorsWriter._write_all = lethal(SafetensorsWriter._write_all)
+options = ExportOptions(WeightScheme(4, 32, is_symmetric=False), shard_bytes=60_000)
+exporter = Exporter(plan_export(open_model(source), options), destination, source.name, replace=replaces)
+exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
+print(count)
+"""
+
+
+def run_killed(source: Path, destination: Path, replaces: bool, moment: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", KILLED_EXPORT, str(source), str(destination), str(replaces), str(moment)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=TESTS.parents[1])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("killed") / "source")
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_twenty_kills(source: Path, tmp_path: Path, replaces: bool) -> None:
+    """Ten without and ten with an older folder to replace."""
+    expected_folder = tmp_path / "undisturbed" / "export"
+    export(source, expected_folder, INT4, shard_bytes=SHARD_BYTES)
+    expected = contents(expected_folder)
+    destination = tmp_path / "killed" / "export"
+    if replaces:
+        shutil.copytree(source, destination)
+    num_moments = int(run_killed(source, destination, replaces, 0).stdout)
+    old = contents(source)
+    chooser = random.Random(replaces)
+    num_resumed = 0
+    # The last moments are those of publishing; one of them is always among the ten.
+    for moment in [chooser.randint(1, num_moments) for _ in range(9)] + [num_moments - chooser.randint(0, 6)]:
+        shutil.rmtree(destination.parent)
+        destination.parent.mkdir()
+        if replaces:
+            shutil.copytree(source, destination)
+        assert run_killed(source, destination, replaces, moment).returncode == -signal.SIGKILL
+        if destination.exists():
+            assert contents(destination) in ([old, expected] if replaces else [expected])
+            if contents(destination) == expected:
+                continue
+        for hidden in destination.parent.glob(".export.partial-*/config.json"):
+            assert contents(hidden.parent) == expected  # whole but for its name
+        plan = plan_export(open_model(source), ExportOptions(INT4, shard_bytes=SHARD_BYTES))
+        exporter = Exporter(plan, destination, source.name, replace=replaces)
+        workspace = exporter.prepare()
+        num_resumed += workspace.num_resumed
+        exporter.run(workspace, lambda done, total: None, lambda name, quality: None)
+        assert contents(destination) == expected
+        assert [path.name for path in destination.parent.iterdir()] == ["export"]
+    assert num_resumed > 0
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stopped_export(source: Path, destination: Path, num_tensors: int, scheme: WeightScheme = INT4) -> Exporter:
+    """An export that ends after so many tensors, and the exporter to go on with."""
+    plan = plan_export(open_model(source), ExportOptions(scheme, shard_bytes=SHARD_BYTES))
+    exporter = Exporter(plan, destination, source.name)
+    seen: list[str] = []
+
+    def on_tensor(name: str, quality: object) -> None:
+        seen.append(name)
+        if len(seen) == num_tensors:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        exporter.run(exporter.prepare(), lambda done, total: None, on_tensor)
+    assert not destination.exists()
+    return exporter
+
+
+def test_finished_shards_are_not_written_again(source: Path, tmp_path: Path) -> None:
+    exporter = stopped_export(source, tmp_path / "export", 9)
+    workspace = exporter.prepare()
+    assert 0 < workspace.num_resumed < len(exporter.plan.shards)
+    assert not workspace.has_cleaned
+    written: list[str] = []
+    progress: list[int] = []
+    exporter.run(
+        workspace, lambda done, total: progress.append(done / total), lambda name, quality: written.append(name)
+    )
+    assert len(written) < 14
+    assert progress[-1] == 1
+
+
+def test_a_run_with_other_choices_starts_clean(source: Path, tmp_path: Path) -> None:
+    stopped_export(source, tmp_path / "export", 9)
+    (neighbour,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    plan = plan_export(open_model(source), ExportOptions(WeightScheme(8, 32), shard_bytes=SHARD_BYTES))
+    workspace = Exporter(plan, tmp_path / "export", source.name).prepare()
+    assert workspace.has_cleaned
+    assert workspace.num_resumed == 0
+    assert not neighbour.exists()
+    assert [path for path in tmp_path.iterdir() if "journal" in path.name] == []
+
+
+def test_a_changed_source_starts_clean(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source")
+    stopped_export(source, tmp_path / "export", 9)
+    shutil.rmtree(source)
+    write_model(source, seed=1)
+    workspace = Exporter(
+        plan_export(open_model(source), ExportOptions(INT4, shard_bytes=SHARD_BYTES)), tmp_path / "export", "source"
+    ).prepare()
+    assert workspace.has_cleaned
+
+
+def test_exports_of_other_names_are_left_alone(source: Path, tmp_path: Path) -> None:
+    stopped_export(source, tmp_path / "export", 9)
+    before = set(tmp_path.iterdir())
+    export(source, tmp_path / "ex", INT4)
+    export(source, tmp_path / "export2", INT4)
+    assert before <= set(tmp_path.iterdir())
+
+
+def test_a_shard_that_the_journal_does_not_vouch_for_is_written_again(source: Path, tmp_path: Path) -> None:
+    exporter = stopped_export(source, tmp_path / "export", 9)
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    with shard.open("ab") as file:
+        file.write(b"x")
+    num_finished = len(list(folder.glob("model-*.safetensors")))
+    assert exporter.prepare().num_resumed < num_finished
+    exporter = stopped_export(source, tmp_path / "export", 9)
+    (journal,) = [path for path in tmp_path.iterdir() if path.name.endswith(".journal")]
+    for damaged in ("", "[]", json.dumps({"fingerprint": exporter.plan.fingerprint, "shards": [1]})):
+        journal.write_text(damaged)
+        assert exporter.prepare().num_resumed == 0
+    export(source, tmp_path / "export", INT4, shard_bytes=SHARD_BYTES)
+    export(source, tmp_path / "undisturbed" / "export", INT4, shard_bytes=SHARD_BYTES)
+    assert contents(tmp_path / "export") == contents(tmp_path / "undisturbed" / "export")
