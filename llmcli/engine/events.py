@@ -1,7 +1,12 @@
 """What a generation reports while it runs. Samples are numbered from 0."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from llmcli.sampling.inspect import Inspection
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
@@ -40,11 +45,12 @@ class PrefillProgress:
 
 @dataclass(frozen=True)
 class Token:
-    """One sampled token and the text that has become certain with it, which may be empty."""
+    """One sampled token, the text that has become certain with it, which may be empty, and the view of its choice."""
 
     sample: int
     token_id: int
     text: str
+    inspection: Inspection | None = None
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,35 @@
 """Generation of one or more samples of one prompt on a runner."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
 from llmcli.engine.stop_strings import StopStrings
 from llmcli.runners.base import Runner
-from llmcli.sampling.chain import Sampler
-from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.inspect import Inspection, inspect_choice
+from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.stream import StreamDecoder
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `samples` are sample indices: index k draws the same text whichever others are asked for."""
+    """What to generate. `samples` are sample indices: index k draws the same text whichever others are asked for.
+
+    `at_start` says that the generated text stands alone: then the leading space that some tokenizers put before a
+    text's first word is dropped. `sampler` serves every sample, each with its own index. With `num_alternatives`, each
+    token comes with the model's and the chain's view of it, listing that many other tokens; this costs some passes
+    over the vocabulary a token.
+    """
 
     prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    seed: int
+    sampler: Sampler
     samples: tuple[int, ...]
     max_new_tokens: int
-    stop_strings: tuple[str, ...]
-    eos_token_ids: frozenset[int]
+    stop_strings: tuple[str, ...] = ()
+    at_start: bool = False
+    num_alternatives: int | None = None
 
 
 class _Sample:
@@ -32,16 +38,14 @@ class _Sample:
     def __init__(self, index: int, row: int, request: Request, tokenizer: Tokenizer):
         self.index = index
         self.row = row
-        self.sampler = Sampler(request.params, seed=request.seed, sample_index=index)
+        self.sampler = replace(request.sampler, sample_index=index)
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.first_token_time = 0.0
         self.last_token_time = 0.0
         self._request = request
-        # The leading space that some tokenizers put before a text's first word is dropped only where a text begins.
-        at_start = all(token_id in tokenizer.special_token_ids for token_id in request.prompt_token_ids)
-        self._decoder = StreamDecoder(tokenizer, at_start=at_start)
+        self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
         self._stop_strings = StopStrings(request.stop_strings)
 
     def push(self, token_id: int) -> str:
@@ -50,7 +54,7 @@ class _Sample:
         if not self.token_ids:
             self.first_token_time = self.last_token_time
         self.token_ids.append(token_id)
-        if token_id in self._request.eos_token_ids:
+        if token_id in self.sampler.eos_token_ids:
             self.finish_reason = "eos"
             return ""
         text, is_stopped = self._stop_strings.push(self._decoder.push(token_id))
@@ -114,9 +118,13 @@ class Generation:
         """Decode the running samples side by side; return as soon as fewer are running."""
         running = list(self._running)
         steps = self._runner.decode([sample.row for sample in running], [sample.sampler for sample in running])
-        for token_ids in steps:
-            for sample, token_id in zip(running, token_ids, strict=True):
-                yield Token(sample.index, token_id, sample.push(token_id))
+        while True:
+            before = [self._before_choice(sample) for sample in running]
+            token_ids = next(steps, None)
+            if token_ids is None:
+                break
+            for sample, token_id, view in zip(running, token_ids, before, strict=True):
+                yield Token(sample.index, token_id, sample.push(token_id), view(token_id) if view else None)
             ended = [sample for sample in running if sample.finish_reason is not None]
             if ended:
                 steps.close()
@@ -126,6 +134,15 @@ class Generation:
                 return
         for sample in running:
             yield self._finish(sample, "context")
+
+    def _before_choice(self, sample: _Sample) -> Callable[[int], Inspection] | None:
+        """What is needed to inspect the sample's next choice, taken before it is made; None if nobody asked."""
+        count = self._request.num_alternatives
+        if count is None or len(self._runner.token_ids(sample.row)) == self._runner.max_seq_len:
+            return None
+        logits = self._runner.logits(sample.row)
+        history = list(self._runner.token_ids(sample.row))
+        return lambda token_id: inspect_choice(logits, history, sample.sampler, token_id, count)
 
     def _finish(self, sample: _Sample, reason: FinishReason) -> Finished:
         sample.finish_reason = reason

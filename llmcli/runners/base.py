@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.sampling.chain import Sampler
+from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 

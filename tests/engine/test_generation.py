@@ -11,8 +11,8 @@ from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
 from llmcli.engine.events import Finished, PrefillProgress, Token
 from llmcli.engine.generation import Generation, Request
 from llmcli.runners.base import Logits
-from llmcli.sampling.chain import Sampler
 from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
@@ -54,7 +54,9 @@ class ScriptedRunner:
             yield step
 
     def logits(self, row: int) -> Logits:
-        return np.zeros(1, np.float32)
+        logits = np.zeros(EOS_ID + 1, np.float32)
+        logits[3] = 10 + np.log(EOS_ID)
+        return logits
 
     def truncate(self, row: int, num_tokens: int) -> None:
         del self.rows[row][num_tokens:]
@@ -70,15 +72,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(folder)
 
 
+def sampler(eos_token_ids: frozenset[int]) -> Sampler:
+    return Sampler(SamplingParams(temperature=0.0), seed=1, eos_token_ids=eos_token_ids)
+
+
 def request(**changes: Any) -> Request:
     values = {
         "prompt_token_ids": (BOS_ID, 65),
-        "params": SamplingParams(temperature=0.0),
-        "seed": 1,
+        "sampler": sampler(frozenset({EOS_ID, 5})),
         "samples": (0,),
         "max_new_tokens": 100,
-        "stop_strings": (),
-        "eos_token_ids": frozenset({EOS_ID, 5}),
     }
     return Request(**{**values, **changes})
 
@@ -193,7 +196,17 @@ def test_the_leading_space_belongs_to_the_encoder_only_where_a_text_begins(stori
     word = tokenizer.token_id("▁was")
     assert word is not None
     script = [word, 2]
-    for prompt, expected in (((1,), "was"), ((1, 403), " was")):
-        changes = {"prompt_token_ids": prompt, "eos_token_ids": frozenset({2})}
-        _, (result,) = run(ScriptedRunner([script]), tokenizer, **changes)
+    for at_start, expected in ((True, "was"), (False, " was")):
+        _, (result,) = run(ScriptedRunner([script]), tokenizer, at_start=at_start, sampler=sampler(frozenset({2})))
         assert result.text == expected
+
+
+def test_inspections_are_the_model_s_view_of_each_choice(tokenizer: Tokenizer) -> None:
+    """The scripted runner's logits say that token 3 is certain, whatever it plays."""
+    script = [3, 3, EOS_ID]
+    events, _ = run(ScriptedRunner([script]), tokenizer, num_alternatives=2)
+    views = [event.inspection for event in events if isinstance(event, Token)]
+    assert [view.chosen.token_id for view in views] == script
+    assert [view.alternatives[0].token_id for view in views] == [3, 3, 3]
+    assert views[0].chosen.logprob == pytest.approx(0, abs=1e-3)
+    assert views[2].chosen.logprob == pytest.approx(-10 - np.log(EOS_ID), abs=1e-3)

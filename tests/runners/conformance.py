@@ -11,8 +11,9 @@ from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.errors import CheckpointError, LLMCliError
 from llmcli.runners.base import Runner
-from llmcli.sampling.chain import Sampler, choose
+from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
 
 MAX_SEQ_LEN = 400
 PROMPT = [int(token_id) for token_id in np.random.default_rng(0).integers(0, CONFIG["vocab_size"], 300)]

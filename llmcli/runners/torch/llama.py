@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.runners.torch.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size]; result [num_tokens, output_size] float32."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+
+
+Projection = Linear | PackedLinear
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,16 @@ class Layer:
     """One decoder layer; the fields carry Hugging Face's names."""
 
     input_layernorm: RMSNorm
-    q_proj: Linear
-    k_proj: Linear
-    v_proj: Linear
+    q_proj: Projection
+    k_proj: Projection
+    v_proj: Projection
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    o_proj: Linear
+    o_proj: Projection
     post_attention_layernorm: RMSNorm
-    gate_proj: Linear
-    up_proj: Linear
-    down_proj: Linear
+    gate_proj: Projection
+    up_proj: Projection
+    down_proj: Projection
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Llama:
     embed_tokens: Tensor
     layers: tuple[Layer, ...]
     norm: RMSNorm
-    lm_head: Linear
+    lm_head: Projection
     inverse_frequencies: Tensor
 
     def forward(self, token_ids: Tensor, position: int, cache: RowCache) -> Tensor:

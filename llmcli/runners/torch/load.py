@@ -1,23 +1,15 @@
-"""Loads a model folder into a `TorchRunner`: memory checked first, then one tensor at a time, each checked for NaN."""
-
-from collections.abc import Callable
+"""Loads a model folder into a `TorchRunner`: memory is checked first, then weights are read and put in their places."""
 
 import torch
 from torch import Tensor
 
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.errors import CheckpointError
-from llmcli.runners.torch.llama import Layer, Linear, Llama, RMSNorm
-from llmcli.runners.torch.memory import DTYPES, STORED_DTYPES, check_memory
+from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
+from llmcli.runners.torch.memory import DTYPES, check_memory
+from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.runner import TorchRunner
-
-# Elements read and converted at a time: the buffer stays in the cache, and every page touched is one that is kept.
-CONVERSION_ELEMENTS = 2**20
-
-OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
+from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 
 
 def load(
@@ -37,65 +29,22 @@ def load(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype)
-    weights = _read_weights(model, DTYPES[dtype], on_progress)
+    weights = read_weights(model, DTYPES[dtype], on_progress)
     threads = torch.get_num_threads()
     description = f"CPU, {dtype}, {threads} thread{'' if threads == 1 else 's'}"
-    llama = _build(model, weights)
+    llama = _build(model, weights, DTYPES[dtype])
     return TorchRunner(llama, max_seq_len=max_seq_len, num_rows=num_rows, description=description)
 
 
-def _read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> dict[str, Tensor]:
-    """Every tensor the model uses, in `dtype`, read in the order of the files."""
-    infos = model.tensors.tensors
-    in_file_order = sorted(infos, key=lambda name: (infos[name].path, infos[name].offset))
-    total = sum(info.num_bytes for info in infos.values())
-    read = 0
-    weights: dict[str, Tensor] = {}
-    with TensorReader() as reader:
-        for name in in_file_order:
-            weights[name] = _read_tensor(reader, infos[name], dtype)
-            _check_finite(weights[name], infos[name])
-            read += infos[name].num_bytes
-            on_progress(read, total)
-    return weights
-
-
-def _read_tensor(reader: TensorReader, info: TensorInfo, dtype: torch.dtype) -> Tensor:
-    """Read straight into the tensor that is kept; where the type differs, piece by piece through a small buffer."""
-    weight = torch.empty(info.shape, dtype=dtype)
-    stored_dtype = STORED_DTYPES[info.dtype]
-    if stored_dtype == dtype:
-        reader.read_tensor_into(info, _bytes_of(weight))
-        return weight
-    flat = weight.view(-1)
-    piece = torch.empty(min(CONVERSION_ELEMENTS, flat.numel()), dtype=stored_dtype)
-    for begin in range(0, flat.numel(), CONVERSION_ELEMENTS):
-        part = piece[: min(CONVERSION_ELEMENTS, flat.numel() - begin)]
-        reader.read_range_into(info, begin * part.itemsize, _bytes_of(part))
-        flat[begin : begin + part.numel()] = part
-    return weight
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor; numpy has no bfloat16, so it is seen as bytes."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def _check_finite(weight: Tensor, info: TensorInfo) -> None:
-    smallest, largest = torch.aminmax(weight)  # one pass, no temporary; NaN wins over every number
-    if not (torch.isfinite(smallest) and torch.isfinite(largest)):
-        raise CheckpointError(
-            f"{info.name} in {info.path.name} holds NaN or infinity, expected finite weights; the file is damaged or "
-            "was exported from a broken run: download or export it again"
-        )
-
-
-def _build(model: Model, weights: dict[str, Tensor]) -> Llama:
-    """Arrange tensors under the names the forward pass uses."""
+def _build(model: Model, weights: dict[str, Tensor], dtype: torch.dtype) -> Llama:
+    """Arrange tensors under the names the forward pass uses; packed weights leave `weights` for their final form."""
     config = model.config
 
-    def linear(name: str) -> Linear:
-        return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    def linear(name: str) -> Projection:
+        bias = weights.get(f"{name}.bias")
+        if name not in model.tensors.packed:
+            return Linear(weights[f"{name}.weight"], bias)
+        return PackedLinear(take_packed_weight(weights, name, model.tensors.packed[name]), bias, dtype)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
@@ -124,6 +73,6 @@ def _build(model: Model, weights: dict[str, Tensor]) -> Llama:
         embed_tokens=weights[EMBEDDING],
         layers=layers,
         norm=norm("model.norm"),
-        lm_head=Linear(weights[model.tensors.head]),
+        lm_head=linear(model.tensors.head.removesuffix(".weight")),
         inverse_frequencies=torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)),
     )

@@ -6,10 +6,12 @@ import psutil
 import torch
 
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.torch.runner import PREFILL_CHUNK
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 _SMALLEST_USEFUL_CONTEXT = 128
@@ -22,8 +24,7 @@ def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -
 
     def needed(dtype: str, max_seq_len: int) -> int:
         itemsize = DTYPES[dtype].itemsize
-        infos = model.tensors.tensors.values()
-        weights = sum(info.num_bytes // STORED_DTYPES[info.dtype].itemsize * itemsize for info in infos)
+        weights = sum(_held_bytes(info, itemsize) for info in model.tensors.tensors.values())
         kv_cache = num_rows * model.config.kv_cache_bytes(max_seq_len, itemsize)
         return weights + kv_cache + _workspace_bytes(model, max_seq_len)
 
@@ -41,6 +42,13 @@ def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -
         f"{model.checkpoint.folder} at {dtype} with context {max_seq_len} needs {_gib(total)} of memory "
         f"(KV cache {_gib(per_token * max_seq_len)}), {_gib(available)} is available: {remedy}"
     )
+
+
+def _held_bytes(info: TensorInfo, itemsize: int) -> int:
+    """A tensor's memory: quantized weights stay as they are, others take the precision of the run."""
+    if info.dtype in INTEGER_DTYPES:
+        return info.num_bytes
+    return info.num_bytes // STORED_DTYPES[info.dtype].itemsize * itemsize
 
 
 def _workspace_bytes(model: Model, max_seq_len: int) -> int:

@@ -8,7 +8,8 @@ from torch import Tensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import Logits
 from llmcli.runners.torch.llama import Llama, RowCache
-from llmcli.sampling.chain import Sampler, choose
+from llmcli.sampling.chain import choose
+from llmcli.sampling.sampler import Sampler
 
 # Tokens per prefill step: wide enough for an efficient matrix product, small enough that a step is soon over.
 PREFILL_CHUNK = 256

@@ -1,0 +1,163 @@
+"""Linear layers over int8 and int4 weights that stay packed in memory.
+
+In float32 the weights are widened a block of rows at a time, which only has to be right: it is the reference for other
+runners. In bfloat16 they go through torch's own packed operators, which read each weight byte once.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.quantization.schemes import WeightScheme
+
+# Weights widened at a time: a block stays in the cache while it is used.
+BLOCK_ELEMENTS = 2**18
+
+# What torch's int4 operator for CPUs takes: these groups, and rows by the 16.
+INT4_GROUP_SIZES = (256, 128, 64, 32)
+INT4_ROW_MULTIPLE = 16
+INT4_OFFSET = 8
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A quantized weight as stored: weight = (code - zero_point) * scale.
+
+    Shapes: codes uint8 [output_size, input_size] for 8 bits; for 4 bits two codes a byte, the first in the low half;
+            a row may be padded. scales [output_size, groups] in their stored type; zero_points uint8
+            [output_size, groups], or None for a symmetric scheme
+    """
+
+    scheme: WeightScheme
+    shape: tuple[int, int]
+    codes: Tensor
+    scales: Tensor
+    zero_points: Tensor | None
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.scheme.group_size or self.shape[1]
+
+    def unpacked(self, rows: slice) -> Tensor:
+        """Codes of some rows. Shapes: result uint8 [rows, input_size]."""
+        codes = self.codes[rows]
+        if self.scheme.num_bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
+        return codes[:, : self.shape[1]]
+
+    def widened(self, rows: slice) -> Tensor:
+        """Weights of some rows. Shapes: result float32 [rows, input_size]."""
+        codes = self.unpacked(rows)
+        zeros: Tensor | int = self.scheme.offset
+        if self.zero_points is not None:
+            zeros = self.zero_points[rows].float().unsqueeze(-1)  # [rows, groups, 1]
+        grouped = codes.reshape(len(codes), -1, self.group_size).float() - zeros
+        return (grouped * self.scales[rows].float().unsqueeze(-1)).flatten(1)
+
+
+class Product(Protocol):
+    """x @ weight.T for one packed weight, however it is held."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+
+
+class WideningProduct:
+    """Any weight, in the precision given: widens a block of rows, multiplies, goes on."""
+
+    def __init__(self, weight: PackedWeight, dtype: torch.dtype):
+        self._weight = weight
+        self._dtype = dtype
+        self._rows = max(1, BLOCK_ELEMENTS // weight.shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+        x = x.to(self._dtype)
+        blocks = (slice(begin, begin + self._rows) for begin in range(0, self._weight.shape[0], self._rows))
+        parts = [F.linear(x, self._weight.widened(rows).to(self._dtype)).float() for rows in blocks]
+        return torch.cat(parts, dim=1)
+
+
+class ChannelInt8Product:
+    """Symmetric int8 with one scale a row, in bfloat16, by torch's int8 operator."""
+
+    def __init__(self, weight: PackedWeight):
+        # q = code - 128 in one byte: flipping the highest bit.
+        self._q = (weight.unpacked(slice(None)) ^ 128).view(torch.int8)
+        self._scales = weight.scales[:, 0].to(torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+        return torch._weight_int8pack_mm(x.to(torch.bfloat16), self._q, self._scales).float()
+
+
+class Int4Product:
+    """int4, and int8 with groups, in bfloat16, by torch's int4 operator, which knows groups.
+
+    It computes (code - 8) * scale + zero. An int8 code is 16 * high + low: two products whose sum is the one wanted,
+    of the same bytes in all. Calling the int8 operator group by group is slower by the calls.
+    """
+
+    def __init__(self, weight: PackedWeight):
+        codes = weight.unpacked(slice(None)).int()
+        group_size = next(size for size in INT4_GROUP_SIZES if weight.group_size % size == 0)
+        repeats = weight.group_size // group_size  # a scale of a longer group serves several short ones
+        scales = weight.scales.float().repeat_interleave(repeats, dim=1)
+        zero_points = torch.full_like(scales, weight.scheme.offset)
+        if weight.zero_points is not None:
+            zero_points = weight.zero_points.float().repeat_interleave(repeats, dim=1)
+        self._group_size = group_size
+        self._output_size = weight.shape[0]
+        if weight.scheme.num_bits == 4:
+            self._planes = [self._plane(codes, scales, (INT4_OFFSET - zero_points) * scales)]
+        else:
+            high = self._plane(codes >> 4, 16 * scales, (16 * INT4_OFFSET - zero_points) * scales)
+            self._planes = [high, self._plane(codes & 15, scales, INT4_OFFSET * scales)]
+
+    @staticmethod
+    def _plane(codes: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)
+        return packed, torch.stack((scales.T, zeros.T), dim=-1).to(torch.bfloat16).contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+        x = x.to(torch.bfloat16)
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        y = torch.zeros(len(x), self._output_size)
+        for packed, scales in self._planes:
+            y += multiply(x, packed, self._group_size, scales)
+        return y
+
+    @staticmethod
+    def takes(weight: PackedWeight) -> bool:
+        """Whether the operator knows such a shape and such groups."""
+        is_grouped = any(weight.group_size % size == 0 for size in INT4_GROUP_SIZES)
+        return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0
+
+
+class PackedLinear:
+    """y = x @ weight.T + bias for a packed weight."""
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype):
+        self._product = choose_product(weight, dtype)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
+        y = self._product(x)
+        return y if self._bias is None else y + self._bias
+
+
+def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
+    """The fastest form that computes in `dtype`."""
+    if dtype == torch.bfloat16:
+        scheme = weight.scheme
+        if scheme.num_bits == 8 and scheme.group_size is None and scheme.is_symmetric:
+            return ChannelInt8Product(weight)
+        if Int4Product.takes(weight):
+            return Int4Product(weight)
+    return WideningProduct(weight, dtype)

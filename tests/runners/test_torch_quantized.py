@@ -1,0 +1,206 @@
+"""Quantized models on the torch runner: against transformers in float32, against our own float32 in bfloat16."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import write_tiny_llama
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+
+from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
+from conformance import PROMPT, RunnerConformance, prefill, relative_error  # noqa: E402
+
+from llmcli.checkpoint.export import Exporter  # noqa: E402
+from llmcli.checkpoint.export_plan import ExportOptions, plan_export  # noqa: E402
+from llmcli.checkpoint.model import open_model  # noqa: E402
+from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.runners.base import Runner  # noqa: E402
+from llmcli.runners.torch import packed_linear  # noqa: E402
+from llmcli.runners.torch.load import load  # noqa: E402
+
+SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "vocab_size": 288}
+SCHEMES = {
+    "int8 channel": WeightScheme(8, None),
+    "int8 groups of 32": WeightScheme(8, 32),
+    "int8 groups of 128": WeightScheme(8, 128),
+    "int4 channel": WeightScheme(4, None),
+    "int4 groups of 64": WeightScheme(4, 64),
+    "int4 groups of 128": WeightScheme(4, 128),
+    "int4 groups of 64, asymmetric": WeightScheme(4, 64, is_symmetric=False),
+    "int4 channel, asymmetric": WeightScheme(4, None, is_symmetric=False),
+}
+
+
+def export(folder: Path, destination: Path, options: ExportOptions) -> Path:
+    exporter = Exporter(plan_export(open_model(folder), options), destination, "tiny")
+    exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
+    return destination
+
+
+def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
+    config = transformers.CompressedTensorsConfig(dequantize=True) if dequantize else None
+    extra = {"quantization_config": config} if config else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT[:60]])).logits[0, -1].float().numpy()
+
+
+def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
+    runner = load(open_model(folder), max_seq_len=128, dtype=dtype)
+    prefill(runner, PROMPT[:60])
+    return runner.logits(0)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "model"
+    return write_tiny_llama(folder, dtype=torch.bfloat16, with_tokenizer=False, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def original_float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For asymmetric schemes: transformers rounds the weights it widens from them to the type of their scales."""
+    folder = tmp_path_factory.mktemp("original32") / "model"
+    return write_tiny_llama(folder, with_tokenizer=False, **SIZES)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_logits_equal_transformers(name: str, original: Path, original_float32: Path, tmp_path: Path) -> None:
+    scheme = SCHEMES[name]
+    original = original if scheme.is_symmetric else original_float32
+    folder = export(original, tmp_path / "export", ExportOptions(scheme))
+    expected = reference_logits(folder, dequantize=not scheme.is_symmetric)
+    assert relative_error(our_logits(folder), expected) < 1e-3
+    assert relative_error(our_logits(original), expected) > 1e-3  # it is the quantized model that is compared
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_int8_head_equals_transformers(is_tied: bool, tmp_path: Path) -> None:
+    sizes = {**SIZES, "tie_word_embeddings": is_tied}
+    source = write_tiny_llama(tmp_path / "source", dtype=torch.float16, with_tokenizer=False, **sizes)
+    folder = export(source, tmp_path / "export", ExportOptions(WeightScheme(8, 128), head_bits=8))
+    assert relative_error(our_logits(folder), reference_logits(folder, dequantize=False)) < 1e-3
+
+
+def test_channel_fall_back_and_skipped_layers_equal_transformers(tmp_path: Path) -> None:
+    sizes = {**SIZES, "intermediate_size": 176, "attention_bias": True}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
+    options = ExportOptions(WeightScheme(8, 128), skip=(r"layers\.1\..*q_proj", "up_proj"))
+    folder = export(source, tmp_path / "export", options)
+    assert open_model(folder).tensors.packed["model.layers.0.mlp.down_proj"].scheme.group_size is None
+    assert relative_error(our_logits(folder), reference_logits(folder, dequantize=False)) < 1e-3
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_bfloat16_operators_compute_the_same_products(name: str) -> None:
+    """torch's packed operators against float64 products of the stored codes, scales and zero points."""
+    scheme = SCHEMES[name]
+    generator = torch.Generator().manual_seed(0)
+    shape, num_groups = (96, 256), scheme.num_groups(256)
+    code_bytes = 256 * scheme.num_bits // 8
+    codes = torch.randint(0, 256, (shape[0], code_bytes), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(shape[0], num_groups, generator=generator).to(torch.bfloat16)
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, generator=generator)
+    weight = packed_linear.PackedWeight(scheme, shape, codes, scales, None if scheme.is_symmetric else zeros)
+    product = packed_linear.choose_product(weight, torch.bfloat16)
+    assert not isinstance(product, packed_linear.WideningProduct)
+    x = torch.randn(5, 256, generator=generator).to(torch.bfloat16).float()
+    exact = weight.widened(slice(None)).double()
+    expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
+    # The operators round their results, and zero points times scales, to bfloat16: 2^-8 of the sum of magnitudes.
+    assert ((product(x) - expected).abs() <= 2**-8 * magnitude).all()
+
+
+@pytest.mark.parametrize("shape", [(96, 40), (90, 256)])
+def test_bfloat16_of_shapes_the_operators_refuse(shape: tuple[int, int]) -> None:
+    scheme = WeightScheme(4, None)
+    codes = torch.randint(0, 256, (shape[0], shape[1] // 2), dtype=torch.uint8)
+    weight = packed_linear.PackedWeight(scheme, shape, codes, torch.ones(shape[0], 1), None)
+    product = packed_linear.choose_product(weight, torch.bfloat16)
+    assert isinstance(product, packed_linear.WideningProduct)
+    x = torch.randn(3, shape[1])
+    expected = x.to(torch.bfloat16).double() @ weight.widened(slice(None)).double().T
+    assert ((product(x) - expected).abs() <= 2**-7 * expected.abs() + 0.5).all()
+
+
+def test_widening_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.randint(0, 256, (50, 64), dtype=torch.uint8)
+    weight = packed_linear.PackedWeight(WeightScheme(8, 32), (50, 64), codes, torch.rand(50, 2), None)
+    x = torch.randn(7, 64)
+    exact = weight.widened(slice(None)).double()
+    expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
+    for elements in (1, 64 * 7, 64 * 50):
+        monkeypatch.setattr(packed_linear, "BLOCK_ELEMENTS", elements)
+        error = (packed_linear.WideningProduct(weight, torch.float32)(x) - expected).abs()
+        assert (error <= 64 * 2**-24 * magnitude).all()
+
+
+def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArgs, ignore: list[str]) -> Path:
+    """A model quantized and saved by compressed-tensors itself, as llm-compressor saves it."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    scheme = QuantizationScheme(targets=[r"re:.*self_attn.*_proj$", r"re:.*mlp.*"], weights=arguments)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore, format="pack-quantized")
+    apply_quantization_config(model, config)
+    for module in model.modules():
+        if getattr(module, "quantization_scheme", None) is None:
+            continue
+        weight = module.weight.float()
+        grouped = weight.view(len(weight), -1, arguments.group_size or weight.shape[1])
+        low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+        steps = 2**arguments.num_bits - 1
+        scale = torch.maximum(high, -low) * 2 / steps if arguments.symmetric else (high - low) / steps
+        module.weight_scale.data.copy_(scale)
+        if not arguments.symmetric:
+            zero = torch.round(-low / scale) - 2 ** (arguments.num_bits - 1)
+            module.weight_zero_point.data.copy_(zero.clamp(-(2 ** (arguments.num_bits - 1)), steps // 2))
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_bits": 8, "strategy": "channel", "symmetric": True},
+        {"num_bits": 8, "strategy": "group", "group_size": 64, "symmetric": True},
+        {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True},
+        {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False},
+        {"num_bits": 8, "strategy": "group", "group_size": 128, "symmetric": False},
+    ],
+    ids=str,
+)
+def test_models_by_others(arguments: dict[str, Any], original: Path, original_float32: Path, tmp_path: Path) -> None:
+    original = original if arguments["symmetric"] else original_float32
+    ignore = ["lm_head", r"re:.*layers\.0\.mlp.*"]
+    folder = write_by_another_hand(original, tmp_path / "other", QuantizationArgs(**arguments), ignore)
+    model = open_model(folder)
+    assert "model.layers.0.mlp.up_proj" not in model.tensors.packed
+    assert model.tensors.packed["model.layers.1.mlp.up_proj"].scheme.num_bits == arguments["num_bits"]
+    expected = reference_logits(folder, dequantize=not arguments["symmetric"])
+    assert relative_error(our_logits(folder), expected) < 1e-3
+    assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
+
+
+class TestQuantizedRunner(RunnerConformance):
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        destination = folder.parent / f"{folder.name}-int8"
+        if not destination.exists():
+            try:
+                export(folder, destination, ExportOptions(WeightScheme(8, None)))
+            except Exception:
+                destination = folder  # a damaged source is loaded as it is
+        return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows)
