@@ -1,9 +1,13 @@
-"""Where the files that are no Python live: the folders `kernels` and `configs`.
+"""Where files that are no Python code live: those that ship with the program, and the user's own.
 
-They stand at the top of the source tree and travel inside the wheel under llmcli/resources.
+`kernels` and `configs` stand at the top of the source tree and travel inside the wheel under llmcli/resources. The
+environment variable LLMCLI_HOME moves all of the user's files into one folder.
 """
 
+import os
 from pathlib import Path
+
+import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -12,3 +16,18 @@ def resource_folder(name: str) -> Path:
     """The folder `kernels` or `configs`, from the installed package or from the source tree around it."""
     installed = _PACKAGE / "resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def user_presets_folder() -> Path:
+    """Where the user's presets lie; it need not exist."""
+    return _user_home(platformdirs.user_config_path("llmcli")) / "presets"
+
+
+def kernel_cache_folder() -> Path:
+    """Where compiled kernels are kept; it need not exist, and may be deleted at any time."""
+    return _user_home(platformdirs.user_cache_path("llmcli")) / "kernels"
+
+
+def _user_home(default: Path) -> Path:
+    home = os.environ.get("LLMCLI_HOME")
+    return Path(home) if home else default

@@ -1,4 +1,4 @@
-"""`llmcli generate`: continue a prompt."""
+"""`llmcli generate`: continue a prompt, or answer one with the model's chat template."""
 
 import secrets
 from pathlib import Path
@@ -6,23 +6,31 @@ from typing import Annotated
 
 import typer
 
-from llmcli.cli.generate_output import TextOutput, result_json, show_stats
 from llmcli.cli.options import (
     OUTPUT_PANEL,
+    PROMPT_PANEL,
     SAMPLING_PANEL,
+    STOPPING_PANEL,
+    ChatTemplateOption,
     ContextOption,
     DebugOption,
     DeviceOption,
     DtypeOption,
     ModelOption,
+    PresetOption,
     QuietOption,
+    SeedOption,
+    SystemOption,
     ThreadsOption,
     sampling_options,
 )
+from llmcli.cli.output.base import RunFacts
+from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.prompt import read_prompt
+from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Finished
+from llmcli.engine.events import Event, Finished
 from llmcli.errors import UsageError
 
 EXIT_INTERRUPTED = 130
@@ -36,8 +44,20 @@ def generate(
         str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.", rich_help_panel=PROMPT_PANEL),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="The prompt is a message: answer it by the chat template.", rich_help_panel=PROMPT_PANEL
+        ),
+    ] = False,
+    system: SystemOption = None,
+    chat_template: ChatTemplateOption = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Show the prompt's text and ids.", rich_help_panel=PROMPT_PANEL)
+    ] = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,32 +65,41 @@ def generate(
             metavar="N",
             help="Stop after this many tokens.",
             show_default=f"{DEFAULT_MAX_NEW_TOKENS}, or fewer where the context is full",
+            rich_help_panel=STOPPING_PANEL,
         ),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
     ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Never end the text by itself.", rich_help_panel=STOPPING_PANEL)
+    ] = False,
     num_samples: Annotated[
-        int, typer.Option("-n", "--num-samples", min=1, metavar="K", help="How many continuations.")
+        int,
+        typer.Option(
+            "-n", "--num-samples", min=1, metavar="K", help="How many continuations.", rich_help_panel=SAMPLING_PANEL
+        ),
     ] = 1,
     only: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Of the samples, only this one: the same text as among all.")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="story, precise, or a .toml file.", rich_help_panel=SAMPLING_PANEL),
-    ] = None,
-    seed: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            max=2**64 - 1,
-            metavar="N",
-            help="Same seed, same text.",
-            show_default="random, and printed",
+            min=1,
+            metavar="K",
+            help="Of the samples, only this one: the same text as among all.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
+    preset: PresetOption = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Add this to a token's logit, -inf bans it; repeatable.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None,
+    seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
@@ -78,6 +107,31 @@ def generate(
     json_: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="One JSON object a token, as they come.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="K",
+            help="With --json or --jsonl: log-probability of each token and of the K likeliest.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    color: Annotated[
+        str | None,
+        typer.Option(metavar="prob", help="Tint each token by its probability: prob.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="For each token, what each sampler step removed.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Times, rates and settings, on stderr.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -92,60 +146,68 @@ def generate(
 
     llmcli generate --file chapter.txt -m path/to/model --temperature 0 --stop "THE END" --json
     """
-    options = RunnerOptions(device, dtype, threads)
+    runner_options = RunnerOptions(device, dtype, threads)
+    output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
     samples = _sample_indices(num_samples, only)
+    biases = parse_logit_bias(logit_bias or [])
     if stop and "" in stop:
         raise UsageError("--stop is empty, expected the text to stop at")
+    if not chat and (system is not None or chat_template is not None):
+        raise UsageError("--system and --chat-template belong to --chat; add it")
     text = read_prompt(prompt, file)
     session = open_session(model)
     sampling = session.resolve_sampling(sampling_flags, preset)
-    prompt_token_ids = session.encode_prompt(text)
+    encoded = session.encode_message(text, system, chat_template) if chat else session.encode_prompt(text)
+    if show_prompt:
+        terminal.show(f"{encoded.text}\n{' '.join(map(str, encoded.token_ids))}\n")
     max_seq_len = session.resolve_context(context)
-    new_tokens = session.resolve_max_new_tokens(max_new_tokens, len(prompt_token_ids), max_seq_len)
-    runner, load_seconds = session.load_runner(options, max_seq_len)
-
+    new_tokens = session.resolve_max_new_tokens(max_new_tokens, len(encoded.token_ids), max_seq_len)
     run_seed = secrets.randbits(32) if seed is None else seed
-    reason = " (this version has no CUDA runner yet)" if device == "auto" else ""
-    terminal.info(f"{session.name}: {runner.description}{reason}, context {max_seq_len}, seed {run_seed}")
+    sampler = session.sampler(sampling.params, run_seed, encoded, ignore_eos=ignore_eos, logit_bias=biases)
+
+    runner, load_seconds = session.load_runner(runner_options, max_seq_len)
+    terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
+    facts = RunFacts(
+        model=model,
+        prompt=text,
+        prompt_token_ids=encoded.token_ids,
+        sampling=sampling,
+        seed=run_seed,
+        samples=samples,
+        load_seconds=load_seconds,
+        tokenizer=session.tokenizer,
+    )
+    outputs = open_outputs(output_options, facts)
     generation = session.generation(
         runner,
-        prompt_token_ids,
-        sampling,
-        seed=run_seed,
+        encoded,
+        sampler,
         samples=samples,
         max_new_tokens=new_tokens,
         stop_strings=tuple(stop or ()),
+        num_alternatives=output_options.num_alternatives,
     )
-    output = None if json_ else TextOutput(samples)
-    if output:
-        terminal.show_prompt(text)
+    if output_options.shows_text:
+        terminal.show_prompt(text if not chat else "")
     finished: list[Finished] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, Finished):
+            finished.append(event)
+        for output in outputs:
+            output.show(event)
+
     is_interrupted = False
     try:
         for event in generation.events():
-            if isinstance(event, Finished):
-                finished.append(event)
-            if output:
-                output.show(event)
+            take(event)
     except KeyboardInterrupt:
         is_interrupted = True
         for event in generation.interrupt():
-            finished.append(event)
-            if output:
-                output.show(event)
+            take(event)
     finished.sort(key=lambda item: item.sample)
-    if finished and json_:
-        result = result_json(
-            finished,
-            model=str(model),
-            prompt_token_ids=prompt_token_ids,
-            seed=run_seed,
-            load_seconds=load_seconds,
-            as_list=len(samples) > 1,
-        )
-        terminal.write(f"{result}\n")
-    if finished and stats:
-        show_stats(finished, sampling, run_seed, load_seconds)
+    for output in outputs:
+        output.finish(finished)
     if is_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -14,8 +14,15 @@ from typing import Annotated
 import typer
 
 from llmcli import __version__
-from llmcli.cli.generate import generate
+from llmcli.cli.doctor import doctor
+from llmcli.cli.generate import EXIT_INTERRUPTED, generate
+from llmcli.cli.info import info
+from llmcli.cli.models import models_app
+from llmcli.cli.presets import presets
+from llmcli.cli.pull import pull
+from llmcli.cli.quantize import quantize
 from llmcli.cli.terminal import OutputClosedError, terminal
+from llmcli.cli.tokenize import tokenize
 from llmcli.errors import LLMCliError, UsageError
 
 EXIT_BUG = 1
@@ -48,7 +55,14 @@ def _root(
         terminal.write(f"{command.get_help()}\n")
 
 
+app.command()(doctor)
 app.command()(generate)
+app.command()(info)
+app.command()(presets)
+app.command()(pull)
+app.command()(quantize)
+app.command()(tokenize)
+app.add_typer(models_app, name="models")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "llmcli"
         return _fail(error, f"{_usage_message(error)} (see {command} --help)", UsageError.exit_code)
+    except typer.Abort:  # Ctrl-C, or the end of the input, where a question was asked
+        return EXIT_INTERRUPTED
     except OutputClosedError:
         return EXIT_CLOSED_PIPE
     except Exception as error:

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,9 @@ from llmcli.cli.terminal import terminal
 from llmcli.sampling.params import SPECS
 
 MODEL_PANEL = "Model"
+PROMPT_PANEL = "Prompt"
 SAMPLING_PANEL = "Sampling"
+STOPPING_PANEL = "Stopping"
 OUTPUT_PANEL = "Output"
 
 
@@ -25,9 +26,13 @@ def _set_debug(value: bool) -> None:
 
 
 ModelOption = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--model", "-m", metavar="DIR", help="Hugging Face model folder, as downloaded.", rich_help_panel=MODEL_PANEL
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Hugging Face folder, or hub id such as org/name.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 ContextOption = Annotated[
@@ -57,6 +62,37 @@ ThreadsOption = Annotated[
         help="CPU threads.",
         show_default="one per core",
         rich_help_panel=MODEL_PANEL,
+    ),
+]
+SystemOption = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="System prompt of the conversation.", rich_help_panel=PROMPT_PANEL),
+]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template in place of the model's, or `plain`.",
+        rich_help_panel=PROMPT_PANEL,
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", metavar="NAME", help="story, precise, your own, or a .toml file.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**64 - 1,
+        metavar="N",
+        help="Same seed, same text.",
+        show_default="random, and printed",
+        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 QuietOption = Annotated[

@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.cli.terminal import terminal
+from rich.filesize import decimal
+
+from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.export import Exporter
+    from llmcli.checkpoint.export_plan import ExportOptions
+    from llmcli.checkpoint.hub_cache import CachedModels, Removal
     from llmcli.checkpoint.model import Model
+    from llmcli.config.presets import Preset
     from llmcli.engine.generation import Generation
+    from llmcli.measure.doctor import Check
+    from llmcli.measure.info import ModelInfo
     from llmcli.runners.base import Runner
-    from llmcli.sampling.params import ResolvedSampling
+    from llmcli.sampling.params import ResolvedSampling, SamplingParams
+    from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.base import Tokenizer
 
 DEFAULT_MAX_CONTEXT = 8192
 DEFAULT_MAX_NEW_TOKENS = 256
+
+# What DRY does not look across, as in llama.cpp: line ends, and the punctuation of dialogue and lists.
+DRY_BREAKERS = (b"\n", b":", b'"', b"*")
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
@@ -46,18 +60,33 @@ class RunnerOptions:
         if self.device == "cuda":
             raise DeviceError("--device cuda: this version has no CUDA runner yet; use --device cpu")
 
+    @property
+    def note(self) -> str:
+        """Why `auto` takes the device it takes."""
+        return " (this version has no CUDA runner yet)" if self.device == "auto" else ""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as text and ids, and what ends an answer to it beside the model's end-of-sequence tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    at_start: bool  # the answer stands alone: its leading space is not part of it
+    turn_end_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class Session:
-    """A model folder whose files are checked and whose tokenizer is loaded; no weights are read yet."""
+    """A model whose files are checked and whose tokenizer is loaded; no weights are read yet.
+
+    `name` is for the user: the folder's name, or the hub id.
+    """
 
     model: Model
     tokenizer: Tokenizer
-
-    @property
-    def name(self) -> str:
-        """The model folder's name, for the user."""
-        return self.model.checkpoint.folder.resolve().name
+    name: str
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -84,20 +113,43 @@ class Session:
             )
         return requested
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """The prompt's token ids, BOS included as the model's tokenizer adds it.
+    def encode_prompt(self, prompt: str) -> EncodedPrompt:
+        """A raw text, with BOS as the model's tokenizer adds it.
 
         Raises: UsageError if there is not a single token to start from, or an id the model has no embedding for.
         """
         token_ids = self.tokenizer.encode(prompt)
         if not token_ids:
             raise UsageError("the prompt is empty and this model's tokenizer adds no BOS token; give it a prompt")
+        is_empty = all(token_id in self.tokenizer.special_token_ids for token_id in token_ids)
+        return EncodedPrompt(prompt, self._checked(token_ids), at_start=is_empty)
+
+    def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
+        """A user's message, and a system prompt if there is one, as the chat template writes them.
+
+        Raises: UsageError if there is no template; TokenizerError if the template refuses the conversation.
+        """
+        from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
+        from llmcli.tokenizer.chat_template import load_chat_template
+
+        template = load_chat_template(self.model.checkpoint.folder, self.tokenizer, template_choice)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": message})
+        return EncodedPrompt(
+            template.render(messages),
+            self._checked(encode_chat(self.tokenizer, template, messages)),
+            at_start=True,
+            turn_end_token_ids=turn_end_token_ids(self.tokenizer, template),
+            stop_strings=template.stop_strings,
+        )
+
+    def _checked(self, token_ids: list[int]) -> tuple[int, ...]:
         if (largest := max(token_ids)) >= (vocab_size := self.model.config.vocab_size):
             raise UsageError(
                 f"the tokenizer gave id {largest}, but the model has {vocab_size} embeddings; "
                 "the tokenizer belongs to another model"
             )
-        return token_ids
+        return tuple(token_ids)
 
     def resolve_sampling(self, flags: Mapping[str, object], preset_name: str | None) -> ResolvedSampling:
         """Each sampling parameter from flag, preset, generation_config.json or default, in this order."""
@@ -152,38 +204,180 @@ class Session:
             )
         return runner, time.perf_counter() - start_time
 
+    def sampler(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: EncodedPrompt,
+        *,
+        ignore_eos: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Sampler:
+        """The sampler of an answer to `prompt`."""
+        from llmcli.sampling.sampler import Sampler
+
+        return Sampler(
+            params,
+            seed=seed,
+            num_prompt_tokens=len(prompt.token_ids),
+            eos_token_ids=self.eos_token_ids | prompt.turn_end_token_ids,
+            ignore_eos=ignore_eos,
+            logit_bias=logit_bias or {},
+            dry_breaker_token_ids=self._dry_breakers() if params.dry_multiplier else frozenset(),
+        )
+
+    def _dry_breakers(self) -> frozenset[int]:
+        """Tokens whose text ends a phrase."""
+        return frozenset(
+            token_id
+            for token_id in range(self.tokenizer.vocab_size)
+            if any(breaker in self.tokenizer.token_bytes(token_id) for breaker in DRY_BREAKERS)
+        )
+
     def generation(
         self,
         runner: Runner,
-        prompt_token_ids: list[int],
-        sampling: ResolvedSampling,
+        prompt: EncodedPrompt,
+        sampler: Sampler,
         *,
-        seed: int,
         samples: tuple[int, ...],
         max_new_tokens: int,
         stop_strings: tuple[str, ...],
+        num_alternatives: int | None,
     ) -> Generation:
         """A generation ready to run."""
         from llmcli.engine.generation import Generation, Request
 
         request = Request(
-            prompt_token_ids=tuple(prompt_token_ids),
-            params=sampling.params,
-            seed=seed,
+            prompt_token_ids=prompt.token_ids,
+            sampler=sampler,
             samples=samples,
             max_new_tokens=max_new_tokens,
-            stop_strings=stop_strings,
-            eos_token_ids=self.eos_token_ids,
+            stop_strings=(*stop_strings, *prompt.stop_strings),
+            at_start=prompt.at_start,
+            num_alternatives=num_alternatives,
         )
         return Generation(runner, self.tokenizer, request)
 
 
-def open_session(folder: Path) -> Session:
-    """Check a model folder and load its tokenizer.
+def open_session(name: str) -> Session:
+    """Check a model, given by folder or hub id, and load its tokenizer; what the cache lacks is downloaded first.
 
     Raises: CheckpointError and its subclasses.
     """
     from llmcli.checkpoint.model import open_model
     from llmcli.tokenizer.load import load_tokenizer
 
-    return Session(open_model(folder), load_tokenizer(folder))
+    folder = model_folder(name)
+    shown_name = name if find_hub_id(name) else folder.resolve().name
+    return Session(open_model(folder), load_tokenizer(folder), shown_name)
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model given by folder or hub id; a folder is not looked at.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    return fetch_model(name) if find_hub_id(name) else Path(name)
+
+
+def fetch_model(name: str, update: bool = False) -> Path:
+    """The folder of a model on the hub, from the cache or downloaded into it with a progress bar.
+
+    With `update` a branch that has moved on is downloaded though the cache holds an older commit of it.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    from llmcli.checkpoint.hub import resolve_model
+
+    with ExitStack() as stack:
+        bar: OnProgress | None = None
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:  # the first call: only now is it known that there is something to download
+                terminal.info(f"downloading {name}: {decimal(total - done)} of {decimal(total)}")
+                bar = stack.enter_context(terminal.progress(f"downloading {name}"))
+            bar(done, total)
+
+        return resolve_model(name, on_progress=on_progress, update=update)
+
+
+def list_cached_models() -> CachedModels:
+    """What the hub's cache holds."""
+    from llmcli.checkpoint.hub_cache import list_cached_models
+
+    return list_cached_models()
+
+
+def plan_removal(hub_id: HubId) -> Removal:
+    """What removing a model from the hub's cache would remove.
+
+    Raises: CheckpointError if it is not there.
+    """
+    from llmcli.checkpoint.hub_cache import plan_removal
+
+    return plan_removal(hub_id)
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Load the tokenizer of a model folder; the weights may be missing.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    from llmcli.tokenizer.load import load_tokenizer
+
+    return load_tokenizer(Path(name))
+
+
+def decode_tokens(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """The text of token ids, as the start of a text."""
+    from llmcli.tokenizer.stream import decode
+
+    return decode(tokenizer, token_ids, at_start=True)
+
+
+def read_presets() -> list[Preset]:
+    """Every preset that can be named."""
+    from llmcli.config.presets import list_presets
+
+    return list_presets()
+
+
+def model_info(name: str, context: int | None) -> ModelInfo:
+    """Facts about a model, for `info`."""
+    from llmcli.measure.info import inspect_model
+    from llmcli.tokenizer.chat_template import load_chat_template
+
+    session = open_session(name)
+    sampling = session.resolve_sampling({}, None)
+    max_seq_len = session.resolve_context(context)
+    try:
+        template = load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
+    except UsageError:  # there is none
+        template = None
+    return inspect_model(session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len)
+
+
+def examine_machine() -> list[Check]:
+    """Whether this machine is ready, check by check."""
+    from llmcli.measure.doctor import examine
+
+    return examine()
+
+
+def open_export(source: str, destination: Path, options: ExportOptions, *, replace: bool, dry_run: bool) -> Exporter:
+    """Check the source and the destination of an export and plan it.
+
+    Raises: UsageError and CheckpointError, with their subclasses.
+    """
+    from llmcli.checkpoint.export import Exporter
+    from llmcli.checkpoint.export_plan import plan_export
+    from llmcli.checkpoint.export_workspace import refuse_existing
+    from llmcli.checkpoint.model import open_model
+
+    if not dry_run:
+        refuse_existing(destination, replace=replace)  # before anything is downloaded
+    folder = model_folder(source)
+    plan = plan_export(open_model(folder), options)
+    return Exporter(plan, destination, source if find_hub_id(source) else folder.resolve().name, replace=replace)

@@ -1,5 +1,6 @@
 """Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,10 +25,18 @@ class Terminal:
         """Generated text, at once."""
         _emit(sys.stdout, text)
 
+    def write_json(self, value: object) -> None:
+        """One JSON value on one line of stdout."""
+        self.write(f"{json.dumps(value, ensure_ascii=False)}\n")
+
     def info(self, line: str) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
         if not self.is_quiet:
             _emit(sys.stderr, f"{line}\n")
+
+    def show(self, text: str) -> None:
+        """Text that was asked for beside the result, on stderr; also with --quiet."""
+        _emit(sys.stderr, text)
 
     def warn(self, line: str) -> None:
         """Something the user should know though the run goes on; also with --quiet."""

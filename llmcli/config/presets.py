@@ -1,4 +1,4 @@
-"""Presets: named sets of sampling parameters in TOML files, the built-in ones in `configs/`."""
+"""Presets: named sets of sampling parameters in TOML files, built-in ones in `configs/` and the user's own."""
 
 import tomllib
 from collections.abc import Mapping
@@ -6,20 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UsageError
-from llmcli.resources import resource_folder
+from llmcli.resources import resource_folder, user_presets_folder
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset's sampling parameters as written; the sampling room checks names and values."""
+    """A preset as written; the sampling room checks names and values of its parameters."""
 
     name: str
+    path: Path
+    description: str
     sampling: Mapping[str, object]
 
 
-def preset_names() -> list[str]:
-    """The built-in presets."""
-    return sorted(path.stem for path in resource_folder("configs").glob("*.toml"))
+def list_presets() -> list[Preset]:
+    """Every preset that can be named, by name; one of the user's hides a built-in one of the same name.
+
+    Raises: UsageError for a file that is not of a preset's form.
+    """
+    return [_read_preset(path) for _, path in sorted(_preset_paths().items())]
 
 
 def load_preset(name: str) -> Preset:
@@ -27,20 +32,29 @@ def load_preset(name: str) -> Preset:
 
     Raises: UsageError for an unknown name, an unreadable file, or a file that is not of a preset's form.
     """
-    path = Path(name)
-    if path.suffix != ".toml" and path.name == name:
-        path = resource_folder("configs") / f"{name}.toml"
-        if not path.is_file():
-            known = ", ".join(preset_names())
-            raise UsageError(f"preset {name!r} is unknown, expected one of: {known}, or the path of a .toml file")
+    if name.endswith(".toml") or Path(name).name != name:
+        return _read_preset(Path(name))
+    paths = _preset_paths()
+    if name not in paths:
+        known = ", ".join(sorted(paths))
+        raise UsageError(f"preset {name!r} is unknown, expected one of: {known}, or the path of a .toml file")
+    return _read_preset(paths[name])
+
+
+def _preset_paths() -> dict[str, Path]:
+    folders = (resource_folder("configs"), user_presets_folder())
+    return {path.stem: path for folder in folders for path in folder.glob("*.toml")}
+
+
+def _read_preset(path: Path) -> Preset:
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"preset {path} cannot be read: {error}") from error
-    sampling = content.get("sampling")
-    unknown = sorted(set(content) - {"description", "sampling"})
-    if not isinstance(sampling, dict) or unknown:
+    sampling, description = content.get("sampling"), content.get("description", "")
+    unknown = set(content) - {"description", "sampling"}
+    if not isinstance(sampling, dict) or not isinstance(description, str) or unknown:
         found = ", ".join(sorted(content)) or "nothing"
         raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
-    return Preset(path.stem, sampling)
+    return Preset(path.stem, path, description, sampling)

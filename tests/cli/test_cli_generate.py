@@ -4,36 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from results import Result
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
-
-from llmcli.cli.main import run
-from llmcli.cli.terminal import terminal
-
-
-class Result(NamedTuple):
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run one command line in this process."""
-    monkeypatch.delenv("LLMCLI_DEBUG", raising=False)
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(terminal, "is_quiet", False)
-        monkeypatch.setattr(terminal, "is_debug", False)
-        capsys.readouterr()
-        exit_code = run([str(argument) for argument in arguments])
-        return Result(exit_code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
@@ -182,16 +159,6 @@ def test_unused_tensors_are_named_in_a_warning(damaged: Path, llmcli: Callable[.
 # Errors: one line each, the exit code of its class, nothing on stdout.
 
 
-def expect_error(result: Result, exit_code: int, *parts: str) -> None:
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    for part in parts:
-        assert part in lines[0]
-    assert result.exit_code == exit_code
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -218,43 +185,43 @@ def expect_error(result: Result, exit_code: int, *parts: str) -> None:
     ],
 )
 def test_bad_flag_values(generate: Callable[..., Result], arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
-    expect_error(generate("Hi", *arguments), 2, *parts)
+    generate("Hi", *arguments).expect_error(2, *parts)
 
 
 def test_cuda_says_plainly_that_it_is_not_there(generate: Callable[..., Result]) -> None:
-    expect_error(generate("Hi", "--device", "cuda"), 4, "no CUDA runner yet", "--device cpu")
+    generate("Hi", "--device", "cuda").expect_error(4, "no CUDA runner yet", "--device cpu")
 
 
 def test_no_model(llmcli: Callable[..., Result]) -> None:
-    expect_error(llmcli("generate", "Hi"), 2, "--model")
+    llmcli("generate", "Hi").expect_error(2, "--model")
 
 
 def test_unknown_command(llmcli: Callable[..., Result]) -> None:
-    expect_error(llmcli("generat"), 2, "generat", "see llmcli --help")
+    llmcli("generat").expect_error(2, "generat", "see llmcli --help")
 
 
 def test_missing_folder(llmcli: Callable[..., Result], tmp_path: Path) -> None:
-    expect_error(llmcli("generate", "Hi", "-m", tmp_path / "none"), 3, "none", "does not exist")
+    llmcli("generate", "Hi", "-m", tmp_path / "none").expect_error(3, "none", "does not exist")
 
 
 def test_a_folder_that_is_no_model(llmcli: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    expect_error(llmcli("generate", "Hi", "-m", tmp_path), 3, str(tmp_path), "config.json")
+    llmcli("generate", "Hi", "-m", tmp_path).expect_error(3, str(tmp_path), "config.json")
 
 
 def test_unknown_architecture(llmcli: Callable[..., Result], damaged: Path) -> None:
     change_json(damaged / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
-    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "model_type 'gpt2' is not supported", "llama")
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "model_type 'gpt2' is not supported", "llama")
 
 
 def test_unknown_rotary_type(llmcli: Callable[..., Result], damaged: Path) -> None:
     change_json(damaged / "config.json", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "rotary type 'dynamic' is not supported")
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "rotary type 'dynamic' is not supported")
 
 
 def test_quantized_by_another_method(llmcli: Callable[..., Result], damaged: Path) -> None:
     change_json(damaged / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
-    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "gptq")
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "gptq")
 
 
 def test_missing_shard(llmcli: Callable[..., Result], damaged: Path) -> None:
@@ -264,19 +231,19 @@ def test_missing_shard(llmcli: Callable[..., Result], damaged: Path) -> None:
     weight_map["lm_head.weight"] = "model-00002-of-00002.safetensors"
     (damaged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     result = llmcli("generate", "Hi", "-m", damaged)
-    expect_error(result, 3, "model-00002-of-00002.safetensors", "incomplete download")
+    result.expect_error(3, "model-00002-of-00002.safetensors", "incomplete download")
 
 
 def test_truncated_shard(llmcli: Callable[..., Result], damaged: Path) -> None:
     path = damaged / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "model.safetensors", "incomplete download")
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "model.safetensors", "incomplete download")
 
 
 def test_wrong_shape(llmcli: Callable[..., Result], damaged: Path) -> None:
     change_json(damaged / "config.json", intermediate_size=192)
     result = llmcli("generate", "Hi", "-m", damaged)
-    expect_error(result, 3, "mlp.gate_proj.weight", "is [176, 64], expected [192, 64]", "intermediate_size")
+    result.expect_error(3, "mlp.gate_proj.weight", "is [176, 64], expected [192, 64]", "intermediate_size")
 
 
 def test_nan_weights(llmcli: Callable[..., Result], damaged: Path) -> None:
@@ -284,7 +251,7 @@ def test_nan_weights(llmcli: Callable[..., Result], damaged: Path) -> None:
     tensors["model.norm.weight"][7] = float("nan")
     save_file(tensors, damaged / "model.safetensors")
     result = llmcli("generate", "Hi", "-m", damaged)
-    expect_error(result, 3, "model.norm.weight in model.safetensors holds NaN or infinity")
+    result.expect_error(3, "model.norm.weight in model.safetensors holds NaN or infinity")
 
 
 def test_bad_dtype(llmcli: Callable[..., Result], damaged: Path) -> None:
@@ -292,26 +259,26 @@ def test_bad_dtype(llmcli: Callable[..., Result], damaged: Path) -> None:
     tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int64)
     save_file(tensors, damaged / "model.safetensors")
     result = llmcli("generate", "Hi", "-m", damaged)
-    expect_error(result, 3, "model.norm.weight in model.safetensors is I64, expected one of BF16, F16, F32")
+    result.expect_error(3, "model.norm.weight in model.safetensors is I64, expected one of BF16, F16, F32")
 
 
 def test_missing_tokenizer(llmcli: Callable[..., Result], damaged: Path) -> None:
     (damaged / "tokenizer.json").unlink()
-    expect_error(llmcli("generate", "Hi", "-m", damaged), 3, "tokenizer.json", "tokenizer.model", str(damaged))
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "tokenizer.json", "tokenizer.model", str(damaged))
 
 
 def test_a_tokenizer_of_another_model(llmcli: Callable[..., Result], damaged: Path) -> None:
     write_tiny_llama(damaged / "small", vocab_size=200, bos_token_id=1, eos_token_id=2)
-    expect_error(llmcli("generate", "Hi", "-m", damaged / "small"), 2, "id 256", "200 embeddings", "another model")
+    llmcli("generate", "Hi", "-m", damaged / "small").expect_error(2, "id 256", "200 embeddings", "another model")
 
 
 def test_over_long_prompts_tell_counts_and_remedy(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     arguments = ("generate", "x" * 99, "-m", tiny_llama)
     result = llmcli(*arguments, "--context", 120, "--max-new-tokens", 50)
-    expect_error(result, 2, "prompt 100 + new tokens 50 = 150 tokens", "context of 120", "use --context 150")
-    expect_error(llmcli(*arguments, "--context", 100), 2, "prompt 100 + new tokens 1", "use --context 101")
-    expect_error(llmcli(*arguments, "--max-new-tokens", 500), 2, "use --max-new-tokens 412 or a shorter prompt")
-    expect_error(llmcli("generate", "x" * 999, "-m", tiny_llama), 2, "prompt 1000", "use a shorter prompt")
+    result.expect_error(2, "prompt 100 + new tokens 50 = 150 tokens", "context of 120", "use --context 150")
+    llmcli(*arguments, "--context", 100).expect_error(2, "prompt 100 + new tokens 1", "use --context 101")
+    llmcli(*arguments, "--max-new-tokens", 500).expect_error(2, "use --max-new-tokens 412 or a shorter prompt")
+    llmcli("generate", "x" * 999, "-m", tiny_llama).expect_error(2, "prompt 1000", "use a shorter prompt")
 
 
 def test_a_model_larger_than_memory(
@@ -319,32 +286,32 @@ def test_a_model_larger_than_memory(
 ) -> None:
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
     result = llmcli("generate", "Hi", "-m", tiny_llama)
-    expect_error(result, 4, "at float32 with context 512 needs 0.00 GiB", "is available", "use a smaller model")
+    result.expect_error(4, "at float32 with context 512 needs 0.00 GiB", "is available", "use a smaller model")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"caf\xe9"])
 def test_a_file_that_is_no_text(generate: Callable[..., Result], tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "prompt.bin"
     path.write_bytes(content)
-    expect_error(generate("--file", path), 2, str(path), "is not UTF-8 text: byte 0x")
+    generate("--file", path).expect_error(2, str(path), "is not UTF-8 text: byte 0x")
 
 
 def test_a_missing_file(generate: Callable[..., Result]) -> None:
-    expect_error(generate("--file", "nowhere.txt"), 2, "--file nowhere.txt cannot be read: No such file")
+    generate("--file", "nowhere.txt").expect_error(2, "--file nowhere.txt cannot be read: No such file")
 
 
 def test_an_argument_that_is_no_text(generate: Callable[..., Result]) -> None:
-    expect_error(generate("caf\udce9"), 2, "the prompt is not UTF-8 text")
+    generate("caf\udce9").expect_error(2, "the prompt is not UTF-8 text")
 
 
 def test_a_preset_with_an_unknown_key(generate: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[sampling]\nheat = 1\n")
-    expect_error(generate("Hi", "--preset", tmp_path / "mine.toml"), 2, "unknown parameter 'heat'", "temperature")
+    generate("Hi", "--preset", tmp_path / "mine.toml").expect_error(2, "unknown parameter 'heat'", "temperature")
 
 
 def test_our_own_bugs_are_one_line_too(generate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.cli.generate.open_session", lambda folder: 1 / 0)
-    expect_error(generate("Hi"), 1, "internal error, please report it: ZeroDivisionError", "--debug")
+    generate("Hi").expect_error(1, "internal error, please report it: ZeroDivisionError", "--debug")
     assert "Traceback" in generate("Hi", "--debug").stderr
 
 

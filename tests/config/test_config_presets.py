@@ -4,20 +4,32 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.config.presets import load_preset, preset_names
+from llmcli.config.presets import load_preset, list_presets
 from llmcli.errors import UsageError
 from llmcli.sampling.params import resolve
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("name", ["story", "precise"])
 def test_built_in_presets_are_valid(name: str) -> None:
     preset = load_preset(name)
+    assert preset.description
     resolved = resolve({}, preset.sampling, preset.name, {})
     assert f"preset {name}" in resolved.sources.values()
 
 
-def test_story_and_precise_are_built_in() -> None:
-    assert {"story", "precise"} <= set(preset_names())
+def test_the_users_presets_are_found_and_hide_built_in_ones(home: Path) -> None:
+    (home / "presets").mkdir(parents=True)
+    (home / "presets" / "story.toml").write_text('description = "mine"\n[sampling]\ntop_k = 3\n')
+    (home / "presets" / "wild.toml").write_text("[sampling]\ntemperature = 2.0\n")
+    assert [preset.name for preset in list_presets()] == ["precise", "story", "wild"]
+    assert load_preset("story").sampling == {"top_k": 3}
+    assert load_preset("wild").path == home / "presets" / "wild.toml"
 
 
 def test_a_file_is_a_preset(tmp_path: Path) -> None:
@@ -33,6 +45,7 @@ def test_a_file_is_a_preset(tmp_path: Path) -> None:
         ("temperature = 0.1", r"holds temperature, expected a table \[sampling\]"),
         ("", r"holds nothing, expected a table \[sampling\]"),
         ("sampling = 3", r"expected a table \[sampling\]"),
+        ("description = 3\n[sampling]", "holds description, sampling, expected"),
         ("[sampling", "cannot be read"),
     ],
 )

@@ -1,0 +1,37 @@
+"""`llmcli doctor`: is this machine ready?"""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from llmcli.cli.options import DebugOption
+from llmcli.cli.session import examine_machine
+from llmcli.cli.terminal import terminal
+from llmcli.errors import DeviceError
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check Python, libraries, driver, GPU, compiler and caches; say for each that it is ok, or what mends it.
+
+    Exit code 4 if something is broken; a machine without a GPU is not.
+
+    [bold]Examples[/bold]
+
+    llmcli doctor
+
+    llmcli doctor --json
+    """
+    checks = examine_machine()
+    if json_:
+        terminal.write_json([dataclasses.asdict(check) for check in checks])
+    else:
+        marks = {"ok": "ok", "absent": "--", "problem": "!!"}
+        for check in checks:
+            fix = f"\n{'':<19}fix: {check.fix}" if check.fix else ""
+            terminal.write(f"{marks[check.state]}  {check.name:<14} {check.detail}{fix}\n")
+    if any(check.state == "problem" for check in checks):
+        raise typer.Exit(DeviceError.exit_code)

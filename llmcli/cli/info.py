@@ -1,0 +1,85 @@
+"""`llmcli info`: what a model folder holds and needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.options import ContextOption, DebugOption
+from llmcli.cli.session import model_info
+from llmcli.cli.terminal import terminal
+
+if TYPE_CHECKING:
+    from llmcli.measure.info import ModelInfo
+
+
+def info(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder, or hub id such as org/name.")],
+    context: ContextOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a model's shape, its memory needs, its special tokens and its sampling defaults. Reads no weights.
+
+    [bold]Examples[/bold]
+
+    llmcli info path/to/model
+
+    llmcli info path/to/model --context 32768 --json
+    """
+    facts = model_info(model, context)
+    if json_:
+        terminal.write_json(dataclasses.asdict(facts))
+    else:
+        terminal.write("".join(f"{name:<22}{value}\n" for name, value in _rows(facts)))
+
+
+def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
+    """The table, top to bottom; a name of spaces continues the row above."""
+    shape = facts.shape
+    heads = f"{shape['num_attention_heads']} heads over {shape['num_key_value_heads']} key-value heads"
+    dtypes = ", ".join(f"{dtype} {_size(num_bytes)}" for dtype, num_bytes in facts.bytes_by_dtype.items())
+    rows = [
+        ("model", facts.folder),
+        ("model type", facts.model_type),
+        ("layers", f"{shape['num_hidden_layers']}, hidden {shape['hidden_size']}, MLP {shape['intermediate_size']}"),
+        ("attention", f"{heads} of {shape['head_dim']}"),
+        ("rotary", f"{shape['rope_type']}, theta {shape['rope_theta']:g}"),
+        ("longest context", f"{shape['max_position_embeddings']} tokens"),
+    ]
+    num_layers = f"of {shape['num_hidden_layers']} layers"
+    if shape["num_layers_without_rope"]:
+        rows.append(("without rotary", f"{shape['num_layers_without_rope']} {num_layers}"))
+    if shape["num_sliding_layers"]:
+        window = f"{shape['sliding_window']} tokens"
+        rows.append(("sliding window", f"{window}, in {shape['num_sliding_layers']} {num_layers}"))
+    rows += [
+        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {facts.num_shards} file(s)"),
+        ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
+        ("read per token", f"{_size(facts.decode_bytes_per_token)} of weights as stored"),
+        ("", f"+ {_size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
+    ]
+    for precision, need in facts.memory.items():
+        total = need.weights_bytes + need.kv_cache_bytes
+        parts = f"weights {_size(need.weights_bytes)} + KV cache {_size(need.kv_cache_bytes)}"
+        rows.append((f"memory, {precision}", f"{_size(total)} at context {facts.context}: {parts}"))
+    eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())
+    rows += [
+        ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
+        ("begins with", facts.bos or "nothing: no BOS token"),
+        ("ends with", eos or "nothing: no end-of-sequence token"),
+        ("chat template", facts.chat_template or "none"),
+    ]
+    for name, (value, source) in facts.sampling.items():
+        rows.append((name, f"{value:g} ({source})"))
+    return rows
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"

@@ -1,0 +1,103 @@
+"""`llmcli models`: list and remove what the hub's cache holds."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.cli.options import DebugOption, QuietOption
+from llmcli.cli.session import list_cached_models, plan_removal
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+models_app = typer.Typer(help="List or remove downloaded models.")
+
+
+@models_app.command("list")
+def list_models(
+    json_: Annotated[bool, typer.Option("--json", help="A JSON array instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the models in the hub's cache, whichever program downloaded them.
+
+    [bold]Examples[/bold]
+
+    llmcli models list
+
+    llmcli models list --json
+    """
+    found = list_cached_models()
+    for line in found.unreadable:
+        terminal.warn(line)
+    if json_:
+        terminal.write_json(
+            [
+                {
+                    "id": model.repo_id,
+                    "revision": model.commit,
+                    "refs": list(model.refs),
+                    "size_bytes": model.size_bytes,
+                    "last_used": datetime.fromtimestamp(model.last_used, UTC).isoformat(timespec="seconds"),
+                    "complete": model.is_complete,
+                    "model_type": model.model_type,
+                    "folder": str(model.folder),
+                }
+                for model in found.models
+            ]
+        )
+        return
+    if not found.models:
+        terminal.info(f"no models in {found.cache}")
+        return
+    rows = [("ID", "REVISION", "SIZE", "LAST USED", "TYPE", "STATE")]
+    for model in found.models:
+        rows.append(
+            (
+                model.repo_id,
+                ", ".join(model.refs) or model.commit,
+                decimal(model.size_bytes),
+                f"{datetime.fromtimestamp(model.last_used):%Y-%m-%d}",
+                model.model_type or "-",
+                "complete" if model.is_complete else "incomplete",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        terminal.write("  ".join(cells).rstrip() + "\n")
+
+
+@models_app.command("rm")
+def remove_model(
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="Hub id; with @REVISION (branch, tag or full commit) only that one.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Remove a model from the hub's cache.
+
+    [bold]Examples[/bold]
+
+    llmcli models rm HuggingFaceTB/SmolLM2-135M
+
+    llmcli models rm HuggingFaceTB/SmolLM2-135M@main --yes
+    """
+    hub_id = find_hub_id(name)
+    if hub_id is None:
+        raise UsageError(f"{name!r} is a path, expected a hub id; `llmcli models list` shows those in the cache")
+    removal = plan_removal(hub_id)
+    size = decimal(removal.freed_bytes)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"removing {hub_id} ({size}) has to be confirmed, and there is no terminal; add --yes")
+        count = len(removal.commits)
+        if not typer.confirm(f"Remove {hub_id} ({count} revision{'s' * (count > 1)}, {size})?", err=True):
+            terminal.info("nothing removed")
+            return
+    removal.execute()
+    terminal.info(f"removed {hub_id}, {size} freed")

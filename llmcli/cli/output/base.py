@@ -1,0 +1,36 @@
+"""What every form of output gets: the facts of the run, the events as they come, and the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from llmcli.engine.events import Event, Finished
+from llmcli.sampling.params import ResolvedSampling
+
+if TYPE_CHECKING:
+    from llmcli.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run, before its first token. Samples are indices from 0; people see them numbered from 1."""
+
+    model: str
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: ResolvedSampling
+    seed: int
+    samples: tuple[int, ...]
+    load_seconds: float
+    tokenizer: Tokenizer
+
+
+class Output(Protocol):
+    """One form of output."""
+
+    def show(self, event: Event) -> None:
+        """Take the next event."""
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Take the end: the samples that ended, in their order, also after a Ctrl-C. There may be none."""

@@ -1,0 +1,71 @@
+"""Which forms of output the flags ask for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.cli.output.base import Output, RunFacts
+from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.output.stats import StatsOutput
+from llmcli.cli.output.text import TextOutput
+from llmcli.errors import UsageError
+
+WHY_ALTERNATIVES = 5  # tokens listed per step: enough to see what was at stake, few enough to read
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """The output flags, checked against each other.
+
+    Raises: UsageError for flags that exclude each other.
+    """
+
+    json: bool
+    jsonl: bool
+    logprobs: int | None
+    color: str | None
+    why: bool
+    html: Path | None
+    stats: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be shown together."""
+        if self.json and self.jsonl:
+            raise UsageError("--json and --jsonl exclude each other; give one of them")
+        if self.logprobs is not None and self.shows_text:
+            raise UsageError("--logprobs needs --json or --jsonl; for a look at them use --why or --html FILE")
+        if self.color not in (None, "prob"):
+            raise UsageError(f"--color is {self.color!r}, expected prob")
+        if self.color is not None and not self.shows_text:
+            raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether stdout gets the text itself."""
+        return not (self.json or self.jsonl)
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """How many other tokens the engine has to report for each choice, or None if nobody looks at choices."""
+        wanted = [self.logprobs] if self.logprobs is not None else []
+        wanted += [WHY_ALTERNATIVES] if self.why or self.html else []
+        wanted += [0] if self.color else []
+        return max(wanted, default=None)
+
+
+def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
+    """The outputs the flags ask for, what goes to stdout first.
+
+    Raises: UsageError if the page of --html cannot be written.
+    """
+    outputs: list[Output] = [_main_output(options, facts)]
+    if options.stats:
+        outputs.append(StatsOutput(facts))
+    return outputs
+
+
+def _main_output(options: OutputOptions, facts: RunFacts) -> Output:
+    if options.json:
+        return JsonOutput(facts, with_logprobs=options.logprobs is not None)
+    if options.jsonl:
+        return JsonLinesOutput(facts)
+    return TextOutput(facts)

@@ -1,0 +1,41 @@
+"""`llmcli presets`: the named sets of sampling parameters."""
+
+from typing import Annotated
+
+import typer
+
+from llmcli.cli.options import DebugOption
+from llmcli.cli.session import read_presets
+from llmcli.cli.terminal import terminal
+from llmcli.resources import user_presets_folder
+
+
+def presets(
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the presets that `--preset NAME` takes, built-in and your own.
+
+    [bold]Examples[/bold]
+
+    llmcli presets
+
+    llmcli generate "Once upon a time" -m path/to/model --preset story
+    """
+    found = read_presets()
+    if json_:
+        terminal.write_json(
+            {
+                preset.name: {
+                    "description": preset.description,
+                    "sampling": dict(preset.sampling),
+                    "path": str(preset.path),
+                }
+                for preset in found
+            }
+        )
+        return
+    for preset in found:
+        values = "  ".join(f"{name} {value}" for name, value in preset.sampling.items())
+        terminal.write(f"{preset.name}\n  {preset.description}\n  {values}\n  {preset.path}\n")
+    terminal.info(f"your own presets go to {user_presets_folder()}")

@@ -1,0 +1,162 @@
+"""`llmcli quantize`: write an int8 or int4 export of a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.filesize import decimal
+
+from llmcli.checkpoint.export_plan import DEFAULT_SHARD_BYTES, ExportOptions, ExportPlan
+from llmcli.cli.generate import EXIT_INTERRUPTED
+from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
+from llmcli.cli.session import open_export
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+from llmcli.quantization.schemes import WeightScheme
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.export_workspace import ExportWorkspace
+    from llmcli.quantization.quality import TensorQuality
+
+BITS = (8, 4)
+GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
+HEAD_BITS = {"keep": None, "int8": 8}
+_UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_MAX_LISTED = 8  # layers named in one line; the model card has them all
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face folder, or hub id such as org/name.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
+    bits: Annotated[int, typer.Option(metavar="8|4", help="Bits per weight.")] = 8,
+    group_size: Annotated[
+        str, typer.Option(metavar="32|64|128|channel", help="Weights of a row that share a scale; channel: all.")
+    ] = "128",
+    asymmetric: Annotated[
+        bool,
+        typer.Option("--asymmetric", help="Zero points, int4 only; transformers loads it dequantized."),
+    ] = False,
+    head: Annotated[str, typer.Option(metavar="keep|int8", help="What becomes of the output head.")] = "keep",
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX", help="Keep layers whose name this matches anywhere; repeatable."),
+    ] = None,
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")
+    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after, write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="The error of every layer.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Quantize a model's linear layers to int8 or int4, in a form that transformers and vLLM load too.
+
+    A stopped run goes on where it was when the same command is given again.
+
+    [bold]Examples[/bold]
+
+    llmcli quantize path/to/model model-int8
+
+    llmcli quantize org/name model-int4 --bits 4 --group-size 64 --head int8 --dry-run
+    """
+    options = ExportOptions(
+        scheme=_scheme(bits, group_size, asymmetric),
+        head_bits=_choice("--head", head, HEAD_BITS),
+        skip=tuple(skip or ()),
+        shard_bytes=_shard_bytes(shard_size),
+    )
+    exporter = open_export(source, destination, options, replace=force, dry_run=dry_run)
+    plan = exporter.plan
+    if dry_run:
+        _report_plan(plan)
+        terminal.write(_size_table(plan))
+        return
+    workspace = exporter.prepare()
+    _report_plan(plan)
+    _report_earlier_run(workspace, len(plan.shards))
+
+    def on_tensor(name: str, quality: TensorQuality) -> None:
+        if verbose:
+            terminal.info(
+                f"{name}: error {quality.relative_rms_error:.3%}, worst row {quality.worst_row} "
+                f"{quality.worst_row_error:.3%}, {quality.saturation:.2%} at the ends of the range"
+            )
+
+    try:
+        with terminal.progress(f"quantizing to {destination}") as on_progress:
+            qualities = exporter.run(workspace, on_progress, on_tensor)
+    except KeyboardInterrupt:
+        terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
+    total = plan.total
+    terminal.info(
+        f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights, "
+        f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
+    )
+
+
+def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:
+    if bits not in BITS:
+        raise UsageError(f"--bits is {bits}, expected 8 or 4")
+    if is_asymmetric and bits != 4:
+        raise UsageError("--asymmetric is for --bits 4; int8 gains nothing from it")
+    return WeightScheme(bits, _choice("--group-size", group_size, GROUP_SIZES), not is_asymmetric)
+
+
+def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None:
+    if value not in choices:
+        raise UsageError(f"{flag} is {value!r}, expected one of {', '.join(choices)}")
+    return choices[value]
+
+
+def _shard_bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)", text)
+    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+    if num_bytes < 1:
+        raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")
+    return num_bytes
+
+
+def _report_plan(plan: ExportPlan) -> None:
+    """What the user should know before the work starts."""
+    if plan.channel_layers:
+        terminal.warn(
+            f"group size {plan.options.scheme.group_size} does not divide the input size of "
+            f"{len(plan.channel_layers)} layer(s), which get one scale a row: {_listed(plan.channel_layers)}"
+        )
+    if plan.skipped:
+        terminal.info(f"kept as they are: {_listed(plan.skipped)}")
+    if plan.model.tensors.unused:
+        terminal.info(f"left out, since the model does not use them: {_listed(plan.model.tensors.unused)}")
+    if plan.unties_head:
+        size = decimal(plan.sizes["output head"].bytes_after)
+        terminal.info(f"the output head shared the embedding and now stands beside it: {size} more in the file")
+    for concern in plan.concerns:
+        terminal.warn(concern)
+
+
+def _report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
+    if workspace.num_resumed:
+        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
+    elif workspace.has_cleaned:
+        terminal.info("starting clean: an earlier run with another source or other choices had not finished")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_MAX_LISTED])
+    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
+
+
+def _size_table(plan: ExportPlan) -> str:
+    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
+    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
+        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
+        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
+    return "".join(lines)

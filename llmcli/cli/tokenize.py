@@ -1,0 +1,62 @@
+"""`llmcli tokenize`: text to token ids and back."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcli.cli.options import DebugOption, ModelOption
+from llmcli.cli.prompt import read_prompt
+from llmcli.cli.session import decode_tokens, open_tokenizer
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+
+def tokenize(
+    model: ModelOption,
+    text: Annotated[
+        str | None, typer.Argument(help="Text; `-` or none reads standard input.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file.")
+    ] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The way back: TEXT holds token ids, the output is their text.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object: token_ids, pieces, text.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show how the model's tokenizer cuts a text: each id and its piece.
+
+    [bold]Examples[/bold]
+
+    llmcli tokenize "Once upon a time" -m path/to/model
+
+    llmcli tokenize --decode "1 9038 2501 263 931" -m path/to/model
+    """
+    content = read_prompt(text, file)
+    tokenizer = open_tokenizer(model)
+    token_ids = _parse_ids(content, tokenizer.vocab_size) if decode else tokenizer.encode(content)
+    pieces = [tokenizer.piece(token_id) for token_id in token_ids]
+    if json_:
+        terminal.write_json({"token_ids": token_ids, "pieces": pieces, "text": decode_tokens(tokenizer, token_ids)})
+    elif decode:
+        terminal.write(f"{decode_tokens(tokenizer, token_ids)}\n")
+    else:
+        width = len(str(max(token_ids, default=0)))
+        for token_id, piece in zip(token_ids, pieces, strict=True):
+            shown = piece if piece.isprintable() else ascii(piece)[1:-1]
+            terminal.write(f"{token_id:>{width}}  {shown}\n")
+        terminal.info(f"{len(token_ids)} tokens")
+
+
+def _parse_ids(text: str, vocab_size: int) -> list[int]:
+    """Token ids out of text such as `1 2 3`, `1,2,3` or `[1, 2, 3]`.
+
+    Raises: UsageError for anything else, or an id outside the vocabulary.
+    """
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    for word in words:
+        if not word.isdecimal() or int(word) >= vocab_size:
+            raise UsageError(f"{word!r} is no token id of this tokenizer, expected numbers from 0 to {vocab_size - 1}")
+    return [int(word) for word in words]

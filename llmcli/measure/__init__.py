@@ -1,0 +1,1 @@
+"""Measurements and facts about models, as values; the command line prints them."""

@@ -1,0 +1,124 @@
+"""Is this machine ready? One check a line, each ok or with what mends it."""
+
+import os
+import platform
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from llmcli.checkpoint.hub_cache import hub_cache_folder
+from llmcli.kernels import environment
+from llmcli.resources import kernel_cache_folder
+
+State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at; `fix` says what to do about a problem."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def examine() -> list[Check]:
+    """Every check, in the order in which one depends on the other. Changes nothing."""
+    driver = environment.find_driver()
+    checks = [_python(), _package("torch"), _package("tokenizers"), _package("sentencepiece"), _driver(driver)]
+    checks += _cards(driver)
+    cupy = environment.cupy_distributions()
+    checks.append(_cupy(driver, cupy))
+    if cupy:
+        checks += [_nvrtc(), _headers()]
+    checks.append(
+        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled anew at every start", "LLMCLI_HOME")
+    )
+    checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
+    return checks
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Check(name, "problem", "not installed", f"pip install {name}")
+
+
+def _driver(driver: environment.Driver | None) -> Check:
+    if driver is None:
+        return Check("NVIDIA driver", "absent", "none on this machine; models run on the CPU")
+    version = ".".join(map(str, driver.cuda_version))
+    if driver.problem:
+        return Check("NVIDIA driver", "problem", driver.problem, "restart the machine, or install the driver again")
+    if driver.cuda_version < (12, 0):
+        return Check("NVIDIA driver", "problem", f"for CUDA {version}", "install a driver for CUDA 12 or newer")
+    return Check("NVIDIA driver", "ok", f"for CUDA {version}")
+
+
+def _cards(driver: environment.Driver | None) -> list[Check]:
+    if driver is None or driver.problem:
+        return []
+    if not driver.cards:
+        fix = "check CUDA_VISIBLE_DEVICES" if os.environ.get("CUDA_VISIBLE_DEVICES") is not None else "check the card"
+        return [Check("GPU", "problem", "the driver sees no card", fix)]
+    checks = []
+    minimum = ".".join(map(str, environment.MIN_COMPUTE_CAPABILITY))
+    for card in driver.cards:
+        capability = ".".join(map(str, card.compute_capability))
+        detail = f"{card.name}, compute capability {capability}, {card.memory_bytes / 2**30:.1f} GiB"
+        if card.compute_capability >= environment.MIN_COMPUTE_CAPABILITY:
+            checks.append(Check(f"GPU {card.index}", "ok", detail))
+        else:
+            fix = f"needs compute capability {minimum} or more (Ampere and newer); use the CPU"
+            checks.append(Check(f"GPU {card.index}", "problem", detail, fix))
+    return checks
+
+
+def _cupy(driver: environment.Driver | None, found: dict[str, str]) -> Check:
+    installed = ", ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        fix = f"pip uninstall {' '.join(found)}, then install one"
+        return Check("CuPy", "problem", f"{installed}: they overwrite each other", fix)
+    has_card = driver is not None and bool(driver.cards)
+    wanted = 13 if driver is not None and driver.cuda_version >= (13, 0) else 12
+    if not found:
+        if has_card:
+            return Check("CuPy", "problem", "not installed", f'pip install "llmcli[cuda{wanted}]"')
+        return Check("CuPy", "absent", "not installed, and there is no card for it")
+    if has_card and "cupy-cuda13x" in found and wanted < 13:
+        fix = f'pip uninstall {installed.split()[0]}, then pip install "llmcli[cuda12]"'
+        return Check("CuPy", "problem", f"{installed}, but the driver is for CUDA 12", fix)
+    return Check("CuPy", "ok", installed)
+
+
+def _nvrtc() -> Check:
+    version = environment.nvrtc_version()
+    if isinstance(version, str):
+        return Check("NVRTC", "problem", version, 'install CuPy with its [ctk] extra: pip install "llmcli[cuda13]"')
+    return Check("NVRTC", "ok", ".".join(map(str, version)))
+
+
+def _headers() -> Check:
+    folder = environment.header_folder()
+    if folder is None:
+        fix = 'install CuPy with its [ctk] extra: pip install "llmcli[cuda13]"'
+        return Check("CUDA headers", "problem", "cuda_fp16.h is nowhere", fix)
+    return Check("CUDA headers", "ok", str(folder))
+
+
+def _writable(name: str, folder: Path, consequence: str, variable: str) -> Check:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return Check(name, "ok", str(folder))
+    except OSError as error:
+        detail = f"{folder} cannot be written ({error.strerror}): {consequence}"
+        return Check(name, "problem", detail, f"make it writable, or set {variable} to another folder")

@@ -1,0 +1,24 @@
+"""Runs command lines in this process."""
+
+from collections.abc import Callable
+
+import pytest
+from results import Result
+
+from llmcli.cli.main import run
+from llmcli.cli.terminal import terminal
+
+
+@pytest.fixture
+def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run one command line in this process."""
+    monkeypatch.delenv("LLMCLI_DEBUG", raising=False)
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(terminal, "is_quiet", False)
+        monkeypatch.setattr(terminal, "is_debug", False)
+        capsys.readouterr()
+        exit_code = run([str(argument) for argument in arguments])
+        return Result(exit_code, *capsys.readouterr())
+
+    return call

@@ -1,0 +1,19 @@
+"""What a command line gave."""
+
+from typing import NamedTuple
+
+
+class Result(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    def expect_error(self, exit_code: int, *parts: str) -> None:
+        """One line on stderr that holds `parts`, nothing on stdout, and this exit code."""
+        assert self.stdout == ""
+        lines = self.stderr.splitlines()
+        assert len(lines) == 1, self.stderr
+        assert lines[0].startswith("error: ")
+        for part in parts:
+            assert part in lines[0]
+        assert self.exit_code == exit_code

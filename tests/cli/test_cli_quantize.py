@@ -1,0 +1,186 @@
+"""`llmcli quantize`: what it says, what it refuses, and that the result is there."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from results import Result
+from tiny_models import write_tiny_llama
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
+
+Llmcli = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("quantize") / "model", dtype=torch.bfloat16, **SIZES)
+
+
+def test_default_export(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", model, tmp_path / "int8")
+    assert (result.exit_code, result.stdout) == (0, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"{tmp_path / 'int8'}: ")
+    assert "-> " in line
+    assert "largest error 0." in line
+    card = json.loads((tmp_path / "int8" / "quantization.json").read_text())
+    assert (card["num_bits"], card["group_size"], card["symmetric"], card["head_bits"]) == (8, 128, True, None)
+
+
+def test_every_choice(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    flags = ("--bits", 4, "--group-size", 32, "--head", "int8", "--skip", "layers.1.self_attn", "--skip", "down")
+    result = llmcli("quantize", model, tmp_path / "int4", *flags, "--shard-size", "0.1MB")
+    assert result.exit_code == 0
+    assert "kept as they are: model.layers.0.mlp.down_proj, model.layers.1.self_attn.q_proj" in result.stderr
+    assert "warning: vLLM takes a quantized output head only" in result.stderr
+    card = json.loads((tmp_path / "int4" / "quantization.json").read_text())
+    assert (card["num_bits"], card["group_size"], card["head_bits"]) == (4, 32, 8)
+    assert len(card["kept_layers"]) == 6
+    assert len(list((tmp_path / "int4").glob("model-*.safetensors"))) > 1
+    result = llmcli("quantize", model, tmp_path / "channel", "--bits", 4, "--group-size", "channel", "--asymmetric")
+    assert result.exit_code == 0
+    card = json.loads((tmp_path / "channel" / "quantization.json").read_text())
+    assert (card["group_size"], card["symmetric"]) == (None, False)
+
+
+def test_verbose_shows_every_layer(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    lines = llmcli("quantize", model, tmp_path / "int8", "--verbose").stderr.splitlines()
+    assert len(lines) == 15
+    assert lines[0].startswith("model.layers.0.self_attn.q_proj: error 0.")
+    assert "at the ends of the range" in lines[0]
+
+
+def test_quiet_leaves_warnings(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    assert llmcli("quantize", model, tmp_path / "int8", "--quiet").stderr == ""
+    lines = llmcli("quantize", model, tmp_path / "skipped", "--skip", "q_proj", "--quiet").stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["warning"]
+
+
+def test_dry_run_writes_nothing(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", model, tmp_path / "int8", "--dry-run", "--bits", 4)
+    assert result.exit_code == 0
+    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in result.stdout.splitlines()}
+    assert list(rows) == ["kind", "embedding", "norms and biases", "attention", "MLP", "output head", "all"]
+    assert result.stdout.splitlines()[-1].split()[-4:] == ["722.2", "kB", "309.0", "kB"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_that_the_group_does_not_divide_are_listed(llmcli: Llmcli, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 250})
+    result = llmcli("quantize", model, tmp_path / "int8")
+    (line,) = [line for line in result.stderr.splitlines() if "does not divide" in line]
+    assert line.startswith("warning: group size 128 does not divide the input size of 2 layer(s)")
+    assert line.endswith("model.layers.0.mlp.down_proj, model.layers.1.mlp.down_proj")
+
+
+def test_a_head_that_leaves_the_embedding_is_announced(llmcli: Llmcli, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
+    result = llmcli("quantize", model, tmp_path / "int8", "--head", "int8")
+    assert "the output head shared the embedding and now stands beside it: 41.6 kB more in the file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--bits", 3), "--bits is 3, expected 8 or 4"),
+        (("--group-size", 16), "--group-size is '16', expected one of 32, 64, 128, channel"),
+        (("--head", "int4"), "--head is 'int4', expected one of keep, int8"),
+        (("--asymmetric",), "--asymmetric is for --bits 4"),
+        (("--asymmetric", "--bits", 4, "--head", "int8"), "--asymmetric does not go with --head int8"),
+        (("--shard-size", "5"), "--shard-size is '5', expected a size such as 5GB"),
+        (("--shard-size", "0.0GB"), "--shard-size is '0.0GB'"),
+        (("--skip", "["), "--skip '[' is not a regular expression"),
+        (("--skip", "banana"), "--skip 'banana' matches no linear layer"),
+    ],
+)
+def test_flags_that_cannot_be(
+    llmcli: Llmcli, model: Path, tmp_path: Path, flags: tuple[object, ...], message: str
+) -> None:
+    llmcli("quantize", model, tmp_path / "int8", *flags).expect_error(2, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals_have_exit_codes(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    llmcli("quantize", model, model).expect_error(2, "exists")
+    llmcli("quantize", model, model, "--force").expect_error(2, "is the source itself")
+    llmcli("quantize", model, model / "inside").expect_error(2, "is inside the source")
+    llmcli("quantize", tmp_path / "none", tmp_path / "int8").expect_error(3, "does not exist")
+    llmcli("quantize", model, tmp_path / "int8", "--quiet")
+    llmcli("quantize", tmp_path / "int8", tmp_path / "twice").expect_error(3, "quantized")
+    llmcli("quantize", model, tmp_path / "int8").expect_error(2, "exists; give another folder, or --force")
+    assert llmcli("quantize", model, tmp_path / "int8", "--force").exit_code == 0
+
+
+def test_a_destination_is_refused_before_anything_is_downloaded(llmcli: Llmcli, tmp_path: Path) -> None:
+    llmcli("quantize", "no-such-org/no-such-model", tmp_path).expect_error(2, "exists")
+
+
+def test_a_stopped_run_is_taken_up(
+    llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcli.checkpoint import export
+
+    calls: list[object] = []
+    measure_quality = export.measure_quality
+
+    def interrupted(errors: object) -> object:
+        calls.append(errors)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return measure_quality(errors)  # type: ignore[arg-type]
+
+    command = ("quantize", model, tmp_path / "int8", "--shard-size", "0.05MB")
+    monkeypatch.setattr(export, "measure_quality", interrupted)
+    result = llmcli(*command)
+    assert result.exit_code == 130
+    assert "stopped; the same command goes on" in result.stderr
+    assert not (tmp_path / "int8").exists()
+    monkeypatch.undo()
+    result = llmcli(*command, "--bits", 4, "--dry-run")  # looks, and leaves the unfinished run alone
+    result = llmcli(*command)
+    assert result.exit_code == 0
+    first, _ = result.stderr.splitlines()
+    assert first.startswith("resuming: ")
+    assert first.endswith("weight files were finished by an earlier run")
+    assert [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+
+def test_another_run_starts_clean_and_says_so(
+    llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcli.checkpoint import export
+
+    def interrupted(errors: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "measure_quality", interrupted)
+        assert llmcli("quantize", model, tmp_path / "int8").exit_code == 130
+    result = llmcli("quantize", model, tmp_path / "int8", "--group-size", 64)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("starting clean: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+
+def test_a_terminal_shows_a_bar(model: Path, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "llmcli", "quantize", str(model), str(tmp_path / "int8"), "-v"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(master, 4096)
+        except OSError:  # the other end is closed: the program has ended
+            break
+    os.close(master)
+    assert process.wait(60) == 0
+    assert b"quantizing to" in seen
+    assert b"down_proj: error" in seen

@@ -1,0 +1,389 @@
+"""`--html`: a well-formed page in which nothing of prompt or model runs or loads, and whose data are the events'."""
+
+import json
+import math
+import os
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
+
+from llmcli.cli.output import page
+from llmcli.cli.output.html import HtmlOutput, check_page_path
+from llmcli.cli.output.tokens import LEVEL_LIMITS
+from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Finished, Token
+from llmcli.errors import UsageError
+from llmcli.sampling.params import SamplingParams
+
+HOSTILE = [
+    "</script>",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "&amp;",
+    "\"'><!--",
+    "]]>",
+    "\x00\x1b",
+]
+FLOWER = "🌼".encode()
+WORDS = ["Once", " upon", "\n", " ", FLOWER[:1], FLOWER[1:3], FLOWER[3:], *HOSTILE]
+TOKENIZER = PieceTokenizer(WORDS)
+PARAMS = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
+VOID = {"meta", "link", "img", "br", "hr", "input", "path"}
+
+
+class Element:
+    def __init__(self, name: str, attributes: dict[str, str | None], parent: "Element | None"):
+        self.name, self.attributes, self.parent = name, attributes, parent
+        self.children: list[Element | str] = []
+        self.classes = (attributes.get("class") or "").split()
+
+    def __iter__(self):
+        for child in self.children:
+            if isinstance(child, Element):
+                yield child
+                yield from child
+
+    @property
+    def text(self) -> str:
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+    def all(self, name: str) -> list["Element"]:
+        return [element for element in self if name in (element.name, *element.classes)]
+
+
+class Parser(HTMLParser):
+    """Builds the tree; every element must be closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = self.current = Element("", {}, None)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute of <{tag}> stands there twice"
+        element = Element(tag, dict(attrs), self.current)
+        self.current.children.append(element)
+        if tag not in VOID:
+            self.current = element
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        assert tag == self.current.name, f"</{tag}> closes <{self.current.name}>"
+        assert self.current.parent is not None
+        self.current = self.current.parent
+
+    def handle_data(self, data: str) -> None:
+        self.current.children.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"comment {data!r}")
+
+
+def parse(text: str) -> Element:
+    parser = Parser()
+    parser.feed(text)
+    parser.close()
+    assert parser.current is parser.root
+    return parser.root
+
+
+def write_page(folder: Path, choices: list[tuple[int, float]], facts=None, **options: Any) -> Element:
+    path = folder / "page.html"
+    play(HtmlOutput(facts or make_facts(TOKENIZER), path), make_events(TOKENIZER, choices, **options))
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def data_of(root: Element) -> Any:
+    (script,) = (item for item in root.all("script") if item.attributes.get("type") == "application/json")
+    return json.loads(script.text)
+
+
+def spans(root: Element) -> list[tuple[str, str]]:
+    """The id and text of each token's element, in the order of the page."""
+    return [(str(element.attributes["id"]), element.text) for element in root.all("t")]
+
+
+def test_hostile_text_is_inert_and_complete(tmp_path):
+    first = len(WORDS) - len(HOSTILE)
+    facts = make_facts(TOKENIZER, prompt="".join(HOSTILE))
+    root = write_page(tmp_path, [(first + index, 0.5) for index in range(len(HOSTILE))], facts)
+    shown = [*HOSTILE[:-1], "␀␛"]
+    assert [text for _, text in spans(root)] == shown
+    message, story = root.all("story")
+    assert message.text == story.text == "".join(shown)
+    assert root.all("title")[0].text.endswith(" · models/tiny")
+    # No element and no script that an empty page has not got; control characters never reach the page.
+    assert [element.name for element in root if element.name in ("img", "script")] == ["script", "script"]
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert "<" not in text.split('id="data">')[1].split("</script>")[0]
+
+
+def test_hostile_names_and_settings_are_inert(tmp_path):
+    facts = make_facts(TOKENIZER)
+    sources = {**facts.sampling.sources, "temperature": "preset <b>"}
+    sampling = type(facts.sampling)(facts.sampling.params, sources)
+    facts = type(facts)(**{**vars(facts), "model": "<i>\udcff", "sampling": sampling})
+    root = write_page(tmp_path, [(0, 0.5)], facts)
+    assert root.all("h1")[0].text == "<i>?"
+    assert "preset <b>" in [cell.text for cell in root.all("td")]
+    assert not root.all("i")
+    assert not root.all("b")
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(tmp_path):
+    root = write_page(tmp_path, [(0, 0.5), (TOKENIZER.end_id, 0.1)], reason="eos")
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
+    (policy,) = (item for item in root.all("meta") if item.attributes.get("http-equiv") == "Content-Security-Policy")
+    style, script = root.all("style")[0].text, root.all("script")[-1].text
+    hashes = [f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in (style, script)]
+    assert policy.attributes["content"] == (
+        f"default-src 'none'; style-src {hashes[0]}; script-src {hashes[1]}; base-uri 'none'; form-action 'none'"
+    )
+    for element in root:
+        assert not {"src", "href", "style", "srcdoc", "action"} & element.attributes.keys()
+        assert not any(name.startswith("on") for name in element.attributes)
+
+
+def test_the_data_are_the_events(tmp_path):
+    choices = [(0, 0.6), (1, 0.3), (7, 0.01), (TOKENIZER.end_id, 0.2)]
+    facts = make_facts(TOKENIZER, temperature=0.7, top_k=5, top_p=0.9)
+    events = make_events(TOKENIZER, choices, params=PARAMS, reason="eos")
+    play(HtmlOutput(facts, tmp_path / "page.html"), events)
+    data = data_of(parse((tmp_path / "page.html").read_text()))
+    tokens = data["samples"][0]["tokens"]
+    events = [event for event in events if isinstance(event, Token)]
+    assert len(tokens) == len(events)
+    for token, event in zip(tokens, events, strict=True):
+        inspection = event.inspection
+        last = inspection.steps[-1]
+        assert token["id"] == event.token_id
+        assert token["p"] == pytest.approx(math.exp(inspection.chosen.logprob), rel=1e-3)
+        assert token["drawn"] == pytest.approx(last.chosen_probability, rel=1e-3)
+        assert token["of"] == TOKENIZER.vocab_size
+        assert_pairs(
+            token["alternatives"], [(item.token_id, math.exp(item.logprob)) for item in inspection.alternatives]
+        )
+        assert_pairs([token["likeliest"]], [(last.likeliest.token_id, last.likeliest.probability)])
+        changed = [step for step in inspection.steps if step.changed]
+        assert changed
+        assert [data["steps"][step[0]]["name"] for step in token["steps"]] == [step.name for step in changed]
+        for (_, removed, left, chance, likeliest), step in zip(token["steps"], changed, strict=True):
+            assert (removed, left) == (step.num_removed, step.num_left)
+            assert chance == pytest.approx(step.chosen_probability, rel=1e-3)
+            assert_pairs(likeliest, [(item.token_id, item.probability) for item in step.removed])
+    assert data["levels"] == list(LEVEL_LIMITS)
+    assert {step["name"]: step["value"] for step in data["steps"]} == {
+        "logit_bias": None, "eos_ban": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "dry": None, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.0,
+        "typical_p": 1.0, "xtc": None,
+    }  # fmt: skip
+    assert data["is_greedy"] is False
+    mentioned = {pair[0] for token in tokens for pair in (*token["alternatives"], token["likeliest"])}
+    mentioned |= {pair[0] for token in tokens for step in token["steps"] for pair in step[4]}
+    assert {int(key) for key in data["pieces"]} == mentioned | {token["id"] for token in tokens}
+    assert data["pieces"]["1"] == "·upon"
+    assert data["pieces"][str(TOKENIZER.end_id)] == END
+
+
+def assert_pairs(pairs: list[list[float]], expected: list[tuple[int, float]]) -> None:
+    assert [pair[0] for pair in pairs] == [token_id for token_id, _ in expected]
+    assert [pair[1] for pair in pairs] == pytest.approx([probability for _, probability in expected], rel=1e-3)
+
+
+def test_every_token_has_one_element_tinted_and_titled(tmp_path):
+    choices = [(0, 0.6), (1, 0.3), (3, 0.1), (0, 0.03), (2, 0.002), (TOKENIZER.end_id, 0.002)]
+    root = write_page(tmp_path, choices, reason="eos")
+    assert spans(root) == [
+        ("token-1", "Once"), ("token-2", "upon"), ("token-3", " "), ("token-4", "Once"), ("token-5", "\n"),
+        ("token-6", END),
+    ]  # fmt: skip
+    elements = root.all("t")
+    assert [element.classes[1:] for element in elements] == [
+        ["l0"], ["l1"], ["l2"], ["l3"], ["l4", "break"], ["l4", "unseen"],
+    ]  # fmt: skip
+    assert elements[1].attributes["title"] == "30.0% by the model, 30.0% when drawn"
+    assert [element.attributes["data-n"] for element in elements] == ["1", "2", "3", "4", "5", "6"]
+    # The space of " upon" is part of the text, but not of the tint.
+    assert root.all("story")[0].text == f"Once upon Once\n{END}"
+
+
+def test_a_character_of_several_tokens_is_one_element_of_its_last(tmp_path):
+    root = write_page(tmp_path, [(0, 0.9), (4, 0.6), (5, 0.6), (6, 0.6), (0, 0.9)])
+    assert spans(root) == [("token-1", "Once"), ("token-4", "🌼"), ("token-5", "Once")]
+    assert root.all("t")[1].classes == ["t", "l1"]
+    assert data_of(root)["pieces"]["4"] == "\\xf0"
+
+
+def test_a_stop_string_shows_its_tokens_outside_the_text(tmp_path):
+    root = write_page(tmp_path, [(0, 0.9), (1, 0.9), (0, 0.9)], stop_strings=(" uponOnce",))
+    assert [(element.text, "unseen" in element.classes) for element in root.all("t")] == [
+        ("Once", False), ("·upon", True), ("Once", True),
+    ]  # fmt: skip
+    assert "3 tokens, ended at a stop string" in root.all("about")[0].text
+
+
+def test_several_samples_are_numbered_from_one(tmp_path):
+    facts = make_facts(TOKENIZER, samples=3)
+    output = HtmlOutput(facts, tmp_path / "page.html")
+    ends = [play_without_end(output, make_events(TOKENIZER, [(0, 0.5)] * 2, sample=sample)) for sample in (2, 0)]
+    output.finish(ends[::-1])
+    root = parse((tmp_path / "page.html").read_text())
+    assert [heading.text for heading in root.all("h2")][:2] == ["Sample 1", "Sample 3"]
+    assert [sample["number"] for sample in data_of(root)["samples"]] == [1, 3]
+    assert [name for name, _ in spans(root)] == [
+        "sample-1-token-1", "sample-1-token-2", "sample-3-token-1", "sample-3-token-2",
+    ]  # fmt: skip
+
+
+def play_without_end(output: HtmlOutput, events: list[Any]) -> Finished:
+    for event in events:
+        output.show(event)
+    return events[-1]
+
+
+def test_a_prompt_that_is_continued_begins_the_text(tmp_path):
+    root = write_page(tmp_path, [(1, 0.9)], make_facts(TOKENIZER, prompt="Once", prompt_token_ids=(0,)))
+    assert root.all("story")[0].text == "Once upon"
+    assert not root.all("message")
+
+
+def test_a_prompt_in_a_template_stands_apart(tmp_path):
+    root = write_page(tmp_path, [(0, 0.9)], make_facts(TOKENIZER, prompt=" upon", prompt_token_ids=(0, 1)))
+    assert [story.text for story in root.all("story")] == [" upon", "Once"]
+    assert root.all("message")[0].all("h2")[0].text == "Prompt"
+
+
+def test_the_head_names_settings_and_their_sources(tmp_path):
+    root = write_page(tmp_path, [(0, 0.9)], make_facts(TOKENIZER, top_k=5))
+    assert root.all("summary")[0].text == "seed 7 · temperature 1.0 · top_k 5 · top_p 1.0"
+    rows = [[cell.text for cell in row if cell.name in ("th", "td")] for row in root.all("tr")]
+    assert ["top_k", "5", "flag"] in rows
+    assert ["min_p", "0.0", "default"] in rows
+    assert len(rows) == 1 + 2 + len(vars(SamplingParams()))
+
+
+def test_an_interrupted_run_gives_a_page_of_what_there_is(tmp_path):
+    root = write_page(tmp_path, [], reason="interrupted")
+    assert root.all("about")[0].text == "0 tokens, interrupted"
+    assert not root.all("skyline")
+    root = write_page(tmp_path, [(0, 0.5)], reason="interrupted")
+    assert root.all("about")[0].text == "1 token, interrupted, 1.0 bits of surprise a token"
+
+
+def test_nothing_generated_leaves_no_file(tmp_path):
+    HtmlOutput(make_facts(TOKENIZER), tmp_path / "page.html").finish([])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_thousand_tokens_and_ten_alternatives_stay_small(tmp_path):
+    tokenizer = PieceTokenizer([f" word{number}" for number in range(500)])
+    params = SamplingParams(
+        temperature=1.3, top_k=100, top_p=0.9, min_p=0.03, typical_p=0.9, repetition_penalty=1.1, presence_penalty=0.1
+    )
+    choices = [(index, 0.02) for index in range(200)]
+    *events, end = make_events(tokenizer, choices, params=params, num_alternatives=10)
+    play(HtmlOutput(make_facts(tokenizer), tmp_path / "page.html"), [*events * 10, end])
+    assert (tmp_path / "page.html").stat().st_size < 3_000_000
+
+
+def test_the_page_replaces_an_older_one_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    output = HtmlOutput(make_facts(TOKENIZER), path)
+    assert path.read_text() == "old"
+    seen = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: (seen.append(path.read_text()), replace(self, target))[1])
+    play(output, make_events(TOKENIZER, [(0, 0.5)]))
+    assert seen == ["old"]
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert list(tmp_path.iterdir()) == [path]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    output = HtmlOutput(make_facts(TOKENIZER), path)
+
+    def write_a_little(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_a_little)
+    with pytest.raises(UsageError, match=r"page\.html cannot be written: No space left on device"):
+        play(output, make_events(TOKENIZER, [(0, 0.5)]))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing/page.html", "No such file or directory"),
+        ("file/page.html", "Not a directory"),
+        ("folder", "it is a folder"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, name, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=f"^--html .* cannot be written: {reason}; name a file") as raised:
+        HtmlOutput(make_facts(TOKENIZER), tmp_path / name)
+    assert "\n" not in str(raised.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_without_permission(tmp_path, monkeypatch):
+    # Root may write anywhere, so the refusal is played.
+    def refuse(self: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(UsageError, match="Permission denied"):
+        check_page_path(tmp_path / "page.html")
+
+
+def test_a_good_path_is_checked_without_a_trace(tmp_path):
+    (tmp_path / "old.html").write_text("old")
+    check_page_path(tmp_path / "old.html")
+    check_page_path(tmp_path / "new.html")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.html", "old")]
+
+
+def test_a_line_says_where_the_page_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "is_quiet", False)
+    write_page(tmp_path, [(0, 0.5)])
+    assert capsys.readouterr() == ("", f"page: {tmp_path / 'page.html'}\n")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_contrasts_with_everything_it_stands_on(scheme):
+    style = (Path(page.__file__).parent / "report.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.S)
+    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[0] + (blocks[1] if scheme == "dark" else "")))
+    pairs = [("ink", "paper"), ("ink", "raised"), ("ink", "funnel"), ("quiet", "paper"), ("quiet", "raised")]
+    pairs += [("ink", f"mark-{level}") for level in range(1, 5)]
+    for text, ground in pairs:
+        light, dark = sorted((luminance(colors[text]), luminance(colors[ground])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+
+
+def luminance(color: str) -> float:
+    """Source: WCAG 2.2, relative luminance."""
+    parts = (int(color[index : index + 2], 16) / 255 for index in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,194 @@
+"""A hub on this machine: the part of the hub's HTTP interface that a download uses, with faults on request.
+
+Large files are answered with a redirect to another host name, as the hub does, under which a token must not be sent.
+"""
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LARGE_SUFFIXES = (".safetensors", ".bin", ".gguf")
+
+
+@dataclass
+class Repository:
+    """Files by commit and name, commits by branch or tag. `token`, if set, is the only one with access."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    is_gated: bool = False
+
+    def add(self, files: dict[str, bytes], *refs: str) -> str:
+        """Add a commit, at which `refs` then point; return its hash."""
+        commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits[commit] = files
+        self.refs.update(dict.fromkeys(refs, commit))
+        return commit
+
+
+class HubServer:
+    """Serves `repositories` under `url` and counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.requests: list[str] = []  # method and path
+        self.ranges: list[str | None] = []  # of large files, as asked for
+        self.sent_bytes: Counter[str] = Counter()  # of file content, by file name
+        self.cuts: list[int] = []  # each breaks one answer with a large file off, after this many bytes
+        self.is_damaged = False  # large files: one byte is wrong
+        self.knows_ranges = True
+        self.failing_status: int | None = None  # the answer to everything
+        self.answer = threading.Event()  # nothing is answered until it is set
+        self.answer.set()
+        self.pause = threading.Event()  # large files stop halfway until it is set
+        self.pause.set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def add_model(self, repo_id: str, folder: Path, *refs: str, **extra: bytes) -> Repository:
+        """Add a folder as the first commit of a repository, with branch main; `extra` are more files."""
+        files = {path.name: path.read_bytes() for path in folder.iterdir()} | extra
+        repository = self.repositories[repo_id] = Repository()
+        repository.add(files, "main", *refs)
+        return repository
+
+    def requested_files(self) -> set[str]:
+        """Names of all files asked for."""
+        return {path.split("/", 5)[5] for path in map(_path, self.requests) if "/resolve/" in path}
+
+    def close(self) -> None:
+        """Refuse connections from now on."""
+        self.pause.set()
+        self.answer.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler_class(self) -> type[BaseHTTPRequestHandler]:
+        hub = self
+
+        class Handler(_Handler):
+            server_state = hub
+
+        return Handler
+
+
+def _path(request: str) -> str:
+    return request.split(" ", 1)[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_state: HubServer
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        hub = self.server_state
+        path = urlsplit(self.path).path
+        hub.requests.append(f"{self.command} {path}")
+        hub.answer.wait(30)
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        if hub.failing_status is not None:
+            return self._fail(hub.failing_status)
+        if parts[0] == "large":
+            return self._send_large("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
+        repo_id = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
+        repository = hub.repositories.get(repo_id)
+        if repository is None:
+            return self._fail(401, "RepoNotFound")  # as the hub answers one who has no token
+        is_allowed = repository.token is None or self.headers["Authorization"] == f"Bearer {repository.token}"
+        if not is_allowed and not repository.is_gated:
+            return self._fail(401, "RepoNotFound")
+        revision = (parts[5] if len(parts) > 5 else "main") if parts[0] == "api" else parts[3]
+        commit = repository.refs.get(revision, revision)
+        if commit not in repository.commits:
+            return self._fail(404, "RevisionNotFound")
+        files = repository.commits[commit]
+        if parts[0] == "api":  # everyone sees the list of a gated repository's files
+            what = _tree(files) if parts[4:5] == ["tree"] else _description(repo_id, commit, files)
+            return self._send(json.dumps(what).encode())
+        if not is_allowed:
+            return self._fail(403 if self.headers["Authorization"] else 401, "GatedRepo")
+        name = "/".join(parts[4:])
+        if name not in files:
+            return self._fail(404, "EntryNotFound")
+        content = files[name]
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if not name.endswith(LARGE_SUFFIXES):
+            hub.sent_bytes[name] += len(content) if self.command == "GET" else 0
+            return self._send(content, headers={**headers, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+        headers |= {"X-Linked-Etag": f'"{_sha256(content)}"', "X-Linked-Size": str(len(content))}
+        headers["Location"] = f"http://localhost:{hub.port}/large/{repo_id}/{commit}/{name}"
+        return self._send(b"", 302, headers)
+
+    def _send_large(self, repo_id: str, commit: str, name: str) -> None:
+        hub = self.server_state
+        if self.headers["Authorization"]:
+            return self._fail(400)
+        content = hub.repositories[repo_id].commits[commit][name]
+        if hub.is_damaged:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        begin = 0
+        hub.ranges.append(self.headers["Range"])
+        if hub.knows_ranges and (wanted := self.headers["Range"]):
+            begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        end = len(content)
+        cut = hub.cuts.pop(0) if hub.cuts else None
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(end - begin))
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{end}")
+        self.end_headers()
+        piece = content[begin:] if cut is None else content[begin : begin + cut]
+        half = len(piece) // 2 if not hub.pause.is_set() else 0
+        for part in (piece[:half], piece[half:]):
+            self.wfile.write(part)
+            hub.sent_bytes[name] += len(part)
+            hub.pause.wait(30)
+        self.close_connection = cut is not None
+
+    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def _fail(self, status: int, code: str = "") -> None:
+        self._send(b"", status, {"X-Error-Code": code} if code else None)
+
+
+def _description(repo_id: str, commit: str, files: dict[str, bytes]) -> dict[str, object]:
+    siblings: list[dict[str, object]] = [
+        {"rfilename": name, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+        for name, content in files.items()
+    ]
+    return {"id": repo_id, "sha": commit, "siblings": siblings, "tags": [], "private": False}
+
+
+def _tree(files: dict[str, bytes]) -> list[dict[str, object]]:
+    return [
+        {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        for name, content in files.items()
+    ]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
