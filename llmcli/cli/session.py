@@ -327,7 +327,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     """
     from llmcli.tokenizer.load import load_tokenizer
 
-    return load_tokenizer(Path(name))
+    return load_tokenizer(model_folder(name))
 
 
 def decode_tokens(tokenizer: Tokenizer, token_ids: list[int]) -> str:

@@ -14,6 +14,7 @@ from llmcli.quantization.floats import SMALLEST_NORMAL, Array, round_up, widen
 from llmcli.quantization.schemes import WeightScheme
 
 INT8_STEPS = 127.0
+LONG_GROUP = 256
 INT4_STEPS_ABOVE, INT4_STEPS_BELOW = 7.5, 8.5  # the range -8..7 and half a step on either side
 
 
@@ -53,7 +54,7 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
     """
     num_rows, input_size = stored.shape
     groups = widen(stored, dtype).reshape(num_rows, scheme.num_groups(input_size), -1)  # [rows, groups, group_size]
-    lowest, highest = groups.min(axis=-1), groups.max(axis=-1)
+    lowest, highest = _extremes(groups)
     if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
         return None
     scales = _scales(lowest.astype(np.float64), highest.astype(np.float64), scheme, scale_dtype)
@@ -92,6 +93,18 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
             num_weights=codes.size,
         ),
     )
+
+
+def _extremes(groups: Array) -> tuple[Array, Array]:
+    """The lowest and the highest weight of each group; NaN where there is one.
+
+    Shapes: groups [rows, groups, group_size]; both results [rows, groups].
+    """
+    if groups.shape[-1] >= LONG_GROUP:
+        return groups.min(axis=-1), groups.max(axis=-1)
+    # Short rows cost numpy a call each: in groups of 32, 3.7 ns a weight, against 1.0 with the copy that avoids them.
+    by_position = np.ascontiguousarray(np.moveaxis(groups, -1, 0))  # [group_size, rows, groups]
+    return by_position.min(axis=0), by_position.max(axis=0)
 
 
 def _scales(lowest: Array, highest: Array, scheme: WeightScheme, scale_dtype: str) -> Array:

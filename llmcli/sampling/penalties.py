@@ -99,14 +99,14 @@ def dry(candidates: Candidates, sampler: Sampler, history: History) -> Candidate
     Source: text-generation-webui, pull request 5677; llama.cpp's llama_sampler_dry_apply.
     """
     params = sampler.params
-    recent = _tail(history, params.dry_window)
-    if params.dry_multiplier == 0 or len(recent) < 2:
+    if params.dry_multiplier == 0 or len(history) < 2:
         return candidates
+    recent = _tail(history, params.dry_window)
     breakers = sampler.dry_breaker_token_ids
     lengths = repetition_lengths(recent, breakers, params.dry_allowed_length + MAX_DRY_EXPONENT)
     longest = np.zeros(max(candidates.token_ids.max(), recent.max()) + 1, np.int64)
     np.maximum.at(longest, recent[1:], lengths)
-    longest[[token_id for token_id in breakers if token_id < len(longest)]] = 0
+    longest[[token_id for token_id in set(recent.tolist()) if token_id in breakers]] = 0
     excess = longest[candidates.token_ids] - params.dry_allowed_length
     is_penalized = excess >= 0
     amounts = np.zeros(len(excess))
@@ -119,7 +119,7 @@ def repetition_lengths(recent: NDArray[np.int64], breakers: frozenset[int], max_
     """Return for each earlier place how many tokens up to there equal the last tokens of the text, up to max_length.
 
     One comparison per place and length, all places independent of each other.
-    Shapes: recent [num_tokens] int64, num_tokens >= 2; result [num_tokens - 1] int64.
+    Shapes: recent [num_tokens] int64, num_tokens >= 1; result [num_tokens - 1] int64.
     """
     lengths = np.zeros(len(recent) - 1, np.int64)
     places = np.arange(len(recent) - 1)

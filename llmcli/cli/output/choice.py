@@ -4,9 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.cli.output.base import Output, RunFacts
+from llmcli.cli.output.color import ColorOutput, why_no_color
+from llmcli.cli.output.html import HtmlOutput, check_page_path
 from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
 from llmcli.cli.output.stats import StatsOutput
 from llmcli.cli.output.text import TextOutput
+from llmcli.cli.output.why import WhyOutput
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
 WHY_ALTERNATIVES = 5  # tokens listed per step: enough to see what was at stake, few enough to read
@@ -16,7 +20,7 @@ WHY_ALTERNATIVES = 5  # tokens listed per step: enough to see what was at stake,
 class OutputOptions:
     """The output flags, checked against each other.
 
-    Raises: UsageError for flags that exclude each other.
+    Raises: UsageError for flags that exclude each other, or a page that cannot be written.
     """
 
     json: bool
@@ -37,6 +41,8 @@ class OutputOptions:
             raise UsageError(f"--color is {self.color!r}, expected prob")
         if self.color is not None and not self.shows_text:
             raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+        if self.html is not None:
+            check_page_path(self.html)  # before minutes are spent on what could not be written
 
     @property
     def shows_text(self) -> bool:
@@ -58,6 +64,10 @@ def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
     Raises: UsageError if the page of --html cannot be written.
     """
     outputs: list[Output] = [_main_output(options, facts)]
+    if options.why:
+        outputs.append(WhyOutput(facts))
+    if options.html is not None:
+        outputs.append(HtmlOutput(facts, options.html))
     if options.stats:
         outputs.append(StatsOutput(facts))
     return outputs
@@ -68,4 +78,8 @@ def _main_output(options: OutputOptions, facts: RunFacts) -> Output:
         return JsonOutput(facts, with_logprobs=options.logprobs is not None)
     if options.jsonl:
         return JsonLinesOutput(facts)
+    if options.color and (reason := why_no_color()):
+        terminal.info(reason)
+    elif options.color:
+        return ColorOutput(facts)
     return TextOutput(facts)

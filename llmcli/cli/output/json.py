@@ -1,11 +1,15 @@
 """JSON for programs: one object at the end, or one line for each token."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished, Timings, Token
-from llmcli.sampling.inspect import Inspection, TokenLogprob
+
+if TYPE_CHECKING:
+    from llmcli.sampling.inspect import Inspection, TokenLogprob
 
 
 class JsonOutput:

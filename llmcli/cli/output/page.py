@@ -160,7 +160,7 @@ def _content_hash(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(text.translate(_PICTURES))
+    return escape(text)
 
 
 def _story(content: str, attributes: str = "") -> str:

@@ -89,7 +89,7 @@ def show_piece(tokenizer: Tokenizer, token_id: int) -> str:
         text = content.decode(errors="backslashreplace")
     else:
         text = tokenizer.piece(token_id)  # a special token, which adds nothing to the text
-    return show_text(text) or ""
+    return show_text(text) or f"[{token_id}]"
 
 
 def show_text(text: str) -> str:
