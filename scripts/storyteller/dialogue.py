@@ -1,0 +1,216 @@
+"""Conversations about stories: a request, the story, questions with answers that stand in it, endings, small talk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from .grammar import Values
+from .phrases import POOLS, read_text
+from .plots import Plot, parse_question
+from .story import Story, tell
+
+SYSTEM_PROMPTS = (
+    "You are a storyteller.",
+    "You tell short stories for children.",
+    "You are a friendly storyteller.",
+    "You are a helpful assistant.",
+    "Tell stories and answer questions about them.",
+)
+_WORD = re.compile(r"[\w'-]+")
+
+
+@dataclass(slots=True)
+class Turn:
+    """One exchange: what was asked, the reference answer, and what a checker needs to know."""
+
+    kind: str  # story, fact, ending, sequel, chat, unknown
+    user: str
+    assistant: str
+    key: str = ""  # the fact asked for
+    value: str = ""  # what the answer must say
+    story: Story | None = None
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """A whole conversation; the last story is the one that questions are about."""
+
+    turns: list[Turn] = field(default_factory=list)
+    system: str = ""
+
+    def messages(self) -> Iterator[tuple[str, str]]:
+        """Roles and texts in order."""
+        if self.system:
+            yield "system", self.system
+        for turn in self.turns:
+            yield "user", turn.user
+            yield "assistant", turn.assistant
+
+
+def _template(name: str) -> list:
+    return POOLS.parse(f"{{@{name}}}")
+
+
+_T = {
+    name: _template(name)
+    for name in (
+        "story_request",
+        "open_request",
+        "lead_in",
+        "ending_request",
+        "ending_lead",
+        "sequel_request",
+        "sequel",
+        "more_request",
+        "greet",
+        "greet_back",
+        "thank",
+        "thank_back",
+        "who",
+        "who_back",
+        "offtopic",
+        "offtopic_back",
+        "unknown_ask",
+        "unknown_back",
+        "talekind",
+    )
+}
+# Questions that fit every plot.
+_GENERAL = [parse_question(line.removeprefix("q ")) for line in read_text("questions.txt").splitlines()]
+
+
+def _untidy(random: Random, text: str) -> str:
+    """Some people type without capitals at the start or without the last stop."""
+    roll = random.random()
+    if roll < 0.08:
+        text = text[:1].lower() + text[1:]
+    if roll < 0.15 and text[-1] in ".!":
+        text = text[:-1]
+    return text
+
+
+def phrase_request(random: Random, story: Story) -> str:
+    """Ask for this very story, naming some of what is in it."""
+    story.values.update(ask=story.plot.ask, talekind=_T["talekind"])
+    return _untidy(random, story.values.fill(_T["story_request"], random.random))
+
+
+def story_turn(random: Random, split: str = "train", plot: Plot | None = None, is_open: bool = False) -> Turn:
+    """A request and the story that honours it."""
+    story = tell(random, split, plot)
+    if is_open:
+        user = _untidy(random, story.values.fill(_T["open_request"], random.random))
+    else:
+        user = phrase_request(random, story)
+    text = story.text
+    if random.random() < 0.12:
+        text = story.values.fill(_T["lead_in"], random.random) + "\n\n" + text
+    return Turn("story", user, text, story=story)
+
+
+def fact_turns(random: Random, story: Story) -> list[Turn]:
+    """All questions whose answers stand in the story, each in one phrasing, in random order."""
+    low = story.text.lower()
+    words = {word.removesuffix("'s") for word in _WORD.findall(low)}
+    turns = []
+    for question in story.plot.questions + _GENERAL:
+        key, value = question.key, story.facts.get(question.key, "")
+        # A single word must stand there as a word; a phrase is unmistakable anyway.
+        if not value or (value.lower() not in low if " " in value else value.lower() not in words):
+            continue
+        # The thing is asked for by its full name, and answered by the noun at least.
+        expected = story.facts["thing"] if key in ("thing", "thing_full") else value
+        user = _untidy(random, story.values.fill(question.ask, random.random))
+        turns.append(Turn("fact", user, story.values.fill(question.answer, random.random), key, expected, story))
+    random.shuffle(turns)
+    return turns
+
+
+def _yes_no_turn(random: Random, story: Story) -> Turn:
+    values, facts = story.values, story.facts
+    is_true = random.random() < 0.5
+    if random.random() < 0.5:
+        asked = facts["kind"] if is_true else facts["friendkind"]
+        question, rest = f"Was {facts['name']} {{a_x}}?", "{hero} was {a_kind}."
+    else:
+        asked = (
+            facts["thing_full"]
+            if is_true
+            else random.choice(("silver trumpet", "tin whistle", "blue balloon", "woollen hat"))
+        )
+        if not is_true and asked in story.text:
+            asked = "stuffed walrus"
+        question, rest = "Is there {a_x} in the story?", "there is {a_newthing} in it."
+    local = Values(values)
+    local["x"] = asked
+    user = local.fill(POOLS.parse(question), random.random)
+    answer = ("Yes, " if is_true else "No, ") + local.fill(POOLS.parse(rest), random.random)
+    return Turn("fact", user, answer, "yes_no", "yes" if is_true else "no", story)
+
+
+def ending_turn(random: Random, story: Story) -> Turn:
+    """Another ending for the story that was told."""
+    fill = story.values.fill
+    ending = fill(random.choice(story.plot.endings), random.random)
+    lead = fill(_T["ending_lead"], random.random) + " " if random.random() < 0.8 else ""
+    return Turn("ending", _untidy(random, fill(_T["ending_request"], random.random)), lead + ending, story=story)
+
+
+def chat_turn(random: Random, topic: str, values: Values) -> Turn:
+    """Small talk: greet, thank, who, offtopic, unknown (a question that the story does not answer), sequel."""
+    ask, answer = {"unknown": ("unknown_ask", "unknown_back"), "sequel": ("sequel_request", "sequel")}.get(
+        topic, (topic, topic + "_back")
+    )
+    user = _untidy(random, values.fill(_T[ask], random.random))
+    return Turn(topic, user, values.fill(_T[answer], random.random))
+
+
+def converse(random: Random, split: str = "train", num_turns: int | None = None) -> Dialogue:
+    """A conversation of two to six turns; exchanges before the story are small talk, those after it are about it."""
+    rand = random.random
+    num_turns = num_turns or 1 + int(rand() * 6)
+    dialogue = Dialogue(system=random.choice(SYSTEM_PROMPTS) if rand() < 0.12 else "")
+    first = story_turn(random, split, is_open=rand() < 0.12)
+    story = first.story
+    turns = dialogue.turns
+    if rand() < 0.15:
+        turns.append(chat_turn(random, random.choice(("greet", "greet", "who", "offtopic")), story.values))
+    turns.append(first)
+    questions = fact_turns(random, story)
+    while len(turns) < num_turns:
+        roll = rand()
+        if roll < 0.62 and questions:
+            turns.append(questions.pop())
+        elif roll < 0.70:
+            turns.append(_yes_no_turn(random, story))
+        elif roll < 0.80:
+            turns.append(ending_turn(random, story))
+        elif roll < 0.84:
+            turns.append(chat_turn(random, "sequel", story.values))
+        elif roll < 0.89:
+            turns.append(chat_turn(random, "unknown", story.values))
+        elif roll < 0.92:
+            turns.append(chat_turn(random, random.choice(("who", "offtopic")), story.values))
+        elif roll < 0.94 and len(turns) < 4:
+            again = story_turn(random, split)
+            if rand() < 0.3:
+                again.user = story.values.fill(_T["more_request"], rand)
+            story = again.story
+            questions = fact_turns(random, story)
+            turns.append(again)
+        elif roll < 0.97:
+            turns.append(chat_turn(random, "thank", story.values))
+            break
+    return dialogue
+
+
+def small_talk(random: Random) -> Dialogue:
+    """A conversation in which no story is asked for yet."""
+    values = tell(random).values
+    topics = [
+        random.choice(("greet", "who", "offtopic", "offtopic", "thank")) for _ in range(1 + int(random.random() * 3))
+    ]
+    return Dialogue([chat_turn(random, topic, values) for topic in dict.fromkeys(topics)])

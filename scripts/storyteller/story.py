@@ -1,0 +1,205 @@
+"""Tells one story: casts the characters, renders a plot in its frame, and records the facts that were told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from random import Random
+
+from .creatures import (
+    CHILD,
+    FEELINGS,
+    FOLK,
+    PRONOUNS,
+    TRAITS,
+    choose_elder,
+    choose_helper,
+    choose_kind,
+    choose_pronoun,
+)
+from .grammar import Values, with_article
+from .names import choose_name
+from .phrases import POOLS
+from .plots import PLOTS, Plot
+from .things import choose_thing
+
+# Copying is learned from names that no list could hold, so a large share of them is invented.
+INVENTED_NAMES = 0.45
+INVENTED_THINGS = 0.4
+INVENTED_KINDS = 0.06
+SCENERY_SHARE = 0.6
+
+_OPEN = POOLS.parse("{@open}")
+_MIDDLE = (POOLS.parse("{@traitbit}"), POOLS.parse("{@habit}"))
+_CLOSE = POOLS.parse("{@close}")
+_LAST = POOLS.parse("{@last}")
+_HOMES = {True: POOLS.parse("{@home}"), False: POOLS.parse("{@den}")}
+_SCENERY = {name: POOLS.parse(f"{{@{name}}}") for name in ("out", "night", "in")}
+_SENTENCE_END = re.compile(r'(?<=[.!?]) +(?=["A-Z])|(?<=[.!?]") +(?=["A-Z])|\n+')
+# Pools are drawn after an article is written, so the article is set right at the end.
+_ARTICLE = re.compile(r"\b([Aa])(?: (?=[aeiou])(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))")
+_IRREGULAR = {
+    "mouse": "mice",
+    "dormouse": "dormice",
+    "goose": "geese",
+    "wolf": "wolves",
+    "child": "children",
+    "calf": "calves",
+    "sheep": "sheep",
+    "deer": "deer",
+    "reindeer": "reindeer",
+    "moose": "moose",
+    "fisherman": "fishermen",
+    "postman": "postmen",
+    "snowman": "snowmen",
+    "dwarf": "dwarfs",
+    "clockwork mouse": "clockwork mice",
+}
+
+
+@dataclass(slots=True)
+class Story:
+    """A told story with all that was fixed while telling it."""
+
+    shape: str
+    text: str
+    facts: dict[str, str]
+    values: Values
+    plot: Plot
+
+
+def sentences_of(text: str) -> list[str]:
+    """Split a text into sentences; a quoted sentence stays with the words that carry it."""
+    return [part for part in _SENTENCE_END.split(text) if part]
+
+
+def fix_articles(text: str) -> str:
+    """Set every `a` and `an` right for the word that came to stand behind it."""
+    return _ARTICLE.sub(lambda match: match[1] + (" " if match[0].endswith("n ") else "n "), text)
+
+
+def repeated_sentences(text: str) -> list[str]:
+    """Sentences that stand in a text more than once; cries of one to three words may."""
+    seen: set[str] = set()
+    repeated = []
+    for sentence in sentences_of(text):
+        if sentence in seen and sentence.count(" ") >= 3:
+            repeated.append(sentence)
+        seen.add(sentence)
+    return repeated
+
+
+def plural_of(noun: str) -> str:
+    """The plural of a kind of creature."""
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
+    if noun.endswith(("s", "x", "ch", "sh", "z")):
+        return noun + "es"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + "s"
+
+
+def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str]]:
+    """Choose everybody and everything a plot needs, and bind its values."""
+    kind, body = choose_kind(random, INVENTED_KINDS)
+    is_person = body in (CHILD, FOLK)
+    while True:
+        name, gender = choose_name(random, split, INVENTED_NAMES, body is CHILD)
+        pronoun = choose_pronoun(random, kind, gender)
+        if (not gender or gender == pronoun) and not (is_person and pronoun == "it"):
+            break
+    trait = random.choice(TRAITS)
+    thing = choose_thing(random, plot.name, split, INVENTED_THINGS)
+    look, helper_kind = choose_helper(random, kind)
+    others: list[str] = []
+    while len(others) < 2:
+        other, _ = choose_name(random, "train", 0.35, False)
+        if other != name and other not in others:
+            others.append(other)
+    friend, helper_name = others
+    friend_kind = kind
+    while friend_kind in (kind, helper_kind, "queen", "king", "twin", "orphan"):
+        friend_kind, _ = choose_kind(random, 0.02)
+    values = Values(PRONOUNS[pronoun])
+    facts = {
+        "name": name,
+        "kind": kind,
+        "trait": trait,
+        "pronoun": pronoun,
+        "thing": thing.noun,
+        "thing_full": thing.full,
+        "colour": thing.colour,
+        "friend": friend,
+        "friendkind": friend_kind,
+        "elder": choose_elder(random),
+        "helper": f"{look} {helper_kind}",
+        "feel": random.choice(FEELINGS),
+    }
+    values.update(facts)
+    is_named = random.random() < 0.2
+    facts["helper_name"] = helper_name if is_named else ""
+    helper = facts["helper"]
+    values.update(
+        hero=name,
+        helper_name=helper_name,
+        who=f"{trait} {kind}",
+        kinds=plural_of(kind),
+        friendkinds=plural_of(friend_kind),
+        hands=body.hands,
+        feet=body.feet,
+        newthing=thing.full,
+        asked=thing.full if random.random() < 0.5 else thing.noun,
+        friend_full=f"{friend}, {with_article(friend_kind)}",
+        friend_the=f"{friend} the {friend_kind}",
+        home=fix_articles(values.fill(_HOMES[body.lives_in_house], random.random)),
+        meet=f"{with_article(helper)} {random.choice(('called', 'named'))} {helper_name}"
+        if is_named
+        else with_article(helper),
+        pal=POOLS.parse(
+            f"[{helper_name}|{helper_name}|the {helper_kind}]"
+            if is_named
+            else f"[the {helper_kind}|the {helper_kind}|the {helper}]"
+        ),
+    )
+    facts["home"] = values["home"]
+    for key, template in plot.lets.items():
+        facts[key] = values[key] = fix_articles(values.fill(template, random.random))
+    return values, facts
+
+
+def _render(random: Random, plot: Plot, values: Values) -> str:
+    """Render frame and plot once."""
+    rand = random.random
+    opening = values.fill(_OPEN, rand)
+    for middle in _MIDDLE:
+        if rand() < 0.55:
+            opening += " " + values.fill(middle, rand)
+    paragraphs = [opening]
+    sentences: list[str] = []
+    for beat in plot.beats:
+        sentences.append(values.fill(beat.tellings[int(rand() * len(beat.tellings))], rand))
+        if beat.scenery and rand() < SCENERY_SHARE:
+            sentences.append(values.fill(_SCENERY[beat.scenery], rand))
+        if beat.ends_paragraph:
+            paragraphs.append(" ".join(sentences))
+            sentences = []
+    paragraphs.append(" ".join(sentences))
+    closing = values.fill(_CLOSE, rand)
+    if rand() < 0.5:
+        closing += " " + values.fill(_LAST, rand)
+    paragraphs.append(closing)
+    text = "\n\n".join(paragraphs)
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return fix_articles(text.replace(" \n", "\n"))
+
+
+def tell(random: Random, split: str = "train", plot: Plot | None = None) -> Story:
+    """Tell a story of the given split, of a random shape unless a plot is given."""
+    plot = plot or PLOTS[int(random.random() * len(PLOTS))]
+    while True:
+        values, facts = _cast(random, plot, split)
+        text = _render(random, plot, values)
+        if not repeated_sentences(text):
+            return Story(plot.name, text, facts, values, plot)
