@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.deferred import examine_machine
 from llmcli.cli.options import DebugOption
-from llmcli.cli.session import examine_machine
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli.deferred import model_info
 from llmcli.cli.options import ContextOption, DebugOption
-from llmcli.cli.session import model_info
 from llmcli.cli.terminal import terminal
 
 if TYPE_CHECKING:

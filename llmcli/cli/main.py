@@ -14,7 +14,9 @@ from typing import Annotated
 import typer
 
 from llmcli import __version__
+from llmcli.cli.diff import diff
 from llmcli.cli.doctor import doctor
+from llmcli.cli.evaluate import evaluate
 from llmcli.cli.generate import EXIT_INTERRUPTED, generate
 from llmcli.cli.info import info
 from llmcli.cli.models import models_app
@@ -55,7 +57,9 @@ def _root(
         terminal.write(f"{command.get_help()}\n")
 
 
+app.command()(diff)
 app.command()(doctor)
+app.command("eval")(evaluate)
 app.command()(generate)
 app.command()(info)
 app.command()(presets)

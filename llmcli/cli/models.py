@@ -8,8 +8,8 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.cli.deferred import list_cached_models, plan_removal
 from llmcli.cli.options import DebugOption, QuietOption
-from llmcli.cli.session import list_cached_models, plan_removal
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.deferred import read_presets
 from llmcli.cli.options import DebugOption
-from llmcli.cli.session import read_presets
 from llmcli.cli.terminal import terminal
 from llmcli.resources import user_presets_folder
 

@@ -10,9 +10,9 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_plan import DEFAULT_SHARD_BYTES, ExportOptions, ExportPlan
+from llmcli.cli.deferred import open_export
 from llmcli.cli.generate import EXIT_INTERRUPTED
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
-from llmcli.cli.session import open_export
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.quantization.schemes import WeightScheme

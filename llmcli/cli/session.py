@@ -15,19 +15,13 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import ExportOptions
-    from llmcli.checkpoint.hub_cache import CachedModels, Removal
     from llmcli.checkpoint.model import Model
-    from llmcli.config.presets import Preset
     from llmcli.engine.generation import Generation
-    from llmcli.measure.doctor import Check
-    from llmcli.measure.info import ModelInfo
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
@@ -98,14 +92,14 @@ class Session:
         ids = {*generation_config.token_ids("eos_token_id"), *self.model.config.eos_token_ids}
         return frozenset(ids) | self.tokenizer.eos_token_ids
 
-    def resolve_context(self, requested: int | None) -> int:
-        """The context to allocate.
+    def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
+        """The context to allocate: the one requested, or the model's maximum up to a default.
 
         Raises: UsageError for more than the model's maximum.
         """
         maximum = self.model.config.max_position_embeddings
         if requested is None:
-            return min(maximum, DEFAULT_MAX_CONTEXT)
+            return min(maximum, default_maximum)
         if requested > maximum:
             raise UsageError(
                 f"--context {requested} is over the {maximum} tokens {self.name} was made for "
@@ -301,83 +295,3 @@ def fetch_model(name: str, update: bool = False) -> Path:
             bar(done, total)
 
         return resolve_model(name, on_progress=on_progress, update=update)
-
-
-def list_cached_models() -> CachedModels:
-    """What the hub's cache holds."""
-    from llmcli.checkpoint.hub_cache import list_cached_models
-
-    return list_cached_models()
-
-
-def plan_removal(hub_id: HubId) -> Removal:
-    """What removing a model from the hub's cache would remove.
-
-    Raises: CheckpointError if it is not there.
-    """
-    from llmcli.checkpoint.hub_cache import plan_removal
-
-    return plan_removal(hub_id)
-
-
-def open_tokenizer(name: str) -> Tokenizer:
-    """Load the tokenizer of a model folder; the weights may be missing.
-
-    Raises: CheckpointError and its subclasses.
-    """
-    from llmcli.tokenizer.load import load_tokenizer
-
-    return load_tokenizer(model_folder(name))
-
-
-def decode_tokens(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """The text of token ids, as the start of a text."""
-    from llmcli.tokenizer.stream import decode
-
-    return decode(tokenizer, token_ids, at_start=True)
-
-
-def read_presets() -> list[Preset]:
-    """Every preset that can be named."""
-    from llmcli.config.presets import list_presets
-
-    return list_presets()
-
-
-def model_info(name: str, context: int | None) -> ModelInfo:
-    """Facts about a model, for `info`."""
-    from llmcli.measure.info import inspect_model
-    from llmcli.tokenizer.chat_template import load_chat_template
-
-    session = open_session(name)
-    sampling = session.resolve_sampling({}, None)
-    max_seq_len = session.resolve_context(context)
-    try:
-        template = load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
-    except UsageError:  # there is none
-        template = None
-    return inspect_model(session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len)
-
-
-def examine_machine() -> list[Check]:
-    """Whether this machine is ready, check by check."""
-    from llmcli.measure.doctor import examine
-
-    return examine()
-
-
-def open_export(source: str, destination: Path, options: ExportOptions, *, replace: bool, dry_run: bool) -> Exporter:
-    """Check the source and the destination of an export and plan it.
-
-    Raises: UsageError and CheckpointError, with their subclasses.
-    """
-    from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import plan_export
-    from llmcli.checkpoint.export_workspace import refuse_existing
-    from llmcli.checkpoint.model import open_model
-
-    if not dry_run:
-        refuse_existing(destination, replace=replace)  # before anything is downloaded
-    folder = model_folder(source)
-    plan = plan_export(open_model(folder), options)
-    return Exporter(plan, destination, source if find_hub_id(source) else folder.resolve().name, replace=replace)

@@ -54,16 +54,24 @@ class Terminal:
         _emit(sys.stderr, f"{dim}{prompt}{reset}")
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[OnProgress]:
-        """A bar with bytes and time left on a terminal that has asked for no quiet; elsewhere nothing."""
+    def progress(self, what: str, unit: str = "bytes") -> Iterator[OnProgress]:
+        """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing."""
         if self.is_quiet or not sys.stderr.isatty():
             yield lambda done, total: None
             return
         # rich costs a tenth of a second: only where there is something to draw.
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+        done_column = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn(what), BarColumn(), done_column, TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(what, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)

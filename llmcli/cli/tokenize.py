@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.deferred import decode_tokens, open_tokenizer
 from llmcli.cli.options import DebugOption, ModelOption
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import decode_tokens, open_tokenizer
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 

@@ -102,7 +102,7 @@ def _extremes(groups: Array) -> tuple[Array, Array]:
     """
     if groups.shape[-1] >= LONG_GROUP:
         return groups.min(axis=-1), groups.max(axis=-1)
-    # Short rows cost numpy a call each: in groups of 32, 3.7 ns a weight, against 1.0 with the copy that avoids them.
+    # Short rows cost numpy a call each: in groups of 32, 3.7 ns a weight against 0.8 with this copy (AMD EPYC).
     by_position = np.ascontiguousarray(np.moveaxis(groups, -1, 0))  # [group_size, rows, groups]
     return by_position.min(axis=0), by_position.max(axis=0)
 

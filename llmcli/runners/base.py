@@ -18,6 +18,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
+AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 
 
 class Runner(Protocol):
@@ -62,6 +63,13 @@ class Runner(Protocol):
         """Logits of the token that would follow the row's last.
 
         Shapes: result [vocab_size] float32
+        """
+
+    def score(self, row: int, token_ids: Sequence[int], first: int) -> Generator[AllLogits, None, None]:
+        """Make the row hold all but the last of `token_ids`, anew, and yield the logits that predict token_ids[first:].
+
+        Shapes: each item [n, vocab_size] float32, the items together [len(token_ids) - first, vocab_size]
+        Raises: ValueError as `prefill`, and if `first` is not from 1 to len(token_ids) - 1.
         """
 
     def truncate(self, row: int, num_tokens: int) -> None:

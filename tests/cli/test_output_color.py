@@ -18,7 +18,7 @@ from llmcli.cli.output.color import (
     why_no_color,
 )
 from llmcli.cli.output.text import TextOutput
-from llmcli.cli.output.tokens import level_names
+from llmcli.cli.output.tokens import LEVEL_LIMITS, level_names, likelihood_level
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Timings
 
@@ -65,6 +65,11 @@ def test_text_held_back_keeps_the_tint_of_the_token_that_wrote_it(capsys):
 
 def test_text_held_back_until_the_end(capsys):
     assert written(capsys, [(0, 0.3), (4, 0.1)], stop_strings=("STOP",)) == tint(1, "Once") + tint(2, "S") + "\n"
+
+
+def test_a_part_of_a_token_held_back_keeps_its_tint(capsys):
+    text = written(capsys, [(9, 0.1), (1, 0.3)], stop_strings=("z \nX",))
+    assert text == f"{tint(2, 'x  y')} {tint(2, 'z')} \n {tint(1, 'upon')}\n"
 
 
 def test_a_stop_string_may_cut_a_token(capsys):
@@ -194,6 +199,10 @@ def test_tints_are_legible_on_black_and_on_white():
         for color, minimum in (((red, green, blue), 4.5), (cube, 3.6)):
             assert 1.05 / (luminance(*color) + 0.05) >= minimum
             assert (luminance(*color) + 0.05) / 0.05 >= minimum
+
+
+def test_a_limit_belongs_to_the_likelier_level():
+    assert [likelihood_level(limit) for limit in (1, *LEVEL_LIMITS, 0)] == [0, 0, 1, 2, 3, 4]
 
 
 def test_the_least_likely_are_underlined_too():

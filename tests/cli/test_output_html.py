@@ -2,23 +2,21 @@
 
 import json
 import math
-import os
 import re
 from base64 import b64encode
 from hashlib import sha256
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from html_tree import Element, parse
 from inspected_runs import END, PieceTokenizer, make_events, make_facts, play
 
 from llmcli.cli.output import page
-from llmcli.cli.output.html import HtmlOutput, check_page_path
+from llmcli.cli.output.html import HtmlOutput
 from llmcli.cli.output.tokens import LEVEL_LIMITS
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token
-from llmcli.errors import UsageError
 from llmcli.sampling.params import SamplingParams
 
 HOSTILE = [
@@ -34,63 +32,6 @@ FLOWER = "🌼".encode()
 WORDS = ["Once", " upon", "\n", " ", FLOWER[:1], FLOWER[1:3], FLOWER[3:], *HOSTILE]
 TOKENIZER = PieceTokenizer(WORDS)
 PARAMS = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
-VOID = {"meta", "link", "img", "br", "hr", "input", "path"}
-
-
-class Element:
-    def __init__(self, name: str, attributes: dict[str, str | None], parent: "Element | None"):
-        self.name, self.attributes, self.parent = name, attributes, parent
-        self.children: list[Element | str] = []
-        self.classes = (attributes.get("class") or "").split()
-
-    def __iter__(self):
-        for child in self.children:
-            if isinstance(child, Element):
-                yield child
-                yield from child
-
-    @property
-    def text(self) -> str:
-        return "".join(child if isinstance(child, str) else child.text for child in self.children)
-
-    def all(self, name: str) -> list["Element"]:
-        return [element for element in self if name in (element.name, *element.classes)]
-
-
-class Parser(HTMLParser):
-    """Builds the tree; every element must be closed, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = self.current = Element("", {}, None)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len(dict(attrs)) == len(attrs), f"an attribute of <{tag}> stands there twice"
-        element = Element(tag, dict(attrs), self.current)
-        self.current.children.append(element)
-        if tag not in VOID:
-            self.current = element
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        assert tag == self.current.name, f"</{tag}> closes <{self.current.name}>"
-        assert self.current.parent is not None
-        self.current = self.current.parent
-
-    def handle_data(self, data: str) -> None:
-        self.current.children.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"comment {data!r}")
-
-
-def parse(text: str) -> Element:
-    parser = Parser()
-    parser.feed(text)
-    parser.close()
-    assert parser.current is parser.root
-    return parser.root
 
 
 def write_page(folder: Path, choices: list[tuple[int, float]], facts=None, **options: Any) -> Element:
@@ -230,6 +171,20 @@ def test_a_stop_string_shows_its_tokens_outside_the_text(tmp_path):
     assert "3 tokens, ended at a stop string" in root.all("about")[0].text
 
 
+def test_text_held_back_until_the_end_is_shown(tmp_path):
+    root = write_page(tmp_path, [(0, 0.9), (1, 0.9)], stop_strings=(" upon!",))
+    assert [(element.text, "unseen" in element.classes) for element in root.all("t")] == [
+        ("Once", False),
+        ("upon", False),
+    ]
+
+
+def test_a_token_that_no_list_names_has_its_piece(tmp_path):
+    data = data_of(write_page(tmp_path, [(1, 0.01)], num_alternatives=0))
+    assert data["samples"][0]["tokens"][0]["alternatives"] == []
+    assert data["pieces"]["1"] == "·upon"
+
+
 def test_several_samples_are_numbered_from_one(tmp_path):
     facts = make_facts(TOKENIZER, samples=3)
     output = HtmlOutput(facts, tmp_path / "page.html")
@@ -292,76 +247,6 @@ def test_two_thousand_tokens_and_ten_alternatives_stay_small(tmp_path):
     *events, end = make_events(tokenizer, choices, params=params, num_alternatives=10)
     play(HtmlOutput(make_facts(tokenizer), tmp_path / "page.html"), [*events * 10, end])
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
-
-
-def test_the_page_replaces_an_older_one_at_once(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    output = HtmlOutput(make_facts(TOKENIZER), path)
-    assert path.read_text() == "old"
-    seen = []
-    replace = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda self, target: (seen.append(path.read_text()), replace(self, target))[1])
-    play(output, make_events(TOKENIZER, [(0, 0.5)]))
-    assert seen == ["old"]
-    assert path.read_text().startswith("<!DOCTYPE html>")
-    assert list(tmp_path.iterdir()) == [path]
-    mask = os.umask(0)
-    os.umask(mask)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
-
-
-def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    output = HtmlOutput(make_facts(TOKENIZER), path)
-
-    def write_a_little(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[:9])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", write_a_little)
-    with pytest.raises(UsageError, match=r"page\.html cannot be written: No space left on device"):
-        play(output, make_events(TOKENIZER, [(0, 0.5)]))
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("missing/page.html", "No such file or directory"),
-        ("file/page.html", "Not a directory"),
-        ("folder", "it is a folder"),
-        ("n" * 300, "File name too long"),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, name, reason):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match=f"^--html .* cannot be written: {reason}; name a file") as raised:
-        HtmlOutput(make_facts(TOKENIZER), tmp_path / name)
-    assert "\n" not in str(raised.value)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_folder_without_permission(tmp_path, monkeypatch):
-    # Root may write anywhere, so the refusal is played.
-    def refuse(self: Path, **_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(UsageError, match="Permission denied"):
-        check_page_path(tmp_path / "page.html")
-
-
-def test_a_good_path_is_checked_without_a_trace(tmp_path):
-    (tmp_path / "old.html").write_text("old")
-    check_page_path(tmp_path / "old.html")
-    check_page_path(tmp_path / "new.html")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.html", "old")]
 
 
 def test_a_line_says_where_the_page_is(tmp_path, capsys, monkeypatch):

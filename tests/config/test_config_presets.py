@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.config.presets import load_preset, list_presets
+from llmcli.config.presets import list_presets, load_preset
 from llmcli.errors import UsageError
 from llmcli.sampling.params import resolve
 

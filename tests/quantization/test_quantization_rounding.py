@@ -165,6 +165,14 @@ def test_weights_that_are_not_finite_are_reported(dtype: str, bad: float) -> Non
     assert quantize_rows(narrow(weights, dtype), dtype, WeightScheme(8, 3), dtype) is None
 
 
+@pytest.mark.parametrize("sign", [0, 0x8000])
+def test_no_nan_of_16_bits_slips_through(sign: int) -> None:
+    for dtype, infinity in (("BF16", 0x7F80), ("F16", 0x7C00)):
+        for bits in range(infinity, 0x8000):
+            stored = np.array([[0, bits | sign]], np.uint16).view(STORED_AS[dtype])
+            assert quantize_rows(stored, dtype, WeightScheme(4, 2, is_symmetric=False), dtype) is None
+
+
 def test_scales_beyond_their_dtype_are_reported() -> None:
     assert quantize_rows(stored_f32(1e9), "F32", WeightScheme(4, None), "F16") is None
     assert quantize_rows(stored_f32(3e38), "F32", WeightScheme(4, None), "BF16") is not None

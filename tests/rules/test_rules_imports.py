@@ -59,8 +59,9 @@ COMMON = {"llmcli", "llmcli.errors", "llmcli.resources"}
 EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
 FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
 
-# The session wires a run; the terminal draws bars only where there is one; a folder needs one of two libraries.
-LATE_IMPORTS = {"llmcli.cli.session", "llmcli.cli.terminal", "llmcli.tokenizer.load"}
+# Sessions and the deferred doors load what a command needs, the terminal a bar where there is one; a folder needs one
+# of two tokenizer libraries.
+LATE_IMPORTS = {"llmcli.cli.deferred", "llmcli.cli.session", "llmcli.cli.terminal", "llmcli.tokenizer.load"}
 
 
 def modules() -> dict[str, Path]:

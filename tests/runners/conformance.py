@@ -274,3 +274,32 @@ class RunnerConformance:
     def test_a_model_that_does_not_fit_is_refused_before_it_is_read(self, folder: Path) -> None:
         with pytest.raises(LLMCliError, match="needs .* is available: use --context"):
             self.load(folder, max_seq_len=2**34, num_rows=1)
+
+    def test_scores_are_the_logits_of_every_position(self, runner: Runner) -> None:
+        token_ids = PROMPT[:280]
+        scores = np.concatenate(list(runner.score(0, token_ids, first=1)))
+        assert scores.shape == (279, CONFIG["vocab_size"])
+        assert scores.dtype == np.float32
+        for length in (1, 2, 100, 256, 257, 279):
+            prefill(runner, token_ids[:length], row=1)
+            assert relative_error(scores[length - 1], runner.logits(1)) < self.tolerance
+
+    @pytest.mark.parametrize("first", [2, 255, 256, 257, 279])
+    def test_scores_from_some_position_on(self, runner: Runner, first: int) -> None:
+        every = np.concatenate(list(runner.score(0, PROMPT[:280], first=1)))
+        some = np.concatenate(list(runner.score(0, PROMPT[:280], first=first)))
+        assert len(some) == 280 - first
+        assert relative_error(some, every[first - 1 :]) < self.tolerance
+
+    def test_a_scored_row_goes_on(self, runner: Runner) -> None:
+        list(runner.score(0, PROMPT[:50], first=1))
+        assert list(runner.token_ids(0)) == PROMPT[:49]
+        scored = runner.logits(0)
+        prefill(runner, PROMPT[:49], row=1)
+        assert relative_error(scored, runner.logits(1)) < self.tolerance
+        assert prefill(runner, PROMPT[:60]) == 11
+
+    @pytest.mark.parametrize("first", [0, 10, -1])
+    def test_score_refuses_positions_that_nothing_predicts(self, runner: Runner, first: int) -> None:
+        with pytest.raises(ValueError, match="score"):
+            runner.score(0, PROMPT[:10], first)

@@ -37,8 +37,11 @@ SKYLINE_BITS = 10.0  # surprise that fills the height of the skyline: one chance
 SKYLINE_UNIT = 6  # pixels a token where the window has room
 
 # Control characters are no valid text of a page: those that have a picture are shown by it, the others as unknown.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x7F: 0x2421,
+}
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _content_hash(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(text)
+    return escape(text.translate(_PICTURES))
 
 
 def _story(content: str, attributes: str = "") -> str:

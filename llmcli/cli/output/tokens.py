@@ -40,7 +40,6 @@ class TextShares:
         self._num_tokens = 0
         self._unfinished: tuple[int, ...] = ()  # tokens whose bytes have not made a character yet
         self._waiting: deque[Share] = deque()  # written, but not yet part of an event
-        self._has_begun = False
 
     def push(self, token: Token) -> list[Share]:
         """Take the next token; return whose the text of its event is."""
@@ -61,9 +60,7 @@ class TextShares:
             self._unfinished = ()
 
     def _deal_out(self, text: str) -> list[Share]:
-        if text and not self._has_begun:
-            self._has_begun = True
-            self._drop_leading_space(text)
+        self._drop_leading_space(text)
         shares: list[Share] = []
         while text and self._waiting:
             numbers, written = self._waiting.popleft()
@@ -75,7 +72,7 @@ class TextShares:
         return [*shares, Share((), text)] if text else shares
 
     def _drop_leading_space(self, text: str) -> None:
-        """Of a text that stands alone, some tokenizers drop the first space."""
+        """Of a text that stands alone, some tokenizers drop the first space: then the first token wrote one less."""
         written = "".join(share.text for share in self._waiting)
         if written.startswith(" ") and not written.startswith(text):
             numbers, first = self._waiting.popleft()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import Logits
+from llmcli.runners.base import AllLogits, Logits
 from llmcli.runners.torch.llama import Llama, RowCache
 from llmcli.sampling.chain import choose
 from llmcli.sampling.sampler import Sampler
@@ -18,8 +18,8 @@ PREFILL_CHUNK = 256
 class _Row:
     """One sequence. `logits` are those after the last token, or None while tokens wait to be computed.
 
-    Invariant: the first `num_cached` tokens have their keys and values in the cache; `logits` is set exactly when
-    num_cached == len(token_ids).
+    Invariant: the first `num_cached` tokens have their keys and values in the cache; `logits` is set only if that is
+    all of them.
     """
 
     def __init__(self, cache: RowCache):
@@ -83,10 +83,7 @@ class TorchRunner:
 
     def prefill(self, row: int, token_ids: Sequence[int]) -> Generator[int, None, None]:
         """Make the row hold exactly `token_ids`, in chunks; see `Runner.prefill`."""
-        if not 0 < len(token_ids) <= self._max_seq_len:
-            raise ValueError(f"prefill of {len(token_ids)} tokens, expected 1 to {self._max_seq_len}")
-        if not all(0 <= token_id < self.config.vocab_size for token_id in token_ids):
-            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+        self._check(token_ids)
         return self._prefill(self._rows[row], list(token_ids))
 
     def _prefill(self, row: _Row, token_ids: list[int]) -> Generator[int, None, None]:
@@ -95,7 +92,8 @@ class TorchRunner:
         row.num_cached, row.logits = min(row.num_cached, start), None
         yield 0
         for begin in range(start, len(token_ids), PREFILL_CHUNK):
-            self._compute(row, token_ids[begin : begin + PREFILL_CHUNK])
+            hidden = self._compute(row, token_ids[begin : begin + PREFILL_CHUNK])
+            row.logits = self._logits(hidden[-1:])[0]
             row.prefill_end, row.prefill_logits = len(row.token_ids), row.logits
             yield len(row.token_ids) - start
 
@@ -122,6 +120,21 @@ class TorchRunner:
         """Logits [vocab_size] float32 of the token that would follow the row's last."""
         return self._ready_logits(self._rows[row])
 
+    def score(self, row: int, token_ids: Sequence[int], first: int) -> Generator[AllLogits, None, None]:
+        """Yield the logits that predict token_ids[first:]; see `Runner.score`."""
+        self._check(token_ids)
+        if not 0 < first < len(token_ids):
+            raise ValueError(f"score from {first}, expected 1 to {len(token_ids) - 1}")
+        return self._score(self._rows[row], list(token_ids[:-1]), first)
+
+    def _score(self, row: _Row, token_ids: list[int], first: int) -> Generator[AllLogits, None, None]:
+        row.truncate(0)
+        for begin in range(0, len(token_ids), PREFILL_CHUNK):
+            hidden = self._compute(row, token_ids[begin : begin + PREFILL_CHUNK])
+            wanted = hidden[max(first - 1 - begin, 0) :]
+            if len(wanted):
+                yield self._logits(wanted)
+
     def truncate(self, row: int, num_tokens: int) -> None:
         """Roll the row back to its first `num_tokens` tokens."""
         if not 0 <= num_tokens <= len(self._rows[row].token_ids):
@@ -143,20 +156,34 @@ class TorchRunner:
 
     def _ready_logits(self, row: _Row) -> Logits:
         if row.logits is None:
-            self._compute(row, [])
-        assert row.logits is not None
+            row.num_cached = min(row.num_cached, len(row.token_ids) - 1)  # after `score`, the last token runs again
+            row.logits = self._logits(self._compute(row, [])[-1:])[0]
         return row.logits
 
+    def _check(self, token_ids: Sequence[int]) -> None:
+        if not 0 < len(token_ids) <= self._max_seq_len:
+            raise ValueError(f"prefill of {len(token_ids)} tokens, expected 1 to {self._max_seq_len}")
+        if not all(0 <= token_id < self.config.vocab_size for token_id in token_ids):
+            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+
     @torch.inference_mode()
-    def _compute(self, row: _Row, new_token_ids: list[int]) -> None:
-        """Run the row's waiting tokens and the new ones. The row changes last, so that an interrupt leaves it whole."""
+    def _compute(self, row: _Row, new_token_ids: list[int]) -> Tensor:
+        """Run the row's waiting tokens and the new ones; the row changes last, so that an interrupt leaves it whole.
+
+        Shapes: result [waiting and new tokens, hidden_size] float32
+        """
         waiting = row.token_ids[row.num_cached :] + new_token_ids
         hidden = self._llama.forward(torch.tensor(waiting, dtype=torch.int64), row.num_cached, row.cache)
-        logits: Tensor = self._llama.logits(hidden[-1:])[0]
         row.logits = None
         row.token_ids.extend(new_token_ids)
         row.num_cached = len(row.token_ids)
-        row.logits = logits.numpy()
+        return hidden
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> AllLogits:
+        """Shapes: hidden [num_tokens, hidden_size]; result [num_tokens, vocab_size] float32."""
+        logits: AllLogits = self._llama.logits(hidden).numpy()
+        return logits
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

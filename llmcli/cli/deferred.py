@@ -1,0 +1,160 @@
+"""Doors to rooms whose import is slow: each function imports what it needs when it is called.
+
+What runs a model goes through `session.py`; the rest of the commands come through here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.cli.session import RunnerOptions, Session, model_folder, open_session
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.export import Exporter
+    from llmcli.checkpoint.export_plan import ExportOptions
+    from llmcli.checkpoint.hub_cache import CachedModels, Removal
+    from llmcli.config.presets import Preset
+    from llmcli.measure.diff import DiffToken, Verdict
+    from llmcli.measure.doctor import Check
+    from llmcli.measure.evaluate import Comparison, Evaluation
+    from llmcli.measure.info import ModelInfo
+    from llmcli.tokenizer.base import Tokenizer
+
+
+def list_cached_models() -> CachedModels:
+    """What the hub's cache holds."""
+    from llmcli.checkpoint.hub_cache import list_cached_models
+
+    return list_cached_models()
+
+
+def plan_removal(hub_id: HubId) -> Removal:
+    """What removing a model from the hub's cache would remove.
+
+    Raises: CheckpointError if it is not there.
+    """
+    from llmcli.checkpoint.hub_cache import plan_removal
+
+    return plan_removal(hub_id)
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Load the tokenizer of a model folder; the weights may be missing.
+
+    Raises: CheckpointError and its subclasses.
+    """
+    from llmcli.tokenizer.load import load_tokenizer
+
+    return load_tokenizer(model_folder(name))
+
+
+def decode_tokens(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """The text of token ids, as the start of a text."""
+    from llmcli.tokenizer.stream import decode
+
+    return decode(tokenizer, token_ids, at_start=True)
+
+
+def read_presets() -> list[Preset]:
+    """Every preset that can be named."""
+    from llmcli.config.presets import list_presets
+
+    return list_presets()
+
+
+def model_info(name: str, context: int | None) -> ModelInfo:
+    """Facts about a model, for `info`."""
+    from llmcli.measure.info import inspect_model
+    from llmcli.tokenizer.chat_template import load_chat_template
+
+    session = open_session(name)
+    sampling = session.resolve_sampling({}, None)
+    max_seq_len = session.resolve_context(context)
+    try:
+        template = load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
+    except UsageError:  # there is none
+        template = None
+    return inspect_model(session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len)
+
+
+def examine_machine() -> list[Check]:
+    """Whether this machine is ready, check by check."""
+    from llmcli.measure.doctor import examine
+
+    return examine()
+
+
+def open_export(source: str, destination: Path, options: ExportOptions, *, replace: bool, dry_run: bool) -> Exporter:
+    """Check the source and the destination of an export and plan it.
+
+    Raises: UsageError and CheckpointError, with their subclasses.
+    """
+    from llmcli.checkpoint.export import Exporter
+    from llmcli.checkpoint.export_plan import plan_export
+    from llmcli.checkpoint.export_workspace import refuse_existing
+    from llmcli.checkpoint.model import open_model
+
+    if not dry_run:
+        refuse_existing(destination, replace=replace)  # before anything is downloaded
+    folder = model_folder(source)
+    plan = plan_export(open_model(folder), options)
+    return Exporter(plan, destination, source if find_hub_id(source) else folder.resolve().name, replace=replace)
+
+
+def require_same_tokenizer(first: Session, second: Session) -> None:
+    """Refuse two models that cannot be compared token by token.
+
+    Raises: UsageError.
+    """
+    sizes = [session.model.config.vocab_size for session in (first, second)]
+    same_pieces = first.tokenizer.vocab_size == second.tokenizer.vocab_size and all(
+        first.tokenizer.piece(token_id) == second.tokenizer.piece(token_id)
+        for token_id in range(first.tokenizer.vocab_size)
+    )
+    if not same_pieces or sizes[0] != sizes[1]:
+        raise UsageError(
+            f"{first.name} and {second.name} have different vocabularies, so their tokens cannot be compared; "
+            "give two versions of one model"
+        )
+
+
+def evaluate_models(
+    sessions: list[Session], options: RunnerOptions, text: str, *, window: int, stride: int
+) -> tuple[list[Evaluation], Comparison | None]:
+    """Perplexity of one model on a text, or of two and how far they are from each other."""
+    from llmcli.measure.evaluate import compare, evaluate
+
+    token_ids = sessions[0].encode_prompt(text).token_ids
+    bos_token_id = sessions[0].tokenizer.bos_token_id
+    bos_token_ids = [bos_token_id] if bos_token_id is not None and token_ids[0] == bos_token_id else []
+    runner, *others = [session.load_runner(options, window)[0] for session in sessions]
+    terminal.info(f"{len(token_ids)} tokens, {runner.description}{options.note}, windows of {window}")
+    with terminal.progress("scoring", unit="tokens") as on_progress:
+        if not others:
+            return [evaluate(runner, token_ids, stride, bos_token_ids, on_progress)], None
+        pair = compare(runner, others[0], token_ids, stride, bos_token_ids, on_progress)
+        return [pair.first, pair.second], pair
+
+
+def diff_models(
+    sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
+) -> tuple[list[DiffToken], Verdict]:
+    """Two models in lockstep on one prompt."""
+    from llmcli.measure.diff import diff, verdict
+
+    prompt = sessions[0].encode_prompt(text)
+    context = len(prompt.token_ids) + max_new_tokens
+    for session in sessions:
+        session.resolve_context(context)
+    first, second = [session.load_runner(options, context)[0] for session in sessions]
+    terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")
+    with terminal.progress("comparing", unit="tokens") as on_progress:
+        tokens: list[DiffToken] = []
+        for token in diff(first, second, prompt.token_ids, max_new_tokens, sessions[0].eos_token_ids):
+            tokens.append(token)
+            on_progress(len(tokens), max_new_tokens)
+    return tokens, verdict(tokens)

@@ -1,0 +1,96 @@
+"""`llmcli diff`: two models in lockstep on one prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.deferred import diff_models, require_same_tokenizer
+from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, QuietOption, ThreadsOption
+from llmcli.cli.prompt import read_prompt
+from llmcli.cli.session import RunnerOptions, open_session
+from llmcli.cli.terminal import terminal
+
+if TYPE_CHECKING:
+    from llmcli.measure.diff import DiffToken, Verdict
+
+# From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
+# black and with white.
+NOTABLE_CHANGE = 0.02
+MORE_LIKELY, LESS_LIKELY, DIVERGED, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[7m", "\x1b[0m"
+
+
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="The model whose text is followed: folder or hub id.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The model that is compared with it.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Follow model A's likeliest text and ask model B about every token of it.
+
+    On a terminal a token is tinted where B finds it more or less likely, and reversed where B would have gone another
+    way; elsewhere the divergences are marked as [token>other].
+
+    [bold]Examples[/bold]
+
+    llmcli diff path/to/model path/to/model-int8 "Once upon a time"
+
+    llmcli diff path/to/model path/to/model-int4 --file prompt.txt --json
+    """
+    options = RunnerOptions(device, dtype, threads)
+    text = read_prompt(prompt, file)
+    sessions = [open_session(name) for name in (first, second)]
+    require_same_tokenizer(*sessions)
+    tokens, numbers = diff_models(sessions, options, text, max_new_tokens)
+    tokenizer = sessions[0].tokenizer
+    if json_:
+        entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
+        terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
+        return
+    with_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    names = [
+        {i: tokenizer.token_bytes(i).decode(errors="replace") for i in (t.token_id, t.second_choice)} for t in tokens
+    ]
+    shown = (_styled(t, n[t.token_id], n[t.second_choice], with_color) for t, n in zip(tokens, names, strict=True))
+    terminal.write("".join(shown) + "\n")
+    terminal.write(f"{_sentence(numbers)}\n")
+
+
+def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
+    if not with_color:
+        return text if token.agrees else f"[{text}>{other}]"
+    change = token.second_probability - token.first_probability
+    style = MORE_LIKELY if change >= NOTABLE_CHANGE else LESS_LIKELY if change <= -NOTABLE_CHANGE else ""
+    style += "" if token.agrees else DIVERGED
+    return f"{style}{text}{RESET}" if style else text
+
+
+def _sentence(numbers: Verdict) -> str:
+    """The verdict in one line."""
+    if numbers.num_divergences == 0:
+        parting = f"B tells the same text, all {numbers.num_tokens} tokens"
+    else:
+        parting = (
+            f"the first {numbers.num_agreeing} tokens are the same; B would choose another token at "
+            f"{numbers.num_divergences} of {numbers.num_tokens}"
+        )
+    return (
+        f"{parting}; mean KL divergence {numbers.mean_kl:.3g} nats, "
+        f"probability of a token changed by {numbers.mean_change:.2%} on average"
+    )

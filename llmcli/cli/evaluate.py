@@ -1,0 +1,96 @@
+"""`llmcli eval`: perplexity of a model on a text, and how far a second model is from it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcli.cli.deferred import evaluate_models, require_same_tokenizer
+from llmcli.cli.options import (
+    MODEL_PANEL,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    QuietOption,
+    ThreadsOption,
+)
+from llmcli.cli.prompt import read_prompt
+from llmcli.cli.session import RunnerOptions, open_session
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+DEFAULT_WINDOW = 2048
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder, or hub id such as org/name.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The text.", show_default="standard input"),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A second model, compared with the first token by token.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            min=8,
+            metavar="N",
+            help="Tokens run together.",
+            show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens scored in each window but the first; the others are context.",
+            show_default="half the context",
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure a model's perplexity on a text with a strided window; with --against, also a second model's.
+
+    [bold]Examples[/bold]
+
+    llmcli eval path/to/model --file text.txt
+
+    llmcli eval path/to/model --against path/to/model-int8 --file text.txt --json
+    """
+    options = RunnerOptions(device, dtype, threads)
+    text = read_prompt(None, file)
+    sessions = [open_session(name) for name in (model, against) if name is not None]
+    if len(sessions) == 2:
+        require_same_tokenizer(*sessions)
+    window = min(session.resolve_context(context, DEFAULT_WINDOW) for session in sessions)
+    step = window // 2 if stride is None else stride
+    if step > window - 2:
+        raise UsageError(f"--stride {step} leaves no context in a window of {window}; use at most {window - 2}")
+    evaluations, comparison = evaluate_models(sessions, options, text, window=window, stride=step)
+    if json_:
+        models = [
+            {"model": session.name, "perplexity": evaluation.perplexity, **dataclasses.asdict(evaluation)}
+            for session, evaluation in zip(sessions, evaluations, strict=True)
+        ]
+        divergence = {"mean_kl": comparison.mean_kl, "top1_agreement": comparison.top1_agreement} if comparison else {}
+        terminal.write_json({"models": models, **divergence})
+        return
+    for session, evaluation in zip(sessions, evaluations, strict=True):
+        terminal.write(f"{session.name}: perplexity {evaluation.perplexity:.4f}\n")
+    if comparison is not None:
+        change = evaluations[1].perplexity / evaluations[0].perplexity - 1
+        terminal.write(
+            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats a token, "
+        )
+        terminal.write(f"top-1 agreement {comparison.top1_agreement:.2%}\n")
+    terminal.write(f"{evaluations[0].num_tokens} tokens, windows of {window}, stride {step}\n")

@@ -1,0 +1,84 @@
+"""`llmcli eval` and `llmcli diff` as a user runs them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from results import Result
+from tiny_models import write_tiny_llama
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+@pytest.fixture(scope="module")
+def coarse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in bf16 numbers."""
+    return write_tiny_llama(tmp_path_factory.mktemp("coarse") / "coarse", dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_eval_of_one_model(llmcli: Callable[..., Result], tiny_llama: Path, text_file: Path) -> None:
+    result = llmcli("eval", tiny_llama, "--file", text_file, "--context", 64)
+    first, second = result.stdout.splitlines()
+    assert first.startswith("tiny-llama: perplexity ")
+    assert second == f"{len(TEXT)} tokens, windows of 64, stride 32"
+    answer = json.loads(llmcli("eval", tiny_llama, "--file", text_file, "--context", 64, "--json").stdout)
+    (model,) = answer["models"]
+    assert first == f"tiny-llama: perplexity {model['perplexity']:.4f}"
+    assert "mean_kl" not in answer
+
+
+def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, coarse: Path, text_file: Path) -> None:
+    arguments = ("eval", tiny_llama, "--against", coarse, "-f", text_file, "--stride", 20, "--context", 64)
+    answer = json.loads(llmcli(*arguments, "--json").stdout)
+    assert [model["model"] for model in answer["models"]] == ["tiny-llama", "coarse"]
+    assert 0 < answer["mean_kl"] < 0.01
+    assert 0.9 < answer["top1_agreement"] <= 1
+    text = llmcli(*arguments).stdout
+    assert f"mean KL divergence {answer['mean_kl']:.3g} nats a token" in text
+    assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
+
+
+def test_diff_marks_divergences(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+    other = write_tiny_llama(tmp_path / "other", seed=5)
+    arguments = ("diff", tiny_llama, other, "Hi", "--max-new-tokens", 12)
+    answer = json.loads(llmcli(*arguments, "--json").stdout)
+    greedy = ("generate", "Hi", "-m", tiny_llama, "--temperature", 0, "--max-new-tokens", 12, "--json")
+    assert [token["token_id"] for token in answer["tokens"]] == json.loads(llmcli(*greedy).stdout)["token_ids"]
+    assert answer["num_divergences"] > 0
+    result = llmcli(*arguments)
+    assert result.stdout.count(">") >= answer["num_divergences"]
+    assert f"the first {answer['num_agreeing']} tokens are the same; B would choose another token" in result.stdout
+
+
+def test_diff_of_a_model_with_itself(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 5)
+    text = json.loads(
+        llmcli("generate", "Hi", "-m", tiny_llama, "--temperature", 0, "--max-new-tokens", 5, "--json").stdout
+    )["text"]
+    assert result.stdout.startswith(text)
+    assert "B tells the same text" in result.stdout
+    assert "mean KL divergence 0 nats" in result.stdout
+
+
+def test_other_vocabularies_are_refused(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, text_file: Path
+) -> None:
+    other = write_tiny_llama(tmp_path / "other", vocab_size=300)
+    llmcli("diff", tiny_llama, other, "Hi").expect_error(2, "different vocabularies")
+    llmcli("eval", tiny_llama, "--against", other, "-f", text_file).expect_error(2, "different vocabularies")
+
+
+def test_eval_refuses_what_leaves_no_context(llmcli: Callable[..., Result], tiny_llama: Path, text_file: Path) -> None:
+    arguments = ("eval", tiny_llama, "-f", text_file, "--context", 64)
+    llmcli(*arguments, "--stride", 63).expect_error(2, "leaves no context in a window of 64; use at most 62")
+    llmcli("eval", tiny_llama, "-f", text_file, "--context", 513).expect_error(2, "over the 512 tokens")
+    llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 600).expect_error(2, "over the 512 tokens")
