@@ -12,9 +12,11 @@ import typer
 
 from llmcli.cli.deferred import diff_models, require_same_tokenizer
 from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, QuietOption, ThreadsOption
+from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
+from llmcli.tokenizer.stream import StreamDecoder
 
 if TYPE_CHECKING:
     from llmcli.measure.diff import DiffToken, Verdict
@@ -64,15 +66,16 @@ def diff(
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
         return
     with_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    names = [
-        {i: tokenizer.token_bytes(i).decode(errors="replace") for i in (t.token_id, t.second_choice)} for t in tokens
-    ]
-    shown = (_styled(t, n[t.token_id], n[t.second_choice], with_color) for t, n in zip(tokens, names, strict=True))
-    terminal.write("".join(shown) + "\n")
+    decoder = StreamDecoder(tokenizer, at_start=False)
+    for token in tokens:
+        other = show_piece(tokenizer, token.second_choice)
+        terminal.write(_styled(token, decoder.push(token.token_id), other, with_color))
+    terminal.write(f"{decoder.flush()}\n")
     terminal.write(f"{_sentence(numbers)}\n")
 
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
+    """A token's text; it is empty while a character that spans tokens is unfinished."""
     if not with_color:
         return text if token.agrees else f"[{text}>{other}]"
     change = token.second_probability - token.first_probability
