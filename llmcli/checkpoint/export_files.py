@@ -151,6 +151,47 @@ def model_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_
     return "\n".join(lines) + "\n"
 
 
+def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
+    """Put what an evaluation measured into both cards of a finished export.
+
+    `evaluation` has text, num_tokens, window, stride, perplexity_before, perplexity_after, mean_kl, top1_agreement.
+    Raises: OSError.
+    """
+    card = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
+    _replace(folder / CARD_NAME, _json({**card, "evaluation": dict(evaluation)}))
+    model_card = (folder / MODEL_CARD_NAME).read_text(encoding="utf-8")
+    lines = [
+        "",
+        "## What it does to text",
+        "",
+        f"Measured on {evaluation['num_tokens']} tokens of {evaluation['text']}, windows of {evaluation['window']}, "
+        f"stride {evaluation['stride']}, in float32.",
+        "",
+        "| | before | now |",
+        "|---|---|---|",
+        f"| perplexity | {evaluation['perplexity_before']:.4f} | {evaluation['perplexity_after']:.4f} |",
+        f"| mean KL divergence, nats a token | | {evaluation['mean_kl']:.3g} |",
+        f"| same likeliest token | | {evaluation['top1_agreement']:.2%} |",
+    ]
+    _replace(folder / MODEL_CARD_NAME, model_card + "\n".join(lines) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def read_card(folder: Path) -> Mapping[str, Any] | None:
+    """The quality card of an export by this program, or None; a damaged one is none."""
+    try:
+        card = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return card if isinstance(card, dict) and card.get("format_version") == CARD_FORMAT_VERSION else None
+
+
 def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:
     """Module names, the largest error first."""
     return sorted(qualities, key=lambda module: -qualities[module].relative_rms_error)

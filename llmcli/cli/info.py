@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,6 +56,10 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
     if shape["num_sliding_layers"]:
         window = f"{shape['sliding_window']} tokens"
         rows.append(("sliding window", f"{window}, in {shape['num_sliding_layers']} {num_layers}"))
+    for scheme, count in facts.quantization.items():
+        rows.append(("quantized", f"{count} layers as {scheme}"))
+    if facts.quality_card is not None:
+        rows += _quality_rows(facts.quality_card)
     rows += [
         ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {facts.num_shards} file(s)"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
@@ -74,6 +79,24 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
     ]
     for name, (value, source) in facts.sampling.items():
         rows.append((name, f"{value:g} ({source})"))
+    return rows
+
+
+def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the export noted of its own errors."""
+    tensors = card["tensors"]
+    worst = max(tensors, key=lambda name: tensors[name]["relative_rms_error"])
+    mean = sum(tensor["relative_rms_error"] for tensor in tensors.values()) / len(tensors)
+    rows = [
+        ("quantized from", card["source"]),
+        ("error of weights", f"mean {mean:.2%}, largest {tensors[worst]['relative_rms_error']:.2%} in {worst}"),
+    ]
+    if evaluation := card.get("evaluation"):
+        before, after = evaluation["perplexity_before"], evaluation["perplexity_after"]
+        rows += [
+            ("perplexity", f"{before:.4f} before, {after:.4f} now, on {evaluation['text']}"),
+            ("", f"mean KL {evaluation['mean_kl']:.3g} nats, top-1 agreement {evaluation['top1_agreement']:.2%}"),
+        ]
     return rows
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from llmcli.checkpoint.export_files import read_card
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.sampling.params import ResolvedSampling
@@ -28,6 +29,7 @@ class MemoryNeed:
 class ModelInfo:
     """Facts about a model.
 
+    `quantization` counts the layers of each scheme; `quality_card` is what this program noted when it wrote them.
     Units: bytes. `decode_bytes_per_token` are the weight bytes, as stored, that one decoded token must read at batch 1:
            every matrix once and one row of the embedding; each token of context adds `kv_bytes_per_token` in 16 bits.
     """
@@ -35,6 +37,8 @@ class ModelInfo:
     folder: str
     model_type: str
     shape: dict[str, Any]
+    quantization: dict[str, int]
+    quality_card: dict[str, Any] | None
     num_parameters: int
     num_tensors: int
     num_shards: int
@@ -64,9 +68,14 @@ def inspect_model(
     infos = model.tensors.tensors
     bytes_by_dtype: Counter[str] = Counter()
     num_parameters = 0
-    for info in infos.values():
+    plain_bytes = 0  # of what takes the precision of a run; quantized weights stay as they are
+    for name, info in infos.items():
         bytes_by_dtype[info.dtype] += info.num_bytes
-        num_parameters += _numel(info.shape)
+        if name.rpartition(".")[0] not in model.tensors.packed or name.endswith(".bias"):
+            num_parameters += _numel(info.shape)
+            plain_bytes += info.num_bytes
+    num_plain = num_parameters
+    num_parameters += sum(_numel(layer.shape) for layer in model.tensors.packed.values())
     embedding = infos[EMBEDDING]
     weights_bytes = sum(bytes_by_dtype.values())
     is_tied = model.tensors.head == EMBEDDING
@@ -92,6 +101,8 @@ def inspect_model(
             "num_sliding_layers": sum(window is not None for window in config.traits.sliding_windows),
             "num_layers_without_rope": config.traits.uses_rope.count(False),
         },
+        quantization=dict(Counter(str(layer.scheme) for layer in model.tensors.packed.values())),
+        quality_card=dict(card) if (card := read_card(model.checkpoint.folder)) is not None else None,
         num_parameters=num_parameters,
         num_tensors=len(infos),
         num_shards=len({info.path for info in infos.values()}),
@@ -100,7 +111,9 @@ def inspect_model(
         kv_bytes_per_token=config.kv_cache_bytes(1, 2),
         context=context,
         memory={
-            name: MemoryNeed(num_parameters * itemsize, config.kv_cache_bytes(context, itemsize))
+            name: MemoryNeed(
+                weights_bytes - plain_bytes + num_plain * itemsize, config.kv_cache_bytes(context, itemsize)
+            )
             for name, itemsize in PRECISIONS.items()
         },
         vocab_size=tokenizer.vocab_size,

@@ -13,7 +13,9 @@ from llmcli.cli.output.why import WhyOutput
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
-WHY_ALTERNATIVES = 5  # tokens listed per step: enough to see what was at stake, few enough to read
+# Tokens listed for each choice: what fits on a line of a terminal, and what the page has room for.
+WHY_ALTERNATIVES = 5
+HTML_ALTERNATIVES = 10
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class OutputOptions:
     def num_alternatives(self) -> int | None:
         """How many other tokens the engine has to report for each choice, or None if nobody looks at choices."""
         wanted = [self.logprobs] if self.logprobs is not None else []
-        wanted += [WHY_ALTERNATIVES] if self.why or self.html else []
+        wanted += [WHY_ALTERNATIVES] if self.why else []
+        wanted += [HTML_ALTERNATIVES] if self.html is not None else []
         wanted += [0] if self.color else []
         return max(wanted, default=None)
 
