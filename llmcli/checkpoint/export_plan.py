@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from llmcli import __version__
+from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.folder import WEIGHTS_NAME
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
@@ -19,20 +20,8 @@ from llmcli.quantization.config import ConfigGroup, QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.quantization.vllm import vllm_concerns
 
-DEFAULT_SHARD_BYTES = 5 * 10**9
-
 _CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _MAX_NAMED = 3
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What the user asked for. `head_bits` None keeps the output head; `skip` are patterns of layers to keep."""
-
-    scheme: WeightScheme
-    head_bits: int | None = None
-    skip: tuple[str, ...] = ()
-    shard_bytes: int = DEFAULT_SHARD_BYTES
 
 
 @dataclass(frozen=True)

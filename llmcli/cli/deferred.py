@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import RunnerOptions, Session, model_folder, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.resources import resource_folder
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_plan import ExportOptions
+    from llmcli.checkpoint.export_options import ExportOptions
     from llmcli.checkpoint.hub_cache import CachedModels, Removal
     from llmcli.config.presets import Preset
     from llmcli.measure.diff import DiffToken, Verdict
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from llmcli.measure.evaluate import Comparison, Evaluation
     from llmcli.measure.info import ModelInfo
     from llmcli.tokenizer.base import Tokenizer
+
+BUILTIN_TEXT = "builtin"
+EVALUATION_WINDOW = 2048
 
 
 def list_cached_models() -> CachedModels:
@@ -138,6 +143,50 @@ def evaluate_models(
             return [evaluate(runner, token_ids, stride, bos_token_ids, on_progress)], None
         pair = compare(runner, others[0], token_ids, stride, bos_token_ids, on_progress)
         return [pair.first, pair.second], pair
+
+
+def evaluate_export(source: str, destination: Path, text: str) -> None:
+    """Measure what quantizing did to a text: `builtin`, or a file. The figures go into the export's cards.
+
+    Raises: UsageError for a text that cannot be read.
+    """
+    from llmcli.checkpoint.export_files import add_evaluation
+
+    content, name = read_evaluation_text(text)
+    sessions = [open_session(source), open_session(str(destination))]
+    window = sessions[0].resolve_context(None, EVALUATION_WINDOW)
+    options = RunnerOptions("auto", "float32", None)
+    (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
+    assert comparison is not None
+    add_evaluation(
+        destination,
+        {
+            "text": name,
+            "num_tokens": before.num_tokens,
+            "window": before.window,
+            "stride": before.stride,
+            "perplexity_before": before.perplexity,
+            "perplexity_after": after.perplexity,
+            "mean_kl": comparison.mean_kl,
+            "top1_agreement": comparison.top1_agreement,
+        },
+    )
+    terminal.info(
+        f"perplexity {before.perplexity:.4f} -> {after.perplexity:.4f} "
+        f"({after.perplexity / before.perplexity - 1:+.3%}), "
+        f"mean KL {comparison.mean_kl:.3g} nats, top-1 agreement {comparison.top1_agreement:.2%}, on {name}"
+    )
+
+
+def read_evaluation_text(choice: str) -> tuple[str, str]:
+    """The text of `--eval` and its name: the built-in one, or a file.
+
+    Raises: UsageError for a file that cannot be read.
+    """
+    if choice == BUILTIN_TEXT:
+        path = resource_folder("configs") / "texts" / "stories.txt"
+        return path.read_text(encoding="utf-8"), "the built-in stories"
+    return read_prompt(None, Path(choice)), Path(choice).name
 
 
 def diff_models(

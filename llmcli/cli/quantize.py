@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_plan import DEFAULT_SHARD_BYTES, ExportOptions, ExportPlan
-from llmcli.cli.deferred import open_export
+from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
+from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_text
 from llmcli.cli.generate import EXIT_INTERRUPTED
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
 from llmcli.cli.terminal import terminal
@@ -18,6 +18,7 @@ from llmcli.errors import UsageError
 from llmcli.quantization.schemes import WeightScheme
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.export_plan import ExportPlan
     from llmcli.checkpoint.export_workspace import ExportWorkspace
     from llmcli.quantization.quality import TensorQuality
 
@@ -47,6 +48,14 @@ def quantize(
     shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")
     ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
+    eval_: Annotated[
+        str | None,
+        typer.Option(
+            "--eval",
+            metavar="FILE|builtin",
+            help="Measure perplexity and divergence on a text, and note them in the export.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after, write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False,
     verbose: Annotated[
@@ -71,6 +80,8 @@ def quantize(
         skip=tuple(skip or ()),
         shard_bytes=_shard_bytes(shard_size),
     )
+    if eval_ is not None:
+        read_evaluation_text(eval_)  # before hours of work, not after
     exporter = open_export(source, destination, options, replace=force, dry_run=dry_run)
     plan = exporter.plan
     if dry_run:
@@ -100,6 +111,8 @@ def quantize(
         f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights, "
         f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
     )
+    if eval_ is not None:
+        evaluate_export(source, destination, eval_)
 
 
 def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:

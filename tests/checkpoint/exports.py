@@ -9,7 +9,8 @@ from safetensors import safe_open
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.quality import TensorQuality

@@ -13,7 +13,8 @@ from exports import contents, dequantized, export, read_tensors, write_model
 from safetensors.torch import load_file, save_file
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.safetensors_file import read_header
 from llmcli.errors import CheckpointError, UsageError

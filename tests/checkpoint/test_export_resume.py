@@ -12,7 +12,8 @@ import pytest
 from exports import contents, export, write_model
 
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
 
@@ -25,7 +26,8 @@ KILLED_EXPORT = """
 import io, os, signal, sys
 from pathlib import Path
 from llmcli.checkpoint.export import Exporter
-from llmcli.checkpoint.export_plan import ExportOptions, plan_export
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.writer import SafetensorsWriter
 from llmcli.quantization.schemes import WeightScheme

@@ -15,7 +15,8 @@ from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from conformance import PROMPT, RunnerConformance, prefill, relative_error  # noqa: E402
 
 from llmcli.checkpoint.export import Exporter  # noqa: E402
-from llmcli.checkpoint.export_plan import ExportOptions, plan_export  # noqa: E402
+from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
+from llmcli.checkpoint.export_plan import plan_export  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
