@@ -1,0 +1,105 @@
+"""Decode on the CPU at --dtype bfloat16: quantized models against bf16 of the same model, in one process.
+
+The model has some layers of Llama-3.2-1B's shape and random weights, written by `quantize`'s own exporter. Rounds
+alternate between the models, so that a busy machine slows all of them alike; the medians are compared.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
+from llmcli.checkpoint.layout import expected_tensors
+from llmcli.checkpoint.model import open_model
+from llmcli.config.llama import LlamaConfig
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.torch.load import load
+from llmcli.runners.torch.runner import TorchRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+SCHEMES = {
+    "int8 channel": WeightScheme(8, None),
+    "int8 groups of 128": WeightScheme(8, 128),
+    "int4 groups of 128": WeightScheme(4, 128),
+    "int4 channel": WeightScheme(4, None),
+}
+TOKENS_PER_ROUND = 8
+
+
+def write_model(folder: Path, num_layers: int) -> None:
+    """A bf16 model of random weights."""
+    folder.mkdir()
+    config = {**CONFIG, "num_hidden_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {
+        tensor.name: torch.randn(tensor.shape, dtype=torch.bfloat16) * 0.02
+        for tensor in expected_tensors(LlamaConfig.from_dict(config, "config"))
+    }
+    save_file(tensors, folder / "model.safetensors")
+
+
+def open_runner(folder: Path, num_threads: int) -> TorchRunner:
+    """The model in bfloat16 with a short prompt in its row."""
+    runner = load(open_model(folder), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
+    list(runner.prefill(0, list(range(16))))
+    return runner
+
+
+def seconds_per_token(runner: TorchRunner) -> float:
+    """One round of greedy decoding."""
+    steps = runner.decode([0], [Sampler(SamplingParams(temperature=0.0), seed=0)])
+    next(steps)
+    start = time.perf_counter()
+    for _ in range(TOKENS_PER_ROUND):
+        next(steps)
+    seconds = (time.perf_counter() - start) / TOKENS_PER_ROUND
+    steps.close()
+    runner.truncate(0, 16)
+    return seconds
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "bf16"
+        write_model(source, arguments.layers)
+        runners = {"bf16": open_runner(source, arguments.threads)}
+        for name, scheme in SCHEMES.items():
+            destination = Path(scratch) / name.replace(" ", "-")
+            exporter = Exporter(plan_export(open_model(source), ExportOptions(scheme)), destination, "random")
+            exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
+            runners[name] = open_runner(destination, arguments.threads)
+        times: dict[str, list[float]] = {name: [] for name in runners}
+        for _ in range(arguments.rounds):
+            for name, runner in runners.items():
+                times[name].append(seconds_per_token(runner))
+        base = statistics.median(times["bf16"])
+        print(f"{arguments.layers} layers of Llama-3.2-1B's shape, {runners['bf16'].description}")
+        print(f"{'weights':<20} {'ms a token':>11} {'fastest':>9} {'of bf16':>9}")
+        for name, values in times.items():
+            median = statistics.median(values)
+            print(f"{name:<20} {median * 1e3:>11.2f} {min(values) * 1e3:>9.2f} {median / base:>9.2f}")
