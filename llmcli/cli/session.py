@@ -207,9 +207,15 @@ class Session:
         ignore_eos: bool = False,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Sampler:
-        """The sampler of an answer to `prompt`."""
+        """The sampler of an answer to `prompt`.
+
+        Raises: UsageError for a bias on a token that the model does not have, and as `Sampler`.
+        """
         from llmcli.sampling.sampler import Sampler
 
+        vocab_size = self.model.config.vocab_size
+        if unknown := [token_id for token_id in logit_bias or {} if token_id >= vocab_size]:
+            raise UsageError(f"--logit-bias names token {unknown[0]}, but {self.name} has tokens 0 to {vocab_size - 1}")
         return Sampler(
             params,
             seed=seed,

@@ -88,6 +88,8 @@ def test_dry_breaks_up_repetitions(generate: Callable[..., Result]) -> None:
         (("--logit-bias", "12"), ("--logit-bias is '12', expected a token id, =, and a number",)),
         (("--logit-bias", "a=1"), ("--logit-bias is 'a=1'",)),
         (("--logit-bias", "12=lots"), ("--logit-bias is '12=lots'",)),
+        (("--logit-bias", "288=1"), ("names token 288", "has tokens 0 to 287")),
+        (("--logit-bias", "-1=1"), ("the logit bias of token -1",)),
         (("--logit-bias", "12=inf"), ("the logit bias of token 12 is inf",)),
         (("--color", "rainbow"), ("--color is 'rainbow', expected prob",)),
         (("--color", "prob", "--json"), ("--color tints text",)),
