@@ -86,16 +86,11 @@ def evaluate(
 
     Raises: UsageError if the text is too short to predict anything.
     """
-    total = 0.0
-    done = 0
-    for window in _checked_windows(runner, token_ids, stride, bos_token_ids):
-        targets = np.asarray(window.token_ids[window.first :])
-        for logits in runner.score(0, window.token_ids, window.first):
-            logprobs = log_softmax(logits)
-            total -= float(logprobs[np.arange(len(logprobs)), targets[: len(logprobs)]].sum())
-            targets = targets[len(logprobs) :]
-            done += len(logprobs)
-            on_progress(done, len(token_ids))
+    total, done = 0.0, 0
+    for targets, (logprobs,) in _scored([runner], token_ids, stride, bos_token_ids):
+        total -= float(logprobs[np.arange(len(targets)), targets].sum())
+        done += len(targets)
+        on_progress(done, len(token_ids))
     return Evaluation(done, runner.max_seq_len, stride, total / done)
 
 
@@ -113,24 +108,14 @@ def compare(
     """
     totals = np.zeros(4)  # negative log-likelihoods of both, divergence, agreements
     done = 0
-    for window in _checked_windows(first, token_ids, stride, bos_token_ids):
-        targets = np.asarray(window.token_ids[window.first :])
-        scores = zip(
-            first.score(0, window.token_ids, window.first),
-            second.score(0, window.token_ids, window.first),
-            strict=True,
-        )
-        for first_logits, second_logits in scores:
-            p, q = log_softmax(first_logits), log_softmax(second_logits)
-            rows = np.arange(len(p))
-            chosen = targets[: len(p)]
-            with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both models exclude a token
-                divergence = np.nansum(np.exp(p) * (p - q))
-            agreements = np.count_nonzero(p.argmax(axis=1) == q.argmax(axis=1))
-            totals += (-p[rows, chosen].sum(), -q[rows, chosen].sum(), divergence, agreements)
-            targets = targets[len(p) :]
-            done += len(p)
-            on_progress(done, len(token_ids))
+    for targets, (p, q) in _scored([first, second], token_ids, stride, bos_token_ids):
+        rows = np.arange(len(targets))
+        with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both models exclude a token
+            divergence = np.nansum(np.exp(p) * (p - q))
+        agreements = np.count_nonzero(p.argmax(axis=1) == q.argmax(axis=1))
+        totals += (-p[rows, targets].sum(), -q[rows, targets].sum(), divergence, agreements)
+        done += len(targets)
+        on_progress(done, len(token_ids))
     first_nll, second_nll, mean_kl, agreement = totals / done
     window_size = first.max_seq_len
     return Comparison(
@@ -148,9 +133,16 @@ def log_softmax(logits: AllLogits) -> Probabilities:
     return result
 
 
-def _checked_windows(
-    runner: Runner, token_ids: Sequence[int], stride: int, bos_token_ids: Sequence[int]
-) -> Iterator[Window]:
+def _scored(
+    runners: Sequence[Runner], token_ids: Sequence[int], stride: int, bos_token_ids: Sequence[int]
+) -> Iterator[tuple[npt.NDArray[np.int64], list[Probabilities]]]:
+    """Tokens to predict, a chunk at a time, and each runner's log-probabilities at their places."""
     if len(token_ids) < 2:
         raise UsageError("the text has fewer than 2 tokens, so there is nothing to predict; give a longer one")
-    yield from windows(token_ids, runner.max_seq_len, stride, bos_token_ids)
+    for window in windows(token_ids, runners[0].max_seq_len, stride, bos_token_ids):
+        targets = np.asarray(window.token_ids[window.first :], dtype=np.int64)
+        chunks = (runner.score(0, window.token_ids, window.first) for runner in runners)
+        for logits in zip(*chunks, strict=True):
+            logprobs = [log_softmax(chunk) for chunk in logits]
+            yield targets[: len(logprobs[0])], logprobs
+            targets = targets[len(logprobs[0]) :]
