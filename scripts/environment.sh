@@ -4,22 +4,26 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv="$root/.venv"
 
-# The CUDA extra for the installed driver, or nothing on a machine without one.
-cuda_extra() {
-    local version
-    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1)
-    if [ "${version:-0}" -ge 13 ]; then
-        echo cuda13
-    elif [ "${version:-0}" -eq 12 ]; then
-        echo cuda12
+# wanted_extras EXTRA...: these, and the CUDA extra for the installed driver if there is one, separated by commas.
+wanted_extras() {
+    local version='' list
+    if command -v nvidia-smi >/dev/null; then
+        version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1) || true
     fi
+    if [ "${version:-0}" -ge 13 ]; then
+        set -- "$@" cuda13
+    elif [ "${version:-0}" -eq 12 ]; then
+        set -- "$@" cuda12
+    fi
+    list=$(printf ',%s' "$@")
+    echo "${list#,}"
 }
 
 # ensure_environment EXTRA...: the environment with llmcli in it and these extras.
 ensure_environment() {
     local python=${PYTHON:-python3}
     local extras inputs stamp
-    extras=$(printf '%s\n' "$@" "$(cuda_extra)" | grep . | sort -u | paste -sd, -)
+    extras=$(wanted_extras "$@")
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         echo "error: $python is missing or older than Python 3.11; install one, or set PYTHON" >&2
         return 1
