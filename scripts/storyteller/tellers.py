@@ -93,8 +93,8 @@ def checkpoint_teller(
                 break
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                 logits = model(token_ids[:, : int(ends.max())])[rows, ends - 1].float()
-            logits = torch.where(seen, torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty),
-                                 logits)  # fmt: skip
+            weakened = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
+            logits = torch.where(seen, weakened, logits)
             probabilities, order = torch.softmax(logits / temperature, -1).sort(-1, descending=True)
             probabilities[probabilities.cumsum(-1) - probabilities > top_p] = 0
             probabilities[probabilities < min_p * probabilities[:, :1]] = 0
