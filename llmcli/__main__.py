@@ -1,5 +1,30 @@
-"""`python -m llmcli` is the same program as the console script."""
+"""The process: `llmcli` and `python -m llmcli` start here, so that a Ctrl-C is met from the first import on."""
 
-from llmcli.cli.main import main
+import os
+import signal
+import sys
 
-main()
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    try:
+        from llmcli.cli.main import main as run_command_line
+
+        exit_code = run_command_line()
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    if exit_code == EXIT_INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end has begun; a second Ctrl-C changes nothing
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        # Not sys.exit: an interrupt inside an exec, as dataclasses use it at import, makes the interpreter kill
+        # itself by SIGINT at its end although it was handled.
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

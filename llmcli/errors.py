@@ -30,6 +30,12 @@ class TokenizerError(CheckpointError):
     """The tokenizer files are missing, damaged or of an unknown kind (exit 3)."""
 
 
+class OutputError(LLMCliError):
+    """The output cannot be written, as on a full disk (exit 5)."""
+
+    exit_code = 5
+
+
 class DeviceError(LLMCliError):
     """The device cannot be used: absent, too old, or its compiler fails (exit 4)."""
 

@@ -5,6 +5,7 @@ Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters,
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     something this program does not run.
     """
     names = _file_names(folder)
+    refuse_adapter(folder, names)
     _refuse_other_kinds(folder, names)
     config_json = _read_json(folder / CONFIG_NAME)
     refuse_quantization(config_json, str(folder / CONFIG_NAME))
-    for name, method in _QUANTIZATION_FILES.items():
-        if name in names:
-            _refuse_method(method, str(folder / name))
+    refuse_quantization_files(folder, names)
     generation_config = _read_json(folder / GENERATION_CONFIG_NAME) if GENERATION_CONFIG_NAME in names else {}
     return Checkpoint(folder, config_json, generation_config, _read_tensors(folder, names))
 
@@ -139,15 +139,33 @@ def _not_a_folder(file: Path) -> CheckpointError:
     )
 
 
+def refuse_adapter(where: object, names: Collection[str]) -> None:
+    """Refuse a folder or repository `where` whose files `names` hold a LoRA adapter, also beside a full model.
+
+    Running the model without it would be half the work.
+    Raises: UnsupportedModelError.
+    """
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
+    if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
+        raise UnsupportedModelError(
+            f"{where} holds a LoRA adapter, which is not applied; "
+            "merge it into its base model and save that as safetensors, or give the base model's folder"
+        )
+
+
+def refuse_quantization_files(where: object, names: Collection[str]) -> None:
+    """Refuse a folder or repository with a file in which a tool notes how it quantized, whatever config.json says.
+
+    Raises: UnsupportedModelError.
+    """
+    for name, method in _QUANTIZATION_FILES.items():
+        if name in names:
+            _refuse_method(method, f"{where}/{name}")
+
+
 def _refuse_other_kinds(folder: Path, names: set[str]) -> None:
     """Refuse folders of another kind by name, before a missing config.json would hide what they are."""
     has_safetensors = any(name.endswith(".safetensors") for name in names)
-    # Adapter weights beside a full model are refused too: running the model without them would be half the work.
-    if names & _ADAPTER_WEIGHTS or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
-        raise UnsupportedModelError(
-            f"{folder} holds a LoRA adapter, which is not applied; "
-            "merge it into its base model and save that as safetensors, or give the base model's folder"
-        )
     others = sorted(name for name in names if Path(name).suffix in _OTHER_WEIGHTS)
     if others and not has_safetensors:
         raise UnsupportedModelError(

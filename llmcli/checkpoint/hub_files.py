@@ -6,8 +6,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoint.folder import CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME
-from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.checkpoint.folder import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    INDEX_NAME,
+    WEIGHTS_NAME,
+    refuse_adapter,
+    refuse_quantization_files,
+)
+from llmcli.errors import CheckpointError, TokenizerError, UnsupportedModelError
 
 SMALL_FILES = (
     CONFIG_NAME,
@@ -64,11 +71,16 @@ def is_complete(folder: Path) -> bool:
 
 
 def refuse_repository(hub_id: object, names: Collection[str]) -> None:
-    """Refuse a repository without config.json or safetensors, naming the weights it has instead.
+    """Refuse, by its file names alone, what would be refused once all of it is here.
 
-    Raises: UnsupportedModelError.
+    Raises: UnsupportedModelError, for no config.json or safetensors naming the weights it has instead;
+    TokenizerError without a tokenizer.
     """
+    refuse_adapter(hub_id, names)
+    refuse_quantization_files(hub_id, names)
     if CONFIG_NAME in names and any(name.endswith(".safetensors") for name in names):
+        if not _TOKENIZERS.intersection(names):
+            raise TokenizerError(f"{hub_id} has no tokenizer: neither {' nor '.join(sorted(_TOKENIZERS))}")
         return
     others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""

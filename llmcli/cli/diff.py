@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, QuietOpti
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import RunnerOptions, open_session
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import has_color, terminal
 from llmcli.tokenizer.stream import StreamDecoder
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def diff(
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
         return
-    with_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    with_color = has_color(sys.stdout)
     decoder = StreamDecoder(tokenizer, at_start=False)
     for token in tokens:
         other = show_piece(tokenizer, token.second_choice)

@@ -26,7 +26,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.output.choice import OutputOptions, open_outputs
-from llmcli.cli.prompt import read_prompt
+from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
@@ -78,13 +78,20 @@ def generate(
     num_samples: Annotated[
         int,
         typer.Option(
-            "-n", "--num-samples", min=1, metavar="K", help="How many continuations.", rich_help_panel=SAMPLING_PANEL
+            "-n",
+            "--num-samples",
+            min=1,
+            max=10_000,
+            metavar="K",
+            help="How many continuations.",
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 1,
     only: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=2**32,
             metavar="K",
             help="Of the samples, only this one: the same text as among all.",
             rich_help_panel=SAMPLING_PANEL,
@@ -150,8 +157,12 @@ def generate(
     output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
     samples = _sample_indices(num_samples, only)
     biases = parse_logit_bias(logit_bias or [])
-    if stop and "" in stop:
-        raise UsageError("--stop is empty, expected the text to stop at")
+    for stop_string in stop or ():
+        if not stop_string:
+            raise UsageError("--stop is empty, expected the text to stop at")
+        refuse_undecoded(stop_string, "--stop")
+    if system is not None:
+        refuse_undecoded(system, "--system")
     if not chat and (system is not None or chat_template is not None):
         raise UsageError("--system and --chat-template belong to --chat; add it")
     text = read_prompt(prompt, file)

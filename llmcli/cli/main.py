@@ -1,11 +1,12 @@
 """The program `llmcli`: its commands, and the one place where an error becomes a line and an exit code.
 
-Exit codes: 0 done; 1 our bug; 2 usage; 3 checkpoint, config or tokenizer; 4 device or memory;
-130 interrupted by Ctrl-C; 141 the reader of stdout went away.
+Exit codes: 0 done; 1 our bug; 2 usage; 3 checkpoint, config or tokenizer; 4 device or memory; 5 output that cannot be
+written; 130 interrupted by Ctrl-C; 141 the reader of stdout went away.
 """
 
 import contextlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error, f"{_usage_message(error)} (see {command} --help)", UsageError.exit_code)
     except typer.Abort:  # Ctrl-C, or the end of the input, where a question was asked
         return EXIT_INTERRUPTED
-    except OutputClosedError:
+    except (OutputClosedError, SystemExit):  # typer's own help meets a closed pipe with sys.exit
         return EXIT_CLOSED_PIPE
     except Exception as error:
         hint = "" if terminal.is_debug else "; --debug shows the traceback"
@@ -101,9 +102,12 @@ def _usage_message(error: typer.TyperException) -> str:
     return str(format_message() if format_message else error)
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+def main() -> int:
+    """Run the process's command line and return its exit code."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller; what is said then goes nowhere
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    return run(sys.argv[1:])

@@ -58,6 +58,7 @@ ThreadsOption = Annotated[
     typer.Option(
         "--threads",
         min=1,
+        max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
         metavar="N",
         help="CPU threads.",
         show_default="one per core",

@@ -18,14 +18,24 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
             return _decode(file.read_bytes(), str(file))
         except OSError as error:
             raise UsageError(f"--file {file} cannot be read: {error.strerror}") from error
-    if argument is None and sys.stdin.isatty():
+    if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # None: the caller closed it
         raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
     if argument in (None, "-"):
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give the prompt as an argument or with --file")
         return _decode(sys.stdin.buffer.read(), "standard input")
     assert argument is not None
-    if any("\ud800" <= character <= "\udfff" for character in argument):  # bytes that the shell passed undecoded
-        raise UsageError("the prompt is not UTF-8 text")
+    refuse_undecoded(argument, "the prompt")
     return argument
+
+
+def refuse_undecoded(argument: str, what: str) -> None:
+    """Refuse a command line argument that is not UTF-8: Python carries such bytes as lone surrogates.
+
+    Raises: UsageError.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in argument):
+        raise UsageError(f"{what} is not UTF-8 text")
 
 
 def _decode(content: bytes, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Wires model, tokenizer, sampling and runner together; the one place with function-level imports.
+"""Wires model, tokenizer, sampling and runner together, for the commands that run a model.
 
 Importing torch, numpy or a tokenizer takes up to a second, so they are imported when a command needs them: `--help`
 and usage errors come at once.
@@ -17,7 +17,7 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli.terminal import OnProgress, terminal
-from llmcli.errors import DeviceError, UsageError
+from llmcli.errors import DeviceError, TokenizerError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
@@ -129,9 +129,12 @@ class Session:
         template = load_chat_template(self.model.checkpoint.folder, self.tokenizer, template_choice)
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": message})
+        token_ids = encode_chat(self.tokenizer, template, messages)
+        if not token_ids:
+            raise TokenizerError(f"{template.origin} made nothing of the message; choose another with --chat-template")
         return EncodedPrompt(
             template.render(messages),
-            self._checked(encode_chat(self.tokenizer, template, messages)),
+            self._checked(token_ids),
             at_start=True,
             turn_end_token_ids=turn_end_token_ids(self.tokenizer, template),
             stop_strings=template.stop_strings,
@@ -154,16 +157,19 @@ class Session:
         generation_config = self.model.checkpoint.generation_config
         return resolve(flags, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
 
-    def resolve_max_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int:
-        """How many tokens to generate. An explicit number must fit; the default is cut to the room there is.
+    def resolve_max_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
+        """How many tokens to generate; None is until the context is full, where that comes before the default.
+
+        An explicit number must fit.
 
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context.
         """
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
-            if room < DEFAULT_MAX_NEW_TOKENS:
-                terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
-            return min(DEFAULT_MAX_NEW_TOKENS, room)
+            if room >= DEFAULT_MAX_NEW_TOKENS:
+                return DEFAULT_MAX_NEW_TOKENS
+            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
+            return None
         new_tokens = 1 if requested is None else requested
         if new_tokens <= room:
             return new_tokens
@@ -241,7 +247,7 @@ class Session:
         sampler: Sampler,
         *,
         samples: tuple[int, ...],
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
         num_alternatives: int | None,
     ) -> Generation:
@@ -278,6 +284,8 @@ def model_folder(name: str) -> Path:
 
     Raises: CheckpointError and its subclasses.
     """
+    if not name:
+        raise UsageError("the model's name is empty; give a folder or a hub id")
     return fetch_model(name) if find_hub_id(name) else Path(name)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from llmcli.errors import OutputError
+
 OnProgress = Callable[[int, int], None]
 
 
@@ -50,7 +52,7 @@ class Terminal:
         """Show the prompt before its continuation, if both streams are one terminal: a pipe gets only what is new."""
         if self.is_quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
             return
-        dim, reset = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
         _emit(sys.stderr, f"{dim}{prompt}{reset}")
 
     @contextmanager
@@ -77,14 +79,21 @@ class Terminal:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def has_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that colours text, and nobody has asked for none."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def _emit(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError as error:
-        # What is still buffered has no reader: without this, the interpreter's own flush at exit would complain.
+    except OSError as error:
+        # What is still buffered cannot go anywhere: without this, the interpreter's own flush at exit would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise OutputClosedError from error
+        if isinstance(error, BrokenPipeError):
+            raise OutputClosedError from error
+        raise OutputError(f"{stream.name} cannot be written: {error.strerror}") from error
 
 
 terminal = Terminal()

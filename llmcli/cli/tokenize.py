@@ -11,6 +11,8 @@ from llmcli.cli.prompt import read_prompt
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
+MAX_DIGITS = 20
+
 
 def tokenize(
     model: ModelOption,
@@ -57,6 +59,8 @@ def _parse_ids(text: str, vocab_size: int) -> list[int]:
     """
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     for word in words:
-        if not word.isdecimal() or int(word) >= vocab_size:
-            raise UsageError(f"{word!r} is no token id of this tokenizer, expected numbers from 0 to {vocab_size - 1}")
+        if not (word.isascii() and word.isdecimal() and len(word) < MAX_DIGITS) or int(word) >= vocab_size:
+            raise UsageError(
+                f"{word[:MAX_DIGITS]!r} is no token id of this tokenizer, expected numbers from 0 to {vocab_size - 1}"
+            )
     return [int(word) for word in words]

@@ -9,6 +9,8 @@ from llmcli.config.fields import Fields
 from llmcli.config.rope import RopeParameters, read_rope_parameters
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
+MAX_LAYERS = 10_000  # far beyond any model, so that a damaged number does not fill the memory with names
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
@@ -60,6 +62,8 @@ class LlamaConfig:
         num_attention_heads = fields.positive_int("num_attention_heads")
         num_key_value_heads = fields.positive_int("num_key_value_heads", num_attention_heads)
         num_hidden_layers = fields.positive_int("num_hidden_layers")
+        if num_hidden_layers > MAX_LAYERS:
+            raise CheckpointError(f"{where}: num_hidden_layers is {num_hidden_layers}, expected at most {MAX_LAYERS}")
         if config.get("head_dim") is None and hidden_size % num_attention_heads:
             raise CheckpointError(
                 f"{where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"

@@ -17,16 +17,16 @@ from llmcli.tokenizer.stream import StreamDecoder
 class Request:
     """What to generate. `samples` are sample indices: index k draws the same text whichever others are asked for.
 
-    `at_start` says that the generated text stands alone: then the leading space that some tokenizers put before a
-    text's first word is dropped. `sampler` serves every sample, each with its own index. With `num_alternatives`, each
-    token comes with the model's and the chain's view of it, listing that many other tokens; this costs some passes
-    over the vocabulary a token.
+    Without `max_new_tokens` a text goes on until it ends or the context is full. `at_start` says that the generated
+    text stands alone: then the leading space that some tokenizers put before a text's first word is dropped.
+    `sampler` serves every sample, each with its own index. With `num_alternatives`, each token comes with the model's
+    and the chain's view of it, listing that many other tokens; this costs some passes over the vocabulary a token.
     """
 
     prompt_token_ids: tuple[int, ...]
     sampler: Sampler
     samples: tuple[int, ...]
-    max_new_tokens: int
+    max_new_tokens: int | None
     stop_strings: tuple[str, ...] = ()
     at_start: bool = False
     num_alternatives: int | None = None

@@ -214,3 +214,27 @@ def test_content_that_ends_early(tiny_hub: HubServer, monkeypatch: pytest.Monkey
     monkeypatch.setattr("llmcli.checkpoint.hub_transfer._append_rest", lambda *arguments: None)
     message = refusal("org/tiny")
     assert "model.safetensors ends after 0 bytes of 680680" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapter_model.safetensors", "org/odd holds a LoRA adapter, which is not applied"),
+        ("quant_config.json", "org/odd/quant_config.json says that the weights are quantized (method awq)"),
+        ("quantize_config.json", "org/odd/quantize_config.json says that the weights are quantized (method gptq)"),
+    ],
+)
+def test_what_a_file_name_tells_is_refused_before_any_download(
+    tiny_hub: HubServer, tiny_llama: Path, name: str, message: str
+) -> None:
+    tiny_hub.add_model("org/odd", tiny_llama, **{name: b"{}"})
+    assert refusal("org/odd").startswith(message)
+    assert not tiny_hub.requested_files()
+
+
+def test_a_repository_without_a_tokenizer(tiny_hub: HubServer, tiny_llama: Path) -> None:
+    names = ("config.json", "model.safetensors")
+    tiny_hub.repositories["org/bare"] = Repository()
+    tiny_hub.repositories["org/bare"].add({name: (tiny_llama / name).read_bytes() for name in names}, "main")
+    assert refusal("org/bare") == "org/bare has no tokenizer: neither tokenizer.json nor tokenizer.model"
+    assert not tiny_hub.requested_files()

@@ -142,6 +142,12 @@ def test_the_default_number_of_new_tokens_is_cut_to_the_context_and_says_so(
     assert len(json.loads(result.stdout)["token_ids"]) <= 10
 
 
+def test_a_text_that_fills_the_context_says_so(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    arguments = ("generate", "Hello", "-m", tiny_llama, "--context", 16, "--ignore-eos", "--json")
+    assert json.loads(llmcli(*arguments).stdout)["finish_reason"] == "context"
+    assert json.loads(llmcli(*arguments, "--max-new-tokens", 10).stdout)["finish_reason"] == "length"
+
+
 def test_bfloat16(generate: Callable[..., Result]) -> None:
     assert "CPU, bfloat16" in generate("Hi", "--dtype", "bfloat16").stderr
 
@@ -174,6 +180,11 @@ def test_unused_tensors_are_named_in_a_warning(damaged: Path, llmcli: Callable[.
         (("--context", "0"), ("'--context'",)),
         (("--context", "513"), ("--context 513 is over the 512 tokens", "use --context 512 or less")),
         (("--threads", "0"), ("'--threads'",)),
+        (("--threads", "20000"), ("'--threads'",)),
+        (("-n", "10001"), ("'--num-samples'",)),
+        (("--only", "4294967297"), ("'--only'",)),
+        (("-m", ""), ("the model's name is empty",)),
+        (("--stop", "caf\udce9"), ("--stop is not UTF-8 text",)),
         (("-n", "0"), ("'--num-samples'",)),
         (("-n", "2", "--only", "3"), ("--only is 3, expected 1 to 2",)),
         (("--stop", ""), ("--stop is empty",)),
@@ -260,6 +271,11 @@ def test_bad_dtype(llmcli: Callable[..., Result], damaged: Path) -> None:
     save_file(tensors, damaged / "model.safetensors")
     result = llmcli("generate", "Hi", "-m", damaged)
     result.expect_error(3, "model.norm.weight in model.safetensors is I64, expected one of BF16, F16, F32")
+
+
+def test_a_number_of_layers_that_is_damaged(llmcli: Callable[..., Result], damaged: Path) -> None:
+    change_json(damaged / "config.json", num_hidden_layers=10**9)
+    llmcli("generate", "Hi", "-m", damaged).expect_error(3, "num_hidden_layers is 1000000000, expected at most 10000")
 
 
 def test_missing_tokenizer(llmcli: Callable[..., Result], damaged: Path) -> None:

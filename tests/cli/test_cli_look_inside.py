@@ -28,7 +28,7 @@ def test_tokenize_json_and_the_way_back(llmcli: Callable[..., Result], tiny_llam
         assert llmcli("tokenize", "--decode", ids, "-m", tiny_llama).stdout == f"{text}\n"
 
 
-@pytest.mark.parametrize("ids", ["1 two", "-1", "258", "1.5"])
+@pytest.mark.parametrize("ids", ["1 two", "-1", "258", "1.5", "9" * 5000, "\u0661"])
 def test_decode_refuses_what_is_no_token_id(llmcli: Callable[..., Result], tiny_llama: Path, ids: str) -> None:
     result = llmcli("tokenize", "-m", tiny_llama, "--decode", "--", ids)
     result.expect_error(2, "is no token id of this tokenizer, expected numbers from 0 to 257")

@@ -65,6 +65,48 @@ def test_a_closed_pipe_ends_quietly(tiny_llama: Path) -> None:
     assert process.wait(60) == 141
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["generate", "--help"]])
+def test_help_into_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
+    process = subprocess.Popen([*LLMCLI, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 141
+
+
+def test_a_full_disk_is_an_error_in_one_line(tiny_llama: Path) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("needs /dev/full")
+    command = [*LLMCLI, "generate", "Hi", "-m", str(tiny_llama), "--quiet"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (5, "error: <stdout> cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "exit_code"), [("<&-", 2), ("hello >&-", 0), ("hello 2>&-", 0), ("hello <&-", 0)]
+)
+def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit_code: int) -> None:
+    script = f'"{sys.executable}" -m llmcli generate -m "{tiny_llama}" --max-new-tokens 2 {redirection}'
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == exit_code, result.stderr
+    assert "internal error" not in result.stderr
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0, 1.5])
+def test_ctrl_c_at_any_moment_of_the_start(endless: Path, delay: float) -> None:
+    """Imports, tokenizer, loading: an interrupt is met from the first import of ours on."""
+    command = [*LLMCLI, "generate", "Hi", "-m", str(endless), "--max-new-tokens", "8000", "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(delay)  # the moment is the point here; on any machine it falls somewhere into the start
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    if process.returncode == -signal.SIGINT and b"llmcli/cli" not in stderr:
+        pytest.skip("Python had not come to our code yet")
+    assert (process.returncode, stderr) == (130, b"")
+
+
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that goes on for thousands of tokens."""

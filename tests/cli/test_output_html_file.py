@@ -81,3 +81,22 @@ def test_a_good_path_is_checked_without_a_trace(tmp_path):
     check_page_path(tmp_path / "old.html")
     check_page_path(tmp_path / "new.html")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.html", "old")]
+
+
+def test_a_pipe_or_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is no ordinary file"):
+        HtmlOutput(make_facts(TOKENIZER), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_keeps_being_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "page.html", tmp_path / "link.html"
+    target.write_text("old")
+    link.symlink_to(target)
+    output = HtmlOutput(make_facts(TOKENIZER), link)
+    play(output, make_events(TOKENIZER, [(0, 0.5)]))
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!DOCTYPE html>")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "link.html", "page.html"]

@@ -57,10 +57,12 @@ def check_page_path(path: Path) -> None:
 
     Raises: UsageError that names the path and the reason.
     """
-    part = _part_path(path)
     try:
         if path.is_dir():
             raise IsADirectoryError("it is a folder")
+        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by the page
+            raise FileExistsError("it is no ordinary file")
+        part = _part_path(path)
         part.touch(exist_ok=False)
         part.unlink()
     except OSError as error:
@@ -72,7 +74,7 @@ def _write_atomically(path: Path, text: str) -> None:
     try:
         try:
             part.write_bytes(text.encode(errors="replace"))  # a path may hold bytes that are no UTF-8
-            part.replace(path)
+            part.replace(path.resolve())
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
@@ -80,6 +82,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def _part_path(path: Path) -> Path:
+    path = path.resolve()  # what a link points to is replaced, not the link
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
