@@ -3,6 +3,8 @@
 A message is one line: what, where, expected, actual, next step.
 """
 
+EXIT_INTERRUPTED = 130  # by Ctrl-C: no error of anybody's
+
 
 class LLMCliError(Exception):
     """Base of every error that is shown to the user as one line `error: ...`."""

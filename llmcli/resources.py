@@ -23,6 +23,11 @@ def user_presets_folder() -> Path:
     return _user_home(platformdirs.user_config_path("llmcli")) / "presets"
 
 
+def chat_folder() -> Path:
+    """Where `llmcli chat` keeps the last conversation and what was typed; it need not exist."""
+    return _user_home(platformdirs.user_state_path("llmcli")) / "chat"
+
+
 def kernel_cache_folder() -> Path:
     """Where compiled kernels are kept; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "kernels"

@@ -23,13 +23,14 @@ from llmcli.quantization.quality import TensorQuality, measure_quality
 from llmcli.quantization.rounding import QuantizedRows, RowErrors, quantize_rows
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
 
-# A task is long against its hand-over and short against a Ctrl-C; a block and its float copies stay in the L2 cache.
-WEIGHTS_PER_TASK = 1 << 20
-WEIGHTS_PER_BLOCK = 1 << 16
+# Long against a hand-over between threads, short enough that the floats it makes stay in a core's cache and that few
+# threads run dry while a weight comes to its end.
+WEIGHTS_PER_TASK = 1 << 18
 MAX_THREADS = 8  # beyond that, one reading and writing thread has nothing left to hand out
 
 OnProgress = Callable[[int, int], None]
 OnTensor = Callable[[str, TensorQuality], None]
+_Quantized = tuple[Array, QuantizedRows]  # packed codes [rows, words] int32, and what they came from
 
 
 @dataclass
@@ -40,14 +41,6 @@ class _Rows:
     zero_points: list[Array] = field(default_factory=list)
     errors: list[RowErrors] = field(default_factory=list)
     num_rows: int = 0
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Rows of one weight, quantized; the codes are packed."""
-
-    packed: Array
-    blocks: list[QuantizedRows]
 
 
 class Exporter:
@@ -151,13 +144,13 @@ class _WeightStream:
 
     def _quantize(self, scheme: WeightScheme, pool: ThreadPoolExecutor, num_threads: int) -> Iterator[int]:
         weight, rows = self._weight, _Rows()
-        pending: deque[Future[_Task | None]] = deque()
+        pending: deque[Future[_Quantized | None]] = deque()
         for stored in self._read_rows():
-            pending.append(pool.submit(_quantize_task, stored, weight, scheme))
-            if len(pending) > num_threads:  # one task waits while each thread works on another
-                yield self._write_task(pending.popleft(), rows)
+            pending.append(pool.submit(_quantize_and_pack, stored, weight.info.dtype, scheme, weight.scale_dtype))
+            if len(pending) > 2 * num_threads:  # a task waits for each thread that works on another
+                yield self._write_rows(pending.popleft().result(), rows)
         while pending:
-            yield self._write_task(pending.popleft(), rows)
+            yield self._write_rows(pending.popleft().result(), rows)
 
         scales = np.concatenate(rows.scales)
         self._writer.write(f"{weight.name}_scale", narrow(scales, weight.scale_dtype).data)
@@ -177,40 +170,27 @@ class _WeightStream:
             self._reader.read_range_into(info, row * stored[0].nbytes, stored.data)
             yield stored
 
-    def _write_task(self, future: Future[_Task | None], rows: _Rows) -> int:
-        task = future.result()
+    def _write_rows(self, quantized: _Quantized | None, rows: _Rows) -> int:
         weight = self._weight
-        if task is None:
+        if quantized is None:
             raise CheckpointError(
                 f"{printable(weight.info.name)} in {weight.info.path} holds NaN, infinity or a value too large for "
                 f"scales in {weight.scale_dtype}; the model is damaged, download it again"
             )
-        self._writer.write(
-            f"{weight.name}_packed", task.packed.data, rows.num_rows * task.packed.shape[1] * PACKED_ITEMSIZE
-        )
-        for block in task.blocks:
-            rows.scales.append(block.scales)
-            rows.errors.append(block.errors)
-            if block.zero_points is not None:
-                rows.zero_points.append(block.zero_points)
-        rows.num_rows += len(task.packed)
-        return len(task.packed) * weight.info.num_bytes // weight.shape[0]
+        packed, block = quantized
+        self._writer.write(f"{weight.name}_packed", packed.data, rows.num_rows * packed.shape[1] * PACKED_ITEMSIZE)
+        rows.scales.append(block.scales)
+        rows.errors.append(block.errors)
+        if block.zero_points is not None:
+            rows.zero_points.append(block.zero_points)
+        rows.num_rows += len(packed)
+        return len(packed) * weight.info.num_bytes // weight.shape[0]
 
 
-def _quantize_task(stored: Array, weight: PlannedWeight, scheme: WeightScheme) -> _Task | None:
-    """Quantize rows in blocks that fit into the cache; None if a weight is not finite.
-
-    Shapes: stored [rows, input_size], as floats.STORED_AS holds the weight's dtype.
-    """
-    rows_per_block = max(1, WEIGHTS_PER_BLOCK // stored.shape[1])
-    packed, blocks = [], []
-    for row in range(0, len(stored), rows_per_block):
-        block = quantize_rows(stored[row : row + rows_per_block], weight.info.dtype, scheme, weight.scale_dtype)
-        if block is None:
-            return None
-        packed.append(pack_rows(block.codes, scheme.num_bits))
-        blocks.append(block)
-    return _Task(np.concatenate(packed), blocks)
+def _quantize_and_pack(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: str) -> _Quantized | None:
+    """`quantize_rows`, and the codes packed, which is what a thread of the pool does."""
+    block = quantize_rows(stored, dtype, scheme, scale_dtype)
+    return None if block is None else (pack_rows(block.codes, scheme.num_bits), block)
 
 
 def _write_error(destination: Path, error: OSError) -> CheckpointError:

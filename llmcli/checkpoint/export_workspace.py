@@ -100,21 +100,14 @@ class ExportWorkspace:
         """Give a shard, which must be on the disk, its name, and note it in the journal."""
         os.replace(self.torso(shard), self.folder / shard.file_name)
         self.finished[shard.file_name] = qualities
-        _write_durably(
-            self._journal,
-            json.dumps(
-                {
-                    "fingerprint": self._plan.fingerprint,
-                    "shards": {
-                        name: {
-                            "num_bytes": (self.folder / name).stat().st_size,
-                            "qualities": {weight: asdict(quality) for weight, quality in shard_qualities.items()},
-                        }
-                        for name, shard_qualities in self.finished.items()
-                    },
-                }
-            ),
-        )
+        journal = {
+            name: {
+                "num_bytes": (self.folder / name).stat().st_size,
+                "qualities": {weight: asdict(quality) for weight, quality in shard_qualities.items()},
+            }
+            for name, shard_qualities in self.finished.items()
+        }
+        _write_durably(self._journal, json.dumps(journal))
 
     def write(self, name: str, text: str) -> None:
         """Add a small file, whole or not at all, and on the disk."""
@@ -150,11 +143,9 @@ class ExportWorkspace:
         finished = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             journal = json.loads(self._journal.read_text(encoding="utf-8"))
-            if journal["fingerprint"] == self._plan.fingerprint:
-                for name, entry in journal["shards"].items():
-                    if (self.folder / name).stat().st_size == entry["num_bytes"]:
-                        qualities = {key: TensorQuality(**value) for key, value in entry["qualities"].items()}
-                        finished[name] = qualities
+            for name, entry in journal.items():
+                if (self.folder / name).stat().st_size == entry["num_bytes"]:
+                    finished[name] = {key: TensorQuality(**value) for key, value in entry["qualities"].items()}
         return finished
 
 

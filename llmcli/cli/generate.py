@@ -31,9 +31,7 @@ from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
-from llmcli.errors import UsageError
-
-EXIT_INTERRUPTED = 130
+from llmcli.errors import EXIT_INTERRUPTED, UsageError
 
 
 @sampling_options

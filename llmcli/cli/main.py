@@ -15,30 +15,12 @@ from typing import Annotated
 import typer
 
 from llmcli import __version__
-from llmcli.cli.diff import diff
-from llmcli.cli.doctor import doctor
-from llmcli.cli.evaluate import evaluate
-from llmcli.cli.generate import EXIT_INTERRUPTED, generate
-from llmcli.cli.info import info
-from llmcli.cli.models import models_app
-from llmcli.cli.presets import presets
-from llmcli.cli.pull import pull
-from llmcli.cli.quantize import quantize
+from llmcli.cli.commands import add_commands
 from llmcli.cli.terminal import OutputClosedError, terminal
-from llmcli.cli.tokenize import tokenize
-from llmcli.errors import LLMCliError, UsageError
+from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, UsageError
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
-
-app = typer.Typer(
-    name="llmcli",
-    help="Generate text with LLaMA-family models on your own NVIDIA card, or without one.",
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def _print_version(value: bool) -> None:
@@ -47,7 +29,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     command: typer.Context,
     version: Annotated[
@@ -58,22 +39,26 @@ def _root(
         terminal.write(f"{command.get_help()}\n")
 
 
-app.command()(diff)
-app.command()(doctor)
-app.command("eval")(evaluate)
-app.command()(generate)
-app.command()(info)
-app.command()(presets)
-app.command()(pull)
-app.command()(quantize)
-app.command()(tokenize)
-app.add_typer(models_app, name="models")
+def _build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The program as `arguments` need it."""
+    app = typer.Typer(
+        name="llmcli",
+        help="Generate text with LLaMA-family models on your own NVIDIA card, or without one.",
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    add_commands(app, called=next((argument for argument in arguments if not argument.startswith("-")), None))
+    return app
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every way to end passes through here."""
     try:
-        return typer.main.get_command(app).main(list(arguments), prog_name="llmcli", standalone_mode=False) or 0
+        program = typer.main.get_command(_build_app(arguments))
+        return program.main(list(arguments), prog_name="llmcli", standalone_mode=False) or 0
     except LLMCliError as error:
         return _fail(error, str(error), error.exit_code)
     except typer.TyperException as error:  # what typer itself finds wrong with the arguments

@@ -11,10 +11,9 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_text
-from llmcli.cli.generate import EXIT_INTERRUPTED
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
 from llmcli.cli.terminal import terminal
-from llmcli.errors import UsageError
+from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.quantization.schemes import WeightScheme
 
 if TYPE_CHECKING:

@@ -63,13 +63,15 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
 
     # Of 16-bit weights and scales no quotient is near enough to a tie for float32 to get it wrong; of float32 some are.
     precision = np.float64 if dtype == "F32" else np.float32
-    steps = np.divide(groups, scales[..., None], dtype=precision)  # weights in units of their scale
+    in_place = None if dtype == "F32" else groups
+    steps = np.divide(groups, scales[..., None], out=in_place, dtype=precision)  # weights in units of their scale
     nearest = np.rint(steps)  # half to even
     low, high = scheme.code_range
     if scheme.is_symmetric:
         zero_points = None
         np.clip(nearest, low - scheme.offset, high - scheme.offset, out=nearest)
-        codes = (nearest + precision(scheme.offset)).astype(np.uint8)
+        codes = nearest.astype(np.int8).view(np.uint8)
+        codes += np.uint8(scheme.offset)  # modulo 256, so that -1 and 128 give 127
     else:
         zeros = np.rint(np.clip(-lowest.astype(np.float64) / scales, low, high))
         zero_points = zeros.astype(np.uint8)

@@ -6,6 +6,7 @@ somebody types, or a file that is pasted, cannot end a turn or begin one.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,21 +43,57 @@ def encode_chat(
 
     Raises: UsageError for text that is not valid Unicode, TokenizerError as `ChatTemplate.render`.
     """
+    disguise = disguise_for(tokenizer)
+    text = template.render(disguise.hide(messages), add_generation_prompt, **disguise.hide(variables))
+    return encode_disguised(tokenizer, disguise, text)
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """Stand-ins for the first characters of the special tokens of one tokenizer, and the way back."""
+
+    special_tokens: frozenset[str]
+    stand_in_of: Mapping[str, str]
+    initial_of: Mapping[int, str]
+
+    def hide(self, value: Any) -> Any:
+        """The JSON value with a stand-in for the first character of each special token in its strings.
+
+        Raises: UsageError for text that is not valid Unicode.
+        """
+        return _hide(value, self.special_tokens, self.stand_in_of)
+
+    def restore(self, text: str) -> str:
+        """The text without stand-ins."""
+        return text.translate(self.initial_of)
+
+
+def disguise_for(tokenizer: Tokenizer) -> Disguise:
+    """The disguise of a tokenizer's special tokens."""
     special_tokens = _special_tokens(tokenizer)
     initials = sorted({token[0] for token in special_tokens})
     stand_in_of = {initial: chr(FIRST_STAND_IN + index) for index, initial in enumerate(initials)}
     initial_of = {ord(stand_in): initial for initial, stand_in in stand_in_of.items()}
+    return Disguise(special_tokens, stand_in_of, initial_of)
 
-    hidden = [_hide(message, special_tokens, stand_in_of) for message in messages]
-    text = template.render(hidden, add_generation_prompt, **_hide(variables, special_tokens, stand_in_of))
-    if text.translate(initial_of) == text:
+
+def encode_disguised(tokenizer: Tokenizer, disguise: Disguise, text: str, *, is_start: bool = True) -> list[int]:
+    """The ids of a text rendered from disguised messages; what is in disguise is ordinary text.
+
+    `is_start` says that the text begins a prompt; otherwise it goes on after other tokens, and gets no leading space
+    from tokenizers that put one before a text.
+    """
+    if not is_start and tokenizer.strips_leading_space:
+        num_sentinel_ids = len(tokenizer.encode(SENTINEL, add_special_tokens=False))
+        return encode_disguised(tokenizer, disguise, SENTINEL + text)[num_sentinel_ids:]
+    if disguise.restore(text) == text:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    parts = _finder(special_tokens, text).split(text)  # text, token, text, token, ... text
+    parts = _finder(disguise.special_tokens, text).split(text)  # text, token, text, token, ... text
     token_ids: list[int] = []
     clean = ""
     for index, part in enumerate(parts):
-        restored = part.translate(initial_of)
+        restored = disguise.restore(part)
         if restored == part:
             clean += part
         else:

@@ -196,6 +196,11 @@ def test_layers_match_as_in_compressed_tensors(targets: list[list[str]], ignore:
             assert config.scheme_of(name, type(module).__name__) == expected.get(name), name
 
 
+def test_an_exact_name_wins_over_a_pattern() -> None:
+    config = QuantizationConfig((ConfigGroup(("re:.*",), INT8), ConfigGroup(("v_proj", "k_proj"), INT4)), ())
+    assert [config.scheme_of(name) for name in ("k_proj", "v_proj", "o_proj")] == [INT4, INT4, INT8]
+
+
 @pytest.mark.parametrize("scheme", [INT8, INT4, WeightScheme(4, 32, is_symmetric=False)])
 def test_what_is_written_is_read(scheme: WeightScheme) -> None:
     groups = (ConfigGroup(("Linear",), scheme), ConfigGroup(("lm_head",), INT8))

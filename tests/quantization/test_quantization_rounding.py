@@ -149,6 +149,23 @@ def test_asymmetric_int4_by_hand() -> None:
     assert weights.tolist() == [[-5, 10, 15, 3, -30, -2, 0, 0]]
 
 
+def test_an_asymmetric_code_stays_in_its_range() -> None:
+    rows = quantized(stored_f32(-1.5, 13.5), "F32", WeightScheme(4, None, is_symmetric=False))
+    assert rows.scales.tolist() == [[1]]
+    assert rows.zero_points is not None
+    assert rows.zero_points.tolist() == [[2]]
+    assert rows.codes.tolist() == [[0, 15]]  # 13.5 rounds to 14, and 14 + 2 is one too many
+
+
+def test_float32_weights_are_rounded_by_the_exact_quotient() -> None:
+    """Among a million quotients some are so near to a tie that float32 takes the wrong side."""
+    weights = np.random.default_rng(0).standard_normal((256, 4096)).astype(np.float32)
+    rows = quantized(weights, "F32", WeightScheme(8, None))
+    scales = rows.scales.astype(np.float64)
+    errors = np.abs(weights - (rows.codes - 128.0) * scales)
+    assert (errors <= scales / 2 * (1 + 1e-9)).all()
+
+
 @pytest.mark.parametrize("dtype", STORED_AS)
 def test_a_scale_never_underflows(dtype: str) -> None:
     tiny = narrow(np.full((1, 4), SMALLEST_NORMAL[dtype], np.float32), dtype)

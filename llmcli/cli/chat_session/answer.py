@@ -1,0 +1,117 @@
+"""Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmcli.cli.chat_session.state import ChatSession, TurnRecord
+from llmcli.cli.chat_session.view import View
+from llmcli.cli.terminal import terminal
+from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.engine.conversation import UNFINISHED
+from llmcli.engine.events import PrefillProgress
+
+# During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
+SAVE_INTERVAL_SECONDS = 2.0
+
+
+class _Run:
+    """One answer under way."""
+
+    def __init__(self, state: ChatSession, view: View):
+        self.started: TurnStarted | None = None
+        self.finished: TurnFinished | None = None
+        self._state = state
+        self._view = view
+        self._next_save = 0.0
+
+    def take(self, event: ChatEvent) -> None:
+        """Show an event and save what it brought."""
+        if isinstance(event, TurnStarted):
+            self.started = event
+            self._view.start(event)
+            _report_dropped(event)
+        elif isinstance(event, PrefillProgress):
+            self._view.show_prefill(event)
+        elif isinstance(event, TurnFinished):
+            self.finished = event
+        else:
+            self._view.show(event)
+        if self._next_save <= (now := time.monotonic()) or self.finished is not None:
+            self._state.save_last()
+            self._next_save = now + SAVE_INTERVAL_SECONDS
+
+
+def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> TurnRecord | None:
+    """Show an answer until it ends or Ctrl-C stops it; None if it was stopped before it had begun.
+
+    Raises: LLMCliError if it cannot be computed; the conversation then holds what there is of it.
+    """
+    run = _Run(state, view)
+    try:
+        for event in events:
+            run.take(event)
+    except KeyboardInterrupt:
+        with _no_interrupts():
+            for event in state.chat.interrupt():
+                run.take(event)
+    except BaseException:
+        state.chat.interrupt()
+        state.save_last()
+        raise
+    finally:
+        if run.started is not None:
+            view.close()
+    if run.started is None or run.finished is None:
+        return None
+    record = TurnRecord(state.chat.conversation.last.user, run.started, run.finished)
+    state.last_turn = record
+    if state.is_verbose:
+        terminal.info(describe(record))
+    return record
+
+
+def describe(record: TurnRecord) -> str:
+    """What an answer cost, in one line."""
+    started, timings = record.started, record.finished.timings
+    num_tokens, num_computed = len(started.prompt_token_ids), timings.prefill_tokens
+    text = f"prompt {num_tokens} tokens, {record.num_kept} kept, {num_computed} computed"
+    if timings.prefill_seconds:
+        text += f" in {timings.prefill_seconds:.2f} s"
+    if started.num_history_computed:
+        text += f" ({started.num_history_computed} of earlier turns again)"
+    text += f"; answer {len(record.finished.token_ids)} tokens"
+    if timings.decode_tokens_per_second:
+        text += f", {timings.decode_tokens_per_second:.1f} a second"
+    return f"{text}; {record.finished.answer.finish_reason}"
+
+
+def note_of_end(record: TurnRecord) -> str | None:
+    """What a user should know about how an answer ended."""
+    reason = record.finished.answer.finish_reason
+    if reason not in UNFINISHED:
+        return None
+    words = {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}
+    return f"({words[reason]}; /continue goes on)"
+
+
+def _report_dropped(event: TurnStarted) -> None:
+    if not event.num_dropped:
+        return
+    last = event.dropped_from + event.num_dropped - 1
+    which = f"turn {last}" if event.num_dropped == 1 else f"turns {event.dropped_from} to {last}"
+    again = (
+        f"; {event.num_history_computed} tokens of the rest are computed again" if event.num_history_computed else ""
+    )
+    terminal.warn(f"the context is full: the model no longer sees {which}{again}")
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A second Ctrl-C must not cost what the first one keeps."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,63 @@
+"""The table of commands, and how a line is told to be one."""
+
+from llmcli.cli.chat_session import look_commands, set_command, turn_commands
+from llmcli.cli.chat_session.outcome import Command, Outcome
+from llmcli.cli.chat_session.state import ChatSession
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+
+def show_help(state: ChatSession, argument: str) -> Outcome:
+    """List the commands and the keys."""
+    rows = {f"/{command.name} {command.arguments}".rstrip(): command.help for command in COMMANDS}
+    rows |= {
+        '"""': "Begins and ends a message of several lines; a pasted block is one message too.",
+        "Alt-Enter": "Starts a new line.",
+        "Ctrl-C": "Stops the answer; at an empty prompt, twice leaves. Ctrl-D leaves.",
+        "a space first": "A message that begins with a slash.",
+    }
+    width = max(map(len, rows))
+    terminal.show("".join(f"{name:<{width}}  {text}\n" for name, text in rows.items()))
+    return Outcome()
+
+
+COMMANDS = (
+    Command("help", "", "List the commands.", show_help),
+    Command("reset", "", "Forget all turns; the system prompt stays.", turn_commands.reset),
+    Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
+    Command("regen", "", "Answer the last message again, in other words.", turn_commands.regen),
+    Command("undo", "", "Take the last turn back.", turn_commands.undo),
+    Command("edit", "[TEXT]", "Change the last message and answer it anew.", turn_commands.edit),
+    Command("continue", "", "Go on with an answer that was stopped.", turn_commands.continue_answer),
+    Command("save", "[FILE]", "Save the conversation.", turn_commands.save),
+    Command("load", "FILE", "Go on with a saved conversation.", turn_commands.load),
+    Command("history", "", "Show what was said.", look_commands.history),
+    Command("params", "", "Show how answers are drawn.", look_commands.params),
+    Command("set", "NAME VALUE", "Change one of those: /set temperature 0.5.", set_command.set_value),
+    Command("stats", "", "Show what the last answer cost.", look_commands.stats),
+    Command("tokens", "", "Show how much of the context is used.", look_commands.tokens),
+    Command("template", "", "Show the conversation as the model sees it.", look_commands.template),
+    Command("copy-code", "", "Copy the last code block.", look_commands.copy_code),
+    Command("quit", "", "Leave; so does Ctrl-D.", turn_commands.leave),
+)
+
+
+def is_command(text: str) -> bool:
+    """Whether a line is meant as a command: it begins with a slash, and is one line or begins with a known name."""
+    name = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+    return bool(name) and ("\n" not in text or name[1:] in [command.name for command in COMMANDS])
+
+
+def run_command(state: ChatSession, text: str) -> Outcome:
+    """Run a line that `is_command`.
+
+    Raises: UsageError for an unknown one, and whatever the command raises.
+    """
+    name, *rest = text[1:].split(maxsplit=1)
+    for command in COMMANDS:
+        if command.name == name:
+            return command.run(state, rest[0].strip() if rest else "")
+    known = " ".join(f"/{command.name}" for command in COMMANDS)
+    raise UsageError(
+        f"/{name} is no command, expected one of {known}; begin a message with a space to send it as it is"
+    )

@@ -1,0 +1,64 @@
+"""`llmcli chat` on a terminal: reads messages and commands, and shows answers, until the user leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from llmcli.cli.chat_session.answer import note_of_end, run_answer
+from llmcli.cli.chat_session.commands import is_command, run_command
+from llmcli.cli.chat_session.message import unwrap
+from llmcli.cli.chat_session.outcome import Outcome
+from llmcli.cli.chat_session.state import ChatSession
+from llmcli.cli.chat_session.view import View, Writer
+from llmcli.cli.terminal import terminal
+from llmcli.errors import LLMCliError
+
+if TYPE_CHECKING:
+    from llmcli.cli.chat_session.line_editor import LineEditor
+
+
+def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], Writer]) -> None:
+    """Talk until Ctrl-D, /quit, or Ctrl-C twice at an empty prompt. An error ends an answer, not the conversation."""
+    draft = ""
+    is_leaving = False
+    while True:
+        try:
+            text = editor.read(draft, facts_line(state))
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if is_leaving:
+                return
+            is_leaving, draft = True, ""
+            terminal.info("Ctrl-C again or Ctrl-D leaves")
+            continue
+        is_leaving, draft = False, ""
+        if not text.strip():
+            continue
+        try:
+            outcome = run_command(state, text) if is_command(text) else Outcome(state.chat.send(unwrap(text)))
+            if outcome.is_over:
+                return
+            draft = outcome.draft or ""
+            if outcome.events is not None:
+                record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
+                note = note_of_end(record) if record else None
+                if note:
+                    terminal.info(note)
+                if record is None:  # stopped before it had begun: the message is still there
+                    draft = text
+        except LLMCliError as error:
+            terminal.error(" ".join(str(error).split()))
+        except KeyboardInterrupt:
+            terminal.info("stopped")
+
+
+def facts_line(state: ChatSession) -> str:
+    """The model, and the share of the context that the conversation takes."""
+    context = state.chat.runner.max_seq_len
+    try:
+        used = f"{state.chat.num_tokens() / context:.0%} of {context} tokens"
+    except LLMCliError:  # a template that refuses; the next message will say so
+        used = f"{context} tokens"
+    return f" {state.session.name}  {used}  /help"

@@ -1,0 +1,28 @@
+"""What a command asks of the loop that ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from llmcli.cli.chat_session.state import ChatSession
+from llmcli.engine.chat_events import ChatEvent
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer to run, a text to put on the prompt line for editing, or the end."""
+
+    events: Iterator[ChatEvent] | None = None
+    draft: str | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a conversation: its name without the slash, its arguments and what it does, for people."""
+
+    name: str
+    arguments: str
+    help: str
+    run: Callable[[ChatSession, str], Outcome]

@@ -1,0 +1,89 @@
+"""`llmcli chat` without a terminal: messages from flags or lines of standard input, one answer each."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from llmcli.cli.chat_session.answer import run_answer
+from llmcli.cli.chat_session.message import is_open_block, unwrap
+from llmcli.cli.chat_session.state import ChatSession, TurnRecord
+from llmcli.cli.chat_session.view import NoWriter, TextWriter, View
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+
+def read_messages() -> Iterator[str]:
+    """The messages on standard input, as they come: a line each, or several lines between triple quotes.
+
+    Raises: UsageError if it is not UTF-8 text, or a block does not end.
+    """
+    text = ""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text += line.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"standard input is not UTF-8 text: byte {line[error.start]:#04x} in line {number}"
+            ) from error
+        if not is_open_block(text):
+            if message := unwrap(text):
+                yield message
+            text = ""
+    if text:
+        raise UsageError('standard input ends within a block that begins with """; end it with """')
+
+
+def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool) -> bool:
+    """Answer one message after the other; False if Ctrl-C stopped an answer, which is then the last.
+
+    Raises: LLMCliError if one cannot be answered; what was answered before is written.
+    """
+    records: list[TurnRecord] = []
+    is_complete = True
+    try:
+        for message in messages:
+            view = View(NoWriter() if as_json else TextWriter(), state.thinking)
+            record = run_answer(state, state.chat.send(message), view)
+            if record is not None:
+                records.append(record)
+            if record is None or record.finished.answer.finish_reason == "interrupted":
+                is_complete = False
+                break
+    except KeyboardInterrupt:  # while waiting for a line
+        is_complete = False
+    finally:
+        if as_json:
+            terminal.write_json(_transcript(state, records))
+    return is_complete
+
+
+def _transcript(state: ChatSession, records: list[TurnRecord]) -> dict[str, Any]:
+    return {
+        "model": state.model,
+        "seed": state.seed,
+        "system": state.chat.conversation.system,
+        "context": state.chat.runner.max_seq_len,
+        "load_seconds": state.load_seconds,
+        "turns": [_turn_json(record) for record in records],
+    }
+
+
+def _turn_json(record: TurnRecord) -> dict[str, Any]:
+    started, finished = record.started, record.finished
+    return {
+        "message": record.message,
+        "answer": finished.answer.content,
+        "reasoning": finished.answer.reasoning,
+        "prompt_token_ids": list(started.prompt_token_ids),
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.answer.finish_reason,
+        "num_kept_tokens": record.num_kept,
+        "num_history_tokens_computed": started.num_history_computed,
+        "num_dropped_turns": started.num_dropped,
+        "timings": {
+            **asdict(finished.timings),
+            "prefill_tokens_per_second": finished.timings.prefill_tokens_per_second,
+            "decode_tokens_per_second": finished.timings.decode_tokens_per_second,
+        },
+    }

@@ -1,0 +1,97 @@
+"""Commands that change the conversation: what was said, and its files."""
+
+from pathlib import Path
+
+from llmcli.cli.chat_session.outcome import Outcome
+from llmcli.cli.chat_session.state import ChatSession, replace_system
+from llmcli.cli.terminal import terminal
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.conversation_file import load_conversation, save_conversation
+from llmcli.errors import UsageError
+
+
+def reset(state: ChatSession, argument: str) -> Outcome:
+    """Forget all turns; the system prompt stays."""
+    state.chat.conversation = Conversation(state.chat.conversation.system)
+    state.save_last()
+    terminal.info("a new conversation")
+    return Outcome()
+
+
+def system(state: ChatSession, argument: str) -> Outcome:
+    """Show the system prompt, set another, or remove it with `-`."""
+    conversation = state.chat.conversation
+    if argument:
+        state.chat.conversation = replace_system(conversation, None if argument == "-" else argument)
+        state.save_last()
+    shown = state.chat.conversation.system
+    terminal.info("no system prompt" if shown is None else f"system prompt: {shown}")
+    return Outcome()
+
+
+def regen(state: ChatSession, argument: str) -> Outcome:
+    """Answer the last message again."""
+    return Outcome(state.chat.regenerate())
+
+
+def undo(state: ChatSession, argument: str) -> Outcome:
+    """Take the last turn back."""
+    taken = state.chat.conversation.last
+    state.chat.conversation = state.chat.conversation.without_last()
+    state.save_last()
+    terminal.info(f"taken back: {first_line(taken.user)}")
+    return Outcome()
+
+
+def edit(state: ChatSession, argument: str) -> Outcome:
+    """Put another message in the place of the last; without a text the old one comes up for editing."""
+    if argument:
+        return Outcome(state.chat.edit(argument))
+    return Outcome(draft=f"/edit {state.chat.conversation.last.user}")
+
+
+def continue_answer(state: ChatSession, argument: str) -> Outcome:
+    """Go on with an answer that was stopped."""
+    return Outcome(state.chat.continue_answer())
+
+
+def save(state: ChatSession, argument: str) -> Outcome:
+    """Save the conversation to a file, or to the one it came from."""
+    path = Path(argument).expanduser() if argument else state.named_path
+    if path is None:
+        raise UsageError("/save needs the name of a file, such as /save talk.json")
+    save_conversation(path, state.saved())
+    state.named_path = path
+    terminal.info(f"saved to {path}")
+    return Outcome()
+
+
+def load(state: ChatSession, argument: str) -> Outcome:
+    """Go on with a saved conversation."""
+    if not argument:
+        raise UsageError("/load needs the name of a file, such as /load talk.json")
+    path = Path(argument).expanduser()
+    saved = load_conversation(path)
+    state.chat.conversation = saved.conversation
+    state.named_path = path
+    state.save_last()
+    held_with = f", held with {saved.model}" if saved.model != state.model else ""
+    terminal.info(f"{count_turns(saved.conversation)} from {path}{held_with}")
+    return Outcome()
+
+
+def leave(state: ChatSession, argument: str) -> Outcome:
+    """End the program."""
+    return Outcome(is_over=True)
+
+
+def count_turns(conversation: Conversation) -> str:
+    """The number of turns in words."""
+    count = len(conversation.turns)
+    return "1 turn" if count == 1 else f"{count} turns"
+
+
+def first_line(text: str) -> str:
+    """The beginning of a text, to recognize it by."""
+    line = text.strip().split("\n")[0]
+    return line if len(line) <= 60 and line == text.strip() else f"{line[:60]}..."

@@ -1,0 +1,148 @@
+"""Conversations as JSON files that people can read; a file is replaced as a whole or not at all."""
+
+import json
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from llmcli.engine.conversation import Answer, Conversation, Turn
+from llmcli.engine.events import FinishReason
+from llmcli.errors import UsageError
+
+FORMAT = "llmcli conversation"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedConversation:
+    """A conversation and the model it was held with, as the command line named it."""
+
+    model: str
+    conversation: Conversation
+
+
+def save_conversation(path: Path, saved: SavedConversation) -> None:
+    """Write a file that only its owner can read. A kill at any moment leaves the old file or the new one.
+
+    Raises: UsageError if it cannot be written.
+    """
+    content = {"format": FORMAT, "version": VERSION, "model": saved.model, **_conversation_json(saved.conversation)}
+    text = json.dumps(content, ensure_ascii=False, indent=2)
+    # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
+    text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"the conversation cannot be saved to {path}: {error.strerror}; name another file") from error
+
+
+def load_conversation(path: Path) -> SavedConversation:
+    """Read a saved conversation.
+
+    Raises: UsageError if the file cannot be read, is no conversation, or has a version that this program does not know.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the conversation {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise UsageError(f"{path} is no saved conversation: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f'{path} is no saved conversation: it lacks the line "format": "{FORMAT}"')
+    if content.get("version") != VERSION:
+        raise UsageError(
+            f"{path} has version {content.get('version')!r} of the format, and this program reads {VERSION}; "
+            "use the program that wrote it"
+        )
+    try:
+        return SavedConversation(_take(content, "model", str), _conversation(content))
+    except _MalformedError as error:
+        raise UsageError(f"{path} is no saved conversation: {error}") from error
+
+
+class _MalformedError(Exception):
+    """What a file has instead of what it should have."""
+
+
+def _conversation_json(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "system": conversation.system,
+        "num_dropped": conversation.num_dropped,
+        "turns": [
+            {"user": turn.user, "answer": None if turn.answer is None else _answer_json(turn.answer)}
+            for turn in conversation.turns
+        ],
+    }
+
+
+def _answer_json(answer: Answer) -> dict[str, Any]:
+    values: dict[str, Any] = {"content": answer.content}
+    if answer.reasoning is not None:
+        values |= {"reasoning": answer.reasoning, "text": answer.text}
+    return values | {
+        "finish_reason": answer.finish_reason,
+        "sample": answer.sample,
+        "token_ids": list(answer.token_ids),
+    }
+
+
+def _conversation(content: dict[str, Any]) -> Conversation:
+    system = None if content.get("system") is None else _take(content, "system", str)
+    turns = tuple(_turn(turn, number) for number, turn in enumerate(_take(content, "turns", list), start=1))
+    num_dropped = _take(content, "num_dropped", int)
+    if not 0 <= num_dropped <= len(turns):
+        raise _MalformedError(f"num_dropped is {num_dropped}, expected 0 to {len(turns)}")
+    return Conversation(system, turns, num_dropped)
+
+
+def _turn(turn: Any, number: int) -> Turn:
+    where = f"turn {number}: "
+    if not isinstance(turn, dict):
+        raise _MalformedError(f"{where}expected an object")
+    answer = turn.get("answer")
+    if answer is not None and not isinstance(answer, dict):
+        raise _MalformedError(f"{where}answer is no object")
+    return Turn(_take(turn, "user", str, where), None if answer is None else _answer(answer, where))
+
+
+def _answer(values: dict[str, Any], where: str) -> Answer:
+    content = _take(values, "content", str, where)
+    reasoning = None if values.get("reasoning") is None else _take(values, "reasoning", str, where)
+    text = content if reasoning is None else _take(values, "text", str, where)
+    token_ids = _take(values, "token_ids", list, where)
+    finish_reason = _take(values, "finish_reason", str, where)
+    sample = _take(values, "sample", int, where)
+    if not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
+        raise _MalformedError(f"{where}token_ids has something else than token ids")
+    if finish_reason not in get_args(FinishReason):
+        raise _MalformedError(
+            f"{where}finish_reason is {finish_reason!r}, expected one of {', '.join(get_args(FinishReason))}"
+        )
+    if not text.endswith(content):
+        raise _MalformedError(f"{where}text does not end with content")
+    if not 0 <= sample < 2**32:
+        raise _MalformedError(f"{where}sample is {sample}, expected 0 to 2^32 - 1")
+    return Answer(text, content, reasoning, tuple(token_ids), finish_reason, sample)
+
+
+def _take(values: dict[str, Any], key: str, kind: type, where: str = "") -> Any:
+    value = values.get(key)
+    if type(value) is not kind:
+        found = "missing" if key not in values else f"{value!r:.60}"
+        raise _MalformedError(f"{where}{key} is {found}, expected {'an' if kind is int else 'a'} {kind.__name__}")
+    return value

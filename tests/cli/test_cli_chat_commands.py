@@ -1,0 +1,186 @@
+"""The commands of a conversation, run as the loop runs them, with a scripted prompt line."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_terminal import LETTERS_ONLY, write_chat_llama
+from results import Result
+
+from llmcli.cli import chat as chat_module
+from llmcli.cli.chat_session.look_commands import CODE_BLOCK
+
+ANSWER = "[a-h]{8}"
+
+
+class ScriptedEditor:
+    """Plays what is typed; a draft is typed over by joining the two."""
+
+    def __init__(self, lines: Sequence[str | type[BaseException]]):
+        self.lines = list(lines)
+        self.drafts: list[str] = []
+        self.facts: list[str] = []
+
+    def read(self, draft: str, facts: str) -> str:
+        self.drafts.append(draft)
+        self.facts.append(facts)
+        line = self.lines.pop(0) if self.lines else EOFError
+        if isinstance(line, str):
+            return draft + line
+        raise line
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
+
+
+@pytest.fixture
+def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Type lines; the streams stand in for a terminal as far as chat asks."""
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(chat_module.ChatOptions, "is_interactive", property(lambda options: True))
+    monkeypatch.setattr(chat_module.ChatOptions, "__post_init__", lambda options: None)
+
+    def call(*lines: str | type[BaseException], flags: Sequence[object] = ()) -> tuple[Result, ScriptedEditor]:
+        editor = ScriptedEditor(lines)
+        monkeypatch.setattr(chat_module, "open_line_editor", lambda path: editor)
+        result = llmcli("chat", talker, "--seed", 1, "--max-new-tokens", 8, *LETTERS_ONLY, *flags)
+        assert result.exit_code == 0, result.stderr
+        return result, editor
+
+    return call
+
+
+def answers(result: Result) -> list[str]:
+    return [line for line in result.stdout.splitlines() if line]
+
+
+def test_regenerating_and_going_back(talk: Any) -> None:
+    result, _ = talk("One", "/regen", "Two", "/undo", "/edit Uno")
+    first, second, _, edited = answers(result)
+    assert first != second
+    assert edited != second
+    assert "taken back: Two" in result.stderr
+    again, _ = talk("Uno")
+    assert answers(again) == [edited]
+
+
+def test_going_on_gives_what_would_have_come(talk: Any) -> None:
+    whole, _ = talk("One", flags=("--max-new-tokens", 16))
+    parts, _ = talk("One", "/continue")
+    assert "".join(answers(parts)) == "".join(answers(whole))
+
+
+def test_system_prompts(talk: Any) -> None:
+    result, _ = talk("/system", "/system Be kind.", "One", "/template", "/system -", "/template", "/reset", "/template")
+    assert "no system prompt\nsystem prompt: Be kind.\n" in result.stderr
+    assert "<|begin|>[system]Be kind.<|end|>[user]One<|end|>[assistant]\n" in result.stderr
+    assert "<|begin|>[user]One<|end|>[assistant]\n" in result.stderr
+    assert result.stderr.count("[assistant]") == 2
+
+
+def test_saving_and_loading(talk: Any, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
+    assert "error: /save needs the name of a file" in result.stderr
+    assert f"1 turn from {path}" in result.stderr
+    assert "nothing was said yet\n" in result.stderr
+    assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr
+    assert " 0% of 512 tokens" in editor.facts[0]
+    assert " 6% of 512 tokens" in editor.facts[1]
+    resumed, _ = talk("/history", flags=("--continue",))
+    assert answers(result)[0] in resumed.stderr
+
+
+def test_settings(talk: Any) -> None:
+    lines = (
+        "/set temperature 0",
+        "/set top_k 5",
+        "/set top-k 0.5",
+        "/set nonsense 1",
+        "/set max-new-tokens 3",
+        "/set seed 7",
+        "/set thinking loud",
+        "/set markdown off",
+        "/set overflow stop",
+        "One",
+        "/params",
+    )
+    result, _ = talk(*lines)
+    for part in (
+        "error: top_k is 0.5, expected an integer",
+        "error: /set nonsense: expected one of temperature, top_k",
+        "error: thinking is 'loud'",
+        "temperature         0.0 (/set)",
+        "top_k               5 (/set)",
+        "seed                7\n",
+        "max_new_tokens      3\n",
+        "overflow            stop\n",
+    ):
+        assert part in result.stderr
+    assert len(answers(result)[0]) == 3
+
+
+def test_figures(talk: Any) -> None:
+    result, _ = talk("/stats", "One", "/stats", "/tokens")
+    assert "error: there was no answer yet" in result.stderr
+    assert "prompt 22 tokens, 0 kept, 22 computed" in result.stderr
+    assert "turn 1  8 in the answer: One\nall     30 of 512 (6%)" in result.stderr
+
+
+def test_errors_do_not_end_the_conversation(talk: Any) -> None:
+    result, _ = talk("/undo", "/regen", "/continue", "/copy-code", "/load", "/load none.json", "/what", "One")
+    assert result.stderr.count("error: ") == 7
+    assert len(answers(result)) == 1
+
+
+def test_help_names_every_command(talk: Any) -> None:
+    result, _ = talk("/help")
+    for name in ("/set NAME VALUE", "/copy-code", '"""', "Alt-Enter", "Ctrl-C"):
+        assert name in result.stderr
+
+
+def test_edit_brings_the_message_up(talk: Any) -> None:
+    result, editor = talk("One", "/edit", " more", "/history")
+    assert editor.drafts == ["", "", "/edit One", "", ""]
+    assert "[1]\nOne more\n" in result.stderr
+
+
+def test_leaving(talk: Any) -> None:
+    result, editor = talk(KeyboardInterrupt, "One", KeyboardInterrupt, KeyboardInterrupt, "never")
+    assert (len(answers(result)), editor.lines) == (1, ["never"])
+    _, editor = talk("/quit", "never")
+    assert editor.lines == ["never"]
+
+
+def test_code_blocks() -> None:
+    text = "a\n```python\nx = 1\n\ny\n```\nb\n~~~\nlast\n~~~\n"
+    assert [match[1] for match in CODE_BLOCK.findall(text)] == ["x = 1\n\ny\n", "last\n"]
+
+
+def test_markdown_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from llmcli.cli.chat_session.markdown import MarkdownWriter
+
+    monkeypatch.setenv("COLUMNS", "60")
+    text = "# Title\n\nSome *words*\nhere.\n\n1. one\n2. two\n   - deep\n\n```python\nx = 1\n\n    y = 2\n```\n\n"
+    text += "| a | b |\n|---|---|\n| 1 | 2 |\nEnd"
+    writer = MarkdownWriter()
+    for position in range(0, len(text), 3):
+        writer.write(text[position : position + 3])
+    seen = capsys.readouterr().out
+    assert "End" not in seen
+    assert "x = 1" in seen
+    writer.close()
+    shown = seen + capsys.readouterr().out
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert "Some words here." in lines
+    assert "    y = 2" in lines
+    assert any(line.split() == ["1", "2"] for line in lines)
+    assert [line.strip() for line in lines if line.strip() in ("1 one", "2 two", "• deep", "End")] == [
+        "1 one",
+        "2 two",
+        "• deep",
+        "End",
+    ]

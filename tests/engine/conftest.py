@@ -1,0 +1,104 @@
+"""Tokenizers with chat templates: a tiny one made here, and the real ones where the shared folder is present."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import transformers
+from scripted_chat import ChatModel
+from tiny_models import write_byte_tokenizer
+
+from llmcli.tokenizer.chat_template import PLAIN, PLAIN_SOURCE, load_chat_template
+from llmcli.tokenizer.load import load_tokenizer
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+LLAMA2_TEMPLATE = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+TINY_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+# Name: tokenizer folder and file, template, tokens.
+REAL = {
+    "llama2": ("llama2/tokenizer.model", None, {"bos_token": "<s>", "eos_token": "</s>"}),
+    "plain llama2": ("llama2/tokenizer.model", PLAIN, {"bos_token": "<s>", "eos_token": "</s>"}),
+    "plain llama3": (
+        "llama3/tokenizer.json",
+        PLAIN,
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "add_bos_token": True},
+    ),
+    "llama3.1": (
+        "llama3/tokenizer.json",
+        "meta-llama-Llama-3.1-8B-Instruct.jinja",
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+    ),
+    "qwen2.5": ("qwen2/tokenizer.json", "Qwen-Qwen2.5-7B-Instruct.jinja", {"eos_token": "<|im_end|>"}),
+    "qwen3": ("qwen2/tokenizer.json", "Qwen-Qwen3-0.6B.jinja", {"eos_token": "<|im_end|>"}),
+}
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ChatModel]]:
+    """Load a tokenizer with a template by name: one of REAL, or `tiny` with one token a byte."""
+    loaded: dict[str, ChatModel] = {}
+
+    def load(name: str) -> ChatModel:
+        if name not in loaded:
+            folder = tmp_path_factory.mktemp(name)
+            if name == "tiny":
+                write_byte_tokenizer(folder)
+                (folder / "chat_template.jinja").write_text(TINY_TEMPLATE)
+            else:
+                file, template, tokens = REAL[name]
+                source = SHARED / "tokenizers" / file
+                template_source = SHARED / "chat_templates" / template if template not in (None, PLAIN) else None
+                if not source.is_file() or (template_source and not template_source.is_file()):
+                    pytest.skip(f"tokenizers/{file} or its template is not in a folder `shared` beside the project")
+                (folder / source.name).symlink_to(source)
+                text = PLAIN_SOURCE if template == PLAIN else LLAMA2_TEMPLATE
+                text = template_source.read_text() if template_source else text
+                (folder / "chat_template.jinja").write_text(text)
+                (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+            tokenizer = load_tokenizer(folder)
+            choice = PLAIN if name.startswith(PLAIN) else None
+            loaded[name] = ChatModel(folder, tokenizer, load_chat_template(folder, tokenizer, choice))
+        return loaded[name]
+
+    yield load
+    for model in loaded.values():
+        model.template.close()
+
+
+@pytest.fixture(scope="session")
+def reference_ids(chat_model: Callable[[str], ChatModel]) -> Callable[..., list[int]]:
+    """The ids that transformers gives a conversation from scratch."""
+    loaded: dict[str, transformers.PreTrainedTokenizerBase] = {}
+
+    def encode(name: str, messages: list[dict]) -> list[int]:
+        folder = chat_model(name).folder
+        if name not in loaded:
+            if (folder / "tokenizer.json").exists():
+                config = json.loads((folder / "tokenizer_config.json").read_text())
+                file = str(folder / "tokenizer.json")
+                loaded[name] = transformers.PreTrainedTokenizerFast(tokenizer_file=file, **config)
+            else:
+                loaded[name] = transformers.LlamaTokenizer.from_pretrained(folder, legacy=False)
+        template = (folder / "chat_template.jinja").read_text()
+        return list(
+            loaded[name].apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+        )
+
+    return encode
