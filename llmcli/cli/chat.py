@@ -66,7 +66,7 @@ class ChatOptions:
     @property
     def is_interactive(self) -> bool:
         """Whether someone types."""
-        return not self.messages and sys.stdin.isatty()
+        return not self.messages and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
 
     def begin(self) -> SavedConversation | None:
         """The conversation to go on with, None for a new one.
@@ -219,7 +219,7 @@ def chat(
         sampling=sampling,
         turn_end_token_ids=turn_end_token_ids,
         thinking=view,
-        is_markdown=markdown and sys.stdout.isatty(),
+        is_markdown=markdown,
         is_verbose=verbose,
         load_seconds=load_seconds,
         # A script must not take the place of what somebody talked about.

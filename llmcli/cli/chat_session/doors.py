@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,8 @@ def open_line_editor(history_path: Path | None) -> LineEditor:
 
 
 def open_writer(state: ChatSession) -> Writer:
-    """What shows the next answer on a terminal."""
-    if not state.is_markdown:
+    """What shows the next answer: Markdown is rendered only where stdout is a terminal."""
+    if not (state.is_markdown and sys.stdout.isatty()):
         return TextWriter()
     from llmcli.cli.chat_session.markdown import MarkdownWriter
 

@@ -12,8 +12,11 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.syntax import Syntax
 
+from llmcli.cli.terminal import terminal
+
 FENCE = re.compile(r"\s{0,3}(```+|~~~+)\s*([\w+#.-]*)")
 ITEM = re.compile(r"(\s*)([-*+]|\d+[.)])\s")
+OUTER_BLANK_LINES = re.compile(r"\A([^\S\n]*\n)+|(\n[^\S\n]*)+\Z")
 STARTS_BLOCK = re.compile(r"\s{0,3}(#{1,6}\s|>|(\*\s*){3,}$|(-\s*){3,}$|(_\s*){3,}$)")
 
 
@@ -71,7 +74,10 @@ class MarkdownWriter:
         item = ITEM.match(self._block[0])
         indent = len(item[1].expandtabs(4)) if item else 0
         text = "\n".join(line[len(item[1]) :] if item else line for line in self._block)
-        self._console.print(Padding(Markdown(text), (0, 0, 0, indent), expand=False))
+        with self._console.capture() as drawn:
+            self._console.print(Padding(Markdown(text), (0, 0, 0, indent), expand=False))
+        # Lists and headings bring blank lines of their own; here those of the text count.
+        terminal.write(f"{OUTER_BLANK_LINES.sub('', drawn.get())}\n")
         self._block = []
         self._is_blank = False
 

@@ -16,8 +16,10 @@ from llmcli.errors import UsageError
 def read_messages() -> Iterator[str]:
     """The messages on standard input, as they come: a line each, or several lines between triple quotes.
 
-    Raises: UsageError if it is not UTF-8 text, or a block does not end.
+    Raises: UsageError if it is closed or not UTF-8 text, or if a block does not end.
     """
+    if sys.stdin is None:  # the caller closed it
+        raise UsageError("no message: standard input is closed; give --message TEXT")
     text = ""
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Protocol
 
 from llmcli.cli.chat_session.state import Thinking
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import has_color, terminal
 from llmcli.engine.chat_events import TurnStarted
 from llmcli.engine.events import PrefillProgress
 from llmcli.engine.reasoning import Piece
@@ -63,7 +62,7 @@ class View:
         self._has_status = False
         self._num_to_compute = 0
         self._thinking_since: float | None = None
-        self._is_dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        self._is_dim = has_color(sys.stderr)
 
     def start(self, event: TurnStarted) -> None:
         """Take the size of the prompt."""
