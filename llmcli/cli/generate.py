@@ -178,6 +178,7 @@ def generate(
     terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
     facts = RunFacts(
         model=model,
+        name=session.name,
         prompt=text,
         prompt_token_ids=encoded.token_ids,
         sampling=sampling,

@@ -51,6 +51,7 @@ def make_facts(
 ) -> RunFacts:
     return RunFacts(
         model="models/tiny",
+        name="models/tiny",
         prompt=prompt,
         prompt_token_ids=prompt_token_ids,
         sampling=resolve({"temperature": 1.0, "top_p": 1.0, **params}, {}, "", {}),

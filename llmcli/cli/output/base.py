@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run, before its first token. Samples are indices from 0; people see them numbered from 1."""
+    """A run, before its first token. Samples are indices from 0; people see them numbered from 1.
+
+    `model` is the folder or hub id as it was given, `name` what people call it.
+    """
 
     model: str
+    name: str
     prompt: str
     prompt_token_ids: tuple[int, ...]
     sampling: ResolvedSampling

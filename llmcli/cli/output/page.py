@@ -84,12 +84,12 @@ def render_page(facts: RunFacts, samples: Sequence[PageSample]) -> str:
     )
     title = " ".join(facts.prompt.split())[:60]
     return skeleton.substitute(
-        title=_text(f"{title} · {facts.model}" if title else facts.model),
+        title=_text(f"{title} · {facts.name}" if title else facts.name),
         style=style,
         style_hash=_content_hash(style),
         script=script,
         script_hash=_content_hash(script),
-        model=_text(facts.model),
+        model=_text(facts.name),
         summary=_text(_summary(facts)),
         settings="".join(_settings_rows(facts)),
         legend="".join(f'<li class="l{level}">{name}</li>' for level, name in enumerate(level_names())),
