@@ -1,7 +1,7 @@
 """Writes the training data: documents told, encoded and packed into rows of 1,024 tokens, by many processes.
 
-A row is uint16: the low 15 bits are the token id, the high bit says that the loss leaves this token out. A document
-is never cut: rows are filled first-fit from a buffer and padded at the end.
+A row is uint16: the low 15 bits are the token id, the high bit says that the loss leaves this token out. A row begins
+with the beginning of a document; the last document of a row is cut, since a beginning can be learned without its end.
 """
 
 from __future__ import annotations
@@ -24,27 +24,21 @@ _BUFFER_DOCUMENTS = 400
 
 
 def _pack(encoded: list[np.ndarray]) -> np.ndarray:
-    """Pack documents into rows, longest first, each into the fullest row that still has room.
+    """Pack documents into rows in their order; what does not fit at the end of a row is left out.
 
     Shapes: result [num_rows, 1024] uint16.
     """
-    rows: list[list[np.ndarray]] = []
-    by_room: list[list[int]] = [[] for _ in range(ROW_TOKENS + 1)]
-    for document in sorted(encoded, key=len, reverse=True):
-        size = len(document)
-        room = next((room for room in range(size, ROW_TOKENS + 1) if by_room[room]), None)
-        if room is None:
-            rows.append([])
-            index, room = len(rows) - 1, ROW_TOKENS
-        else:
-            index = by_room[room].pop()
-        rows[index].append(document)
-        by_room[room - size].append(index)
-    packed = np.full((len(rows), ROW_TOKENS), SILENT, dtype=np.uint16)
-    for row, parts in zip(packed, rows, strict=True):
-        joined = np.concatenate(parts)
-        row[: len(joined)] = joined
-    return packed
+    rows: list[np.ndarray] = []
+    row, room = [], ROW_TOKENS
+    for document in encoded:
+        row.append(document[:room])
+        room -= len(row[-1])
+        if room == 0:
+            rows.append(np.concatenate(row))
+            row, room = [], ROW_TOKENS
+    if row:
+        rows.append(np.concatenate([*row, np.full(room, SILENT, dtype=np.uint16)]))
+    return np.stack(rows)
 
 
 def make_rows(tokenizer: Path, seed: int, shard: int, split: str, num_tokens: int) -> tuple[np.ndarray, int]:

@@ -79,7 +79,7 @@ _T = {
     )
 }
 # Questions that fit every plot.
-_GENERAL = [parse_question(line.removeprefix("q ")) for line in read_text("questions.txt").splitlines()]
+GENERAL_QUESTIONS = [parse_question(line.removeprefix("q ")) for line in read_text("questions.txt").splitlines()]
 
 
 def _untidy(random: Random, text: str) -> str:
@@ -94,7 +94,9 @@ def _untidy(random: Random, text: str) -> str:
 
 def phrase_request(random: Random, story: Story) -> str:
     """Ask for this very story, naming some of what is in it."""
-    story.values.update(ask=story.plot.ask, talekind=_T["talekind"])
+    # Somebody who is asked for must come up in the story.
+    others = [who for who in (story.facts["elder"], story.facts["friend"]) if who in story.text]
+    story.values.update(ask=story.plot.ask, talekind=_T["talekind"], other=others[0] if others else "a friend")
     return _untidy(random, story.values.fill(_T["story_request"], random.random))
 
 
@@ -116,7 +118,7 @@ def fact_turns(random: Random, story: Story) -> list[Turn]:
     low = story.text.lower()
     words = {word.removesuffix("'s") for word in _WORD.findall(low)}
     turns = []
-    for question in story.plot.questions + _GENERAL:
+    for question in story.plot.questions + GENERAL_QUESTIONS:
         key, value = question.key, story.facts.get(question.key, "")
         # A single word must stand there as a word; a phrase is unmistakable anyway.
         if not value or (value.lower() not in low if " " in value else value.lower() not in words):

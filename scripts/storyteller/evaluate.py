@@ -12,7 +12,8 @@ from random import Random
 from .checkers import Wish, has_phrase, is_right, judge_story
 from .dialogue import Turn, fact_turns, phrase_request, story_turn
 from .outside import OUTSIDE_REQUESTS
-from .overlap import shared_runs
+from .overlap import RUN_WORDS, masked_words, shared_runs
+from .retold import questions_about
 from .story import tell
 from .tellers import Message, Teller, checkpoint_teller, command_teller
 
@@ -52,6 +53,23 @@ def held_out_questions(num_questions: int, seed: int) -> list[tuple[list[Message
     return questions[:num_questions]
 
 
+def questions_about_own(records: list[dict[str, object]], seed: int) -> list[tuple[list[Message], Turn]]:
+    """Conversations that hold a story the teller told itself and end in a question that the story answers."""
+    random = Random(f"own/{seed}")
+    return [
+        (
+            [
+                {"role": "user", "content": str(record["request"])},
+                {"role": "assistant", "content": str(record["story"])},
+                {"role": "user", "content": turn.user},
+            ],
+            turn,
+        )
+        for record in records
+        for turn in questions_about(random, str(record["story"]), str(record["name"]), str(record["things"][0]))[:2]
+    ]
+
+
 def _share(verdicts: list[bool]) -> float:
     return round(100 * sum(verdicts) / max(1, len(verdicts)), 1)
 
@@ -65,6 +83,7 @@ def examine_stories(
         {
             "request": request,
             "story": reply.text,
+            "name": wish.name,
             "things": [wish.thing],
             **judge_story(reply.text, wish, reply.is_finished),
         }
@@ -124,6 +143,8 @@ def main() -> None:
     answer_figures, answers = examine_answers(
         teller, held_out_questions(arguments.questions, arguments.seed), arguments.seed
     )
+    own_figures, own_answers = examine_answers(teller, questions_about_own(stories, arguments.seed), arguments.seed)
+    figures |= {"right answers about its own story": own_figures["right answers"]}
     figures |= answer_figures | {f"outside the grammar: {check}": share for check, share in outside_figures.items()}
     if arguments.manifest:
         runs = shared_runs(
@@ -134,10 +155,22 @@ def main() -> None:
         for record, shared in zip(stories, runs, strict=True):
             record["shared_runs"] = shared
         figures["no shared run of 25 words"] = _share([not shared for shared in runs])
+        lengths = [len(masked_words(str(record["story"]), tuple(record["things"]))) for record in stories]
+        num_runs = sum(max(0, length - RUN_WORDS + 1) for length in lengths)
+        figures["runs of 25 words that are not shared"] = round(100 - 100 * sum(map(len, runs)) / max(1, num_runs), 2)
     for name, share in figures.items():
         print(f"{share:6.1f} %  {name}")
     arguments.out.write_text(
-        json.dumps({"figures": figures, "stories": stories, "outside": outside, "answers": answers}, indent=1)
+        json.dumps(
+            {
+                "figures": figures,
+                "stories": stories,
+                "outside": outside,
+                "answers": answers,
+                "own_answers": own_answers,
+            },
+            indent=1,
+        )  # fmt: skip
     )
 
 

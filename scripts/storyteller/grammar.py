@@ -7,14 +7,19 @@ A slot may carry a form: `{a_slot}` and `{the_slot}` add an article, a capital f
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
+from math import log2
 
+# Pools of proper names: names are masked where texts are compared, so they make no text more surprising.
+_NAME_POOLS = ("of",)
 # Written with a vowel, spoken with a consonant, and the other way round.
 _CONSONANT_SOUND = ("uni", "use", "usu", "eu", "one", "ukulele")
 _VOWEL_SOUND = ("hour", "honest", "heir")
 
-Node = "str | Slot | tuple[list[Node], ...]"
-Sequence = list  # a rendered run of nodes
+Node = "str | Slot | Choice | tuple[list[Node]]"  # a pool is a tuple of its one sequence
+# What was chosen while rendering: after how many pieces of text, how surprising in bits, for which slot of the story.
+Mark = tuple[int, float, str]
 
 
 def with_article(phrase: str) -> str:
@@ -53,6 +58,17 @@ class Slot:
         return capitalise(value) if self.is_capital else value
 
 
+class Choice:
+    """Alternatives of equal weight, and how surprising each is: equal texts count as one."""
+
+    __slots__ = ("bits", "options")
+
+    def __init__(self, options: list[list], sources: list[str]) -> None:
+        self.options = options
+        counts = Counter(sources)
+        self.bits = [log2(len(sources) / counts[source]) for source in sources]
+
+
 class Pools:
     """Named sets of alternatives that any template may draw from with `{@name}`."""
 
@@ -78,8 +94,11 @@ class Pools:
                 raise ValueError(f"pool {name!r} is defined twice")
             merged[name] = rest.strip()
         for name, body in merged.items():
+            choice = self.parse(f"[{body}]")[0]
+            if name in _NAME_POOLS:
+                choice.bits = [0.0] * len(choice.bits)
             # The list is extended in place, so templates that were parsed before their pool see it too.
-            self.reference(name).append(self.parse(f"[{body}]")[0])
+            self.reference(name).append(choice)
 
     def names(self) -> list[str]:
         """Names of all pools, in the order they were first seen."""
@@ -124,11 +143,13 @@ class Pools:
                 sequence.append((self.reference(name[1:]),) if name.startswith("@") else Slot(name))
                 at = end + 1
             elif mark == "[":
-                choices = []
+                choices, sources = [], []
                 while text[at] != "]":
-                    choice, at = self._parse_sequence(text, at + 1, "|]")
+                    begin = at + 1
+                    choice, at = self._parse_sequence(text, begin, "|]")
                     choices.append(choice)
-                sequence.append(tuple(choices))
+                    sources.append(text[begin:at])
+                sequence.append(Choice(choices, sources))
                 at += 1
             else:
                 return sequence, at
@@ -140,35 +161,61 @@ class Pools:
 
 
 class Values(dict):
-    """Slot values of one story: strings, or parsed templates that are rendered anew at every mention."""
+    """Slot values of one story: strings, or parsed templates that are rendered anew at every mention.
+
+    `bits` says how surprising the value of a slot is, for the slots where that is known.
+    """
+
+    def __init__(self, *arguments: dict[str, str]) -> None:
+        super().__init__(*arguments)
+        self.bits: dict[str, float] = {}
 
     def fill(self, sequence: list, rand: Callable[[], float]) -> str:
         """Render a parsed template; `rand` gives floats in [0, 1)."""
-        out: list[str] = []
-        self._render(sequence, rand, out.append)
-        return "".join(out)
+        return self.trace(sequence, rand)[0]
 
-    def _render(self, sequence: list, rand: Callable[[], float], emit: Callable[[str], None]) -> None:
+    def trace(self, sequence: list, rand: Callable[[], float]) -> tuple[str, list[Mark]]:
+        """Render a parsed template and tell what was chosen, with offsets in characters."""
+        out: list[str] = []
+        marks: list[Mark] = []
+        self._render(sequence, rand, out, marks)
+        ends = [0]
+        for piece in out:
+            ends.append(ends[-1] + len(piece))
+        return "".join(out), [(ends[count], bits, slot) for count, bits, slot in marks]
+
+    def _render(self, sequence: list, rand: Callable[[], float], out: list[str], marks: list[Mark]) -> None:
         for node in sequence:
             kind = type(node)
             if kind is str:
-                emit(node)
+                out.append(node)
+            elif kind is Choice:
+                index = int(rand() * len(node.options))
+                self._render(node.options[index], rand, out, marks)
+                if node.bits[index]:
+                    marks.append((len(out), node.bits[index], ""))
             elif kind is tuple:
-                self._render(node[int(rand() * len(node))] if len(node) > 1 else node[0], rand, emit)
+                self._render(node[0], rand, out, marks)
             else:
-                value = self.get(node.key)
-                if value is None:
-                    value = self[node.name]
-                    if type(value) is list:
-                        value = node.shape(self.fill(value, rand))
-                    else:
-                        # Shaped strings stay the same within a story: remember them.
-                        value = self[node.key] = node.shape(value)
-                    emit(value)
-                elif type(value) is list:
-                    self._render(value, rand, emit)
-                else:
-                    emit(value)
+                self._render_slot(node, rand, out, marks)
+
+    def _render_slot(self, slot: Slot, rand: Callable[[], float], out: list[str], marks: list[Mark]) -> None:
+        value = self.get(slot.key)
+        if value is None:
+            value = self[slot.name]
+            if type(value) is str:
+                # Shaped strings stay the same within a story: remember them.
+                value = self[slot.key] = slot.shape(value)
+            else:
+                inner, inner_marks = self.trace(value, rand)
+                marks += [(len(out) + 1, bits, name) for _, bits, name in inner_marks]
+                value = slot.shape(inner)
+        if type(value) is str:
+            out.append(value)
+            if slot.name in self.bits:
+                marks.append((len(out), self.bits[slot.name], slot.name))
+        else:
+            self._render(value, rand, out, marks)
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -182,7 +229,7 @@ def slots_in(sequence: Iterable) -> set[str]:
     for node in sequence:
         if isinstance(node, Slot):
             found.add(node.name)
-        elif isinstance(node, tuple):
-            for choice in node:
+        elif isinstance(node, Choice):
+            for choice in node.options:
                 found |= slots_in(choice)
     return found

@@ -73,7 +73,7 @@ def _scan_shard(wanted: np.ndarray, seed: int, shard_and_size: tuple[int, int]) 
     hits: set[int] = set()
     for _ in range(num_documents):
         document, stories = document_with_stories(random, "train")
-        things = tuple(thing for story in stories for thing in (story.facts["thing"], story.facts["thing_full"]))
+        things = tuple(story.facts["thing"] for story in stories)
         for role, text in document:
             if role not in ("user", "system"):
                 hashes = run_hashes(masked_words(text, things))

@@ -19,6 +19,20 @@ _PLAIN_VERB = rf"(?:{'|'.join(_PLAIN_VERBS.split())})\b(?! not)"
 _STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLAIN_VERB + ")")
 _ENDS = re.compile(r"(?<=[a-z}\]])\.(?= |$)")
 
+# A noun takes an adjective where no other noun stands behind it, as in `the door handle`.
+_NO_COMPOUND = (
+    r"(?=[.,;!?|\]\"]| (?:of|in|on|at|and|with|was|that|to|by|for|from|under|behind|over|beside|until|opened|had|as)\b)"
+)
+_TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
+_LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
+_MANNER = "[||| {@softly}]"
+
+
+def _compile_looks() -> tuple[re.Pattern[str], dict[str, str]]:
+    looks = dict(line.split(": ") for line in read_text("adjectives.txt").splitlines())
+    nouns = "|".join(sorted(looks, key=len, reverse=True))
+    return re.compile(rf"\b([Tt]he|[Aa]) ({nouns}){_NO_COMPOUND}"), looks
+
 
 def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
     patterns, choices = [], []
@@ -31,6 +45,7 @@ def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
 
 
 _PATTERN, _CHOICES = _compile_synonyms()
+_NOUNS, _LOOKS = _compile_looks()
 
 
 def _is_narration(text: str, at: int) -> bool:
@@ -52,14 +67,24 @@ def loosen(text: str) -> str:
             right = "|".join(capitalise(choice) for choice in right.split("|"))
         return f"[{right}]"
 
+    def replace_tag(match: re.Match[str]) -> str:
+        who = "[{hero}|{hero}|{hero}|the {kind}|the {who}]" if match[2] == "hero" else f"{{{match[2]}}}"
+        return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{_MANNER}"
+
+    def add_look(match: re.Match[str]) -> str:
+        looks = _LOOKS[match[2]].split("|")
+        return f"{match[1]} [{'|' * len(looks)}{' |'.join(looks)} ]{match[2]}"
+
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
             return match.group()
         if match.group(2) == "{He}":
-            return "[{He}|{He}|{He}|The {kind}|{@lead} {he}|{@lead} {hero}] "
-        return "[{hero}|{hero}|The {kind}|{@lead} {hero}] "
+            return "[{He}|{He}|{He}|The {kind}|{The_who}|{@lead} {he}|{@lead} {hero}] "
+        return "[{hero}|{hero}|The {kind}|{The_who}|{@lead} {hero}] "
 
     def replace_end(match: re.Match[str]) -> str:
         return "[.|.|.|.|.|.|{@tail}.]" if _is_narration(match.string, match.start()) else "."
 
-    return _PATTERN.sub(replace_word, _ENDS.sub(replace_end, _STARTS.sub(replace_start, text)))
+    text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(rf"\1{_MANNER}", text))
+    text = _STARTS.sub(replace_start, text)
+    return _NOUNS.sub(add_look, _PATTERN.sub(replace_word, _ENDS.sub(replace_end, text)))

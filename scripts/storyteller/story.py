@@ -19,6 +19,7 @@ from .creatures import (
 )
 from .grammar import Values, with_article
 from .names import choose_name
+from .page import Page
 from .phrases import POOLS
 from .plots import PLOTS, Plot
 from .things import choose_thing
@@ -35,6 +36,7 @@ _CLOSE = POOLS.parse("{@close}")
 _LAST = POOLS.parse("{@last}")
 _HOMES = {True: POOLS.parse("{@home}"), False: POOLS.parse("{@den}")}
 _SCENERY = {name: POOLS.parse(f"{{@{name}}}") for name in ("out", "night", "in")}
+_ASIDE = POOLS.parse("{@aside}")
 _SENTENCE_END = re.compile(r'(?<=[.!?]) +(?=["A-Z])|(?<=[.!?]") +(?=["A-Z])|\n+')
 # Pools are drawn after an article is written, so the article is set right at the end.
 _ARTICLE = re.compile(r"\b([Aa])(?: (?=[aeiou])(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))")
@@ -163,36 +165,36 @@ def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str
         ),
     )
     facts["home"] = values["home"]
+    values.bits.update(kind=7, kinds=7, trait=6, who=13, friendkind=7, friendkinds=7, helper=11, feel=5, home=12,
+                       newthing=6, hands=1.5, feet=1.5)  # fmt: skip
     for key, template in plot.lets.items():
-        facts[key] = values[key] = fix_articles(values.fill(template, random.random))
+        text, marks = values.trace(template, random.random)
+        facts[key] = values[key] = fix_articles(text)
+        values.bits[key] = sum(bits for _, bits, _ in marks)
     return values, facts
 
 
 def _render(random: Random, plot: Plot, values: Values) -> str:
-    """Render frame and plot once."""
+    """Render frame and plot once, and add asides where the wording would be too much the same in every telling."""
     rand = random.random
-    opening = values.fill(_OPEN, rand)
+    page = Page()
+    page.add(*values.trace(_OPEN, rand))
     for middle in _MIDDLE:
         if rand() < 0.55:
-            opening += " " + values.fill(middle, rand)
-    paragraphs = [opening]
-    sentences: list[str] = []
+            page.add(*values.trace(middle, rand))
+    page.break_paragraph()
     for beat in plot.beats:
-        sentences.append(values.fill(beat.tellings[int(rand() * len(beat.tellings))], rand))
+        page.add(*values.trace(beat.tellings[int(rand() * len(beat.tellings))], rand))
         if beat.scenery and rand() < SCENERY_SHARE:
-            sentences.append(values.fill(_SCENERY[beat.scenery], rand))
+            page.add(*values.trace(_SCENERY[beat.scenery], rand))
         if beat.ends_paragraph:
-            paragraphs.append(" ".join(sentences))
-            sentences = []
-    paragraphs.append(" ".join(sentences))
-    closing = values.fill(_CLOSE, rand)
+            page.break_paragraph()
+    page.break_paragraph()
+    page.add(*values.trace(_CLOSE, rand))
     if rand() < 0.5:
-        closing += " " + values.fill(_LAST, rand)
-    paragraphs.append(closing)
-    text = "\n\n".join(paragraphs)
-    while "  " in text:
-        text = text.replace("  ", " ")
-    return fix_articles(text.replace(" \n", "\n"))
+        page.add(*values.trace(_LAST, rand))
+    page.enrich(lambda: values.trace(_ASIDE, rand))
+    return fix_articles(page.text())
 
 
 def tell(random: Random, split: str = "train", plot: Plot | None = None) -> Story:

@@ -32,6 +32,8 @@ _CACHE_LIMIT = 200_000
 
 
 def _training_text(num_documents: int) -> Iterator[str]:
+    # Every required character must be seen, or some versions of the trainer give up.
+    yield string.ascii_letters + string.digits + string.punctuation
     for document in islice(documents(seed=0, shard=1_000_000), num_documents):
         for _, text in document:
             yield from (line for line in text.split("\n") if line)

@@ -173,6 +173,8 @@ def train(arguments: argparse.Namespace) -> float:
         trainer.load(checkpoint)
     pool = RowPool(arguments.data, trainer.device, arguments.seed + trainer.step)
     while not (len(pool.rows) and (arguments.data / "val.npy").exists()):
+        if time.time() > deadline:
+            raise SystemExit(f"no training data appeared in {arguments.data}")
         pool.take_new_shards()
         time.sleep(0.2)
     held_out = torch.from_numpy(np.load(arguments.data / "val.npy").view(np.int16)).to(trainer.device)

@@ -70,7 +70,7 @@ def test_hostile_names_and_settings_are_inert(tmp_path):
     facts = make_facts(TOKENIZER)
     sources = {**facts.sampling.sources, "temperature": "preset <b>"}
     sampling = type(facts.sampling)(facts.sampling.params, sources)
-    facts = type(facts)(**{**vars(facts), "model": "<i>\udcff", "sampling": sampling})
+    facts = type(facts)(**{**vars(facts), "name": "<i>\udcff", "sampling": sampling})
     root = write_page(tmp_path, [(0, 0.5)], facts)
     assert root.all("h1")[0].text == "<i>?"
     assert "preset <b>" in [cell.text for cell in root.all("td")]
