@@ -17,20 +17,22 @@ from llmcli.cli.options import (
     MODEL_PANEL,
     OUTPUT_PANEL,
     PROMPT_PANEL,
-    SAMPLING_PANEL,
     STOPPING_PANEL,
     ChatTemplateOption,
     ContextOption,
     DebugOption,
     DeviceOption,
     DtypeOption,
+    LogitBiasOption,
     PresetOption,
     QuietOption,
     SeedOption,
+    StopOption,
     SystemOption,
     ThreadsOption,
     sampling_options,
 )
+from llmcli.cli.prompt import checked_stop_strings
 from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import EncodedPrompt, RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
@@ -134,19 +136,9 @@ def chat(
             rich_help_panel=STOPPING_PANEL,
         ),
     ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
-    ] = None,
+    stop: StopOption = None,
     preset: PresetOption = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID=BIAS",
-            help="Add this to a token's logit, -inf bans it; repeatable.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
+    logit_bias: LogitBiasOption = None,
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
@@ -185,8 +177,7 @@ def chat(
     options = ChatOptions(resume, continue_, tuple(message or ()), json_)
     view, policy = thinking_view("--thinking", thinking), overflow_policy("--overflow", overflow)
     biases = parse_logit_bias(logit_bias or [])
-    if stop and "" in stop:
-        raise UsageError("--stop is empty, expected the text to stop at")
+    stop_strings = checked_stop_strings(stop)
     saved = options.begin()
     name = _model_name(model, model_flag, saved)
     conversation = saved.conversation if saved else Conversation()
@@ -212,7 +203,7 @@ def chat(
             sampler,
             conversation,
             max_new_tokens=max_new_tokens,
-            stop_strings=tuple(stop or ()),
+            stop_strings=stop_strings,
             overflow=policy,
         ),
         model=name,

@@ -28,7 +28,7 @@ COMMANDS = (
         "quantize",
         "quantize",
         "quantize",
-        "Quantize a model's linear layers to int8 or int4, in a form that transformers and vLLM load too.",
+        "Quantize a model's linear layers to int8 or int4, in a form that transformers loads too.",
     ),
     Command(
         "eval",

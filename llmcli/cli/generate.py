@@ -16,17 +16,19 @@ from llmcli.cli.options import (
     DebugOption,
     DeviceOption,
     DtypeOption,
+    LogitBiasOption,
     ModelOption,
     PresetOption,
     QuietOption,
     SeedOption,
+    StopOption,
     SystemOption,
     ThreadsOption,
     sampling_options,
 )
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.output.choice import OutputOptions, open_outputs
-from llmcli.cli.prompt import read_prompt, refuse_undecoded
+from llmcli.cli.prompt import checked_stop_strings, read_prompt, refuse_undecoded
 from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, RunnerOptions, open_session
 from llmcli.cli.terminal import terminal
@@ -66,10 +68,7 @@ def generate(
             rich_help_panel=STOPPING_PANEL,
         ),
     ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
-    ] = None,
+    stop: StopOption = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Never end the text by itself.", rich_help_panel=STOPPING_PANEL)
     ] = False,
@@ -96,14 +95,7 @@ def generate(
         ),
     ] = None,
     preset: PresetOption = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID=BIAS",
-            help="Add this to a token's logit, -inf bans it; repeatable.",
-            rich_help_panel=SAMPLING_PANEL,
-        ),
-    ] = None,
+    logit_bias: LogitBiasOption = None,
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
@@ -155,10 +147,7 @@ def generate(
     output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
     samples = _sample_indices(num_samples, only)
     biases = parse_logit_bias(logit_bias or [])
-    for stop_string in stop or ():
-        if not stop_string:
-            raise UsageError("--stop is empty, expected the text to stop at")
-        refuse_undecoded(stop_string, "--stop")
+    stop_strings = checked_stop_strings(stop)
     if system is not None:
         refuse_undecoded(system, "--system")
     if not chat and (system is not None or chat_template is not None):
@@ -194,7 +183,7 @@ def generate(
         sampler,
         samples=samples,
         max_new_tokens=new_tokens,
-        stop_strings=tuple(stop or ()),
+        stop_strings=stop_strings,
         num_alternatives=output_options.num_alternatives,
     )
     if output_options.shows_text:

@@ -96,6 +96,18 @@ SeedOption = Annotated[
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Stop before this text appears; repeatable.", rich_help_panel=STOPPING_PANEL),
+]
+LogitBiasOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS",
+        help="Add this to a token's logit, -inf bans it; repeatable.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
 QuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="No lines about the run.", callback=_set_quiet, rich_help_panel=OUTPUT_PANEL),

@@ -1,6 +1,7 @@
 """Where a prompt comes from: the argument, a file, or standard input."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from llmcli.errors import UsageError
@@ -27,6 +28,18 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     assert argument is not None
     refuse_undecoded(argument, "the prompt")
     return argument
+
+
+def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
+    """The values of --stop.
+
+    Raises: UsageError for one that is empty, or that no text can contain.
+    """
+    for flag in flags or ():
+        if not flag:
+            raise UsageError("--stop is empty, expected the text to stop at")
+        refuse_undecoded(flag, "--stop")
+    return tuple(flags or ())
 
 
 def refuse_undecoded(argument: str, what: str) -> None:

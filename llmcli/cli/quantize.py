@@ -63,7 +63,7 @@ def quantize(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Quantize a model's linear layers to int8 or int4, in a form that transformers and vLLM load too.
+    """Quantize a model's linear layers to int8 or int4, in a form that transformers loads too.
 
     A stopped run goes on where it was when the same command is given again.
 

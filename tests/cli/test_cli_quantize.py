@@ -184,3 +184,30 @@ def test_a_terminal_shows_a_bar(model: Path, tmp_path: Path) -> None:
     assert process.wait(60) == 0
     assert b"quantizing to" in seen
     assert b"down_proj: error" in seen
+
+
+def test_eval_goes_into_both_cards(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 9)
+    destination = tmp_path / "export"
+    result = llmcli("quantize", model, destination, "--eval", text)
+    assert result.exit_code == 0
+    arguments = ("eval", model, "--against", destination, "--file", text, "--json")
+    measured = json.loads(llmcli(*arguments).stdout)
+    card = json.loads((destination / "quantization.json").read_text())["evaluation"]
+    assert card["text"] == "text.txt"
+    assert card["perplexity_before"] == pytest.approx(measured["models"][0]["perplexity"])
+    assert card["perplexity_after"] == pytest.approx(measured["models"][1]["perplexity"])
+    assert card["mean_kl"] == pytest.approx(measured["mean_kl"])
+    assert card["top1_agreement"] == measured["top1_agreement"]
+    assert (
+        f"| {card['perplexity_before']:.4f} | {card['perplexity_after']:.4f} |"
+        in (destination / "README.md").read_text()
+    )
+    assert f"{card['perplexity_after']:.4f} now, on text.txt" in llmcli("info", destination).stdout
+
+
+def test_eval_of_a_missing_text_is_refused_before_any_work(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    result = llmcli("quantize", model, tmp_path / "export", "--eval", tmp_path / "none.txt")
+    result.expect_error(2, "none.txt cannot be read")
+    assert not (tmp_path / "export").exists()
