@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dequantize import dequantize_rows
 from safetensors import safe_open
 from tiny_models import write_tiny_llama
 
@@ -14,7 +15,6 @@ from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.quality import TensorQuality
-from llmcli.quantization.rounding import dequantize_rows
 from llmcli.quantization.schemes import WeightScheme
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}

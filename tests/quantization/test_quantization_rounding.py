@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from dequantize import dequantize_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmcli.quantization.floats import SMALLEST_NORMAL, STORED_AS, Array, narrow, round_up, widen
-from llmcli.quantization.rounding import QuantizedRows, dequantize_rows, quantize_rows
+from llmcli.quantization.rounding import QuantizedRows, quantize_rows
 from llmcli.quantization.schemes import WeightScheme
 
 # Relative rounding of each dtype: half a unit in the last place.
