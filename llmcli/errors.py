@@ -44,5 +44,9 @@ class DeviceError(LLMCliError):
     exit_code = 4
 
 
+class KernelCompileError(DeviceError):
+    """A kernel does not compile: the message names it, the architecture and the compiler's first error (exit 4)."""
+
+
 class InsufficientMemoryError(DeviceError):
     """The model and its KV cache do not fit; the message holds the figures and what would fit (exit 4)."""

@@ -1,7 +1,7 @@
 """Where files that are no Python code live: those that ship with the program, and the user's own.
 
-`kernels` and `configs` stand at the top of the source tree and travel inside the wheel under llmcli/resources. The
-environment variable LLMCLI_HOME moves all of the user's files into one folder.
+`kernels` and `configs` stand at the top of the source tree and travel inside the wheel under llmcli/resources, where
+the built-in model always lies. The environment variable LLMCLI_HOME moves all of the user's files into one folder.
 """
 
 import os
@@ -11,9 +11,11 @@ import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
 
+STORYTELLER = "storyteller"  # the built-in model: its folder, and its name on the command line
+
 
 def resource_folder(name: str) -> Path:
-    """The folder `kernels` or `configs`, from the installed package or from the source tree around it."""
+    """The folder `kernels`, `configs` or `storyteller`, from the package or from the source tree around it."""
     installed = _PACKAGE / "resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
@@ -31,6 +33,11 @@ def chat_folder() -> Path:
 def kernel_cache_folder() -> Path:
     """Where compiled kernels are kept; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "kernels"
+
+
+def bench_folder() -> Path:
+    """Where `llmcli bench` writes models of random weights; it need not exist, and may be deleted at any time."""
+    return _user_home(platformdirs.user_cache_path("llmcli")) / "bench"
 
 
 def _user_home(default: Path) -> Path:

@@ -5,6 +5,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv="$root/.venv"
 
 # wanted_extras EXTRA...: these, and the CUDA extra for the installed driver if there is one, separated by commas.
+# Tests compile the kernels also without a driver; two CuPy packages would overwrite each other, so never both extras.
 wanted_extras() {
     local version='' list
     if command -v nvidia-smi >/dev/null; then
@@ -14,6 +15,8 @@ wanted_extras() {
         set -- "$@" cuda13
     elif [ "${version:-0}" -eq 12 ]; then
         set -- "$@" cuda12
+    elif [[ " $* " == *" dev "* ]]; then
+        set -- "$@" compile
     fi
     list=$(printf ',%s' "$@")
     echo "${list#,}"

@@ -44,13 +44,25 @@ class _Rows:
 
 
 class Exporter:
-    """One export, by `plan`: `prepare`, which finds what an earlier run left, then `run`."""
+    """One export, by `plan`: `prepare`, which finds what an earlier run left, then `run`.
 
-    def __init__(self, plan: ExportPlan, destination: Path, source_name: str, *, replace: bool = False):
+    `open_reader` opens what the source's tensors are read from, where that is not their files.
+    """
+
+    def __init__(
+        self,
+        plan: ExportPlan,
+        destination: Path,
+        source_name: str,
+        *,
+        replace: bool = False,
+        open_reader: Callable[[], TensorReader] = TensorReader,
+    ):
         self.plan = plan
         self._destination = Path(os.path.abspath(destination))  # "." has no name, and a link must stay a link
         self._source_name = source_name
         self._replace = replace
+        self._open_reader = open_reader
 
     def prepare(self) -> ExportWorkspace:
         """Make the folder in which the export grows.
@@ -77,7 +89,8 @@ class Exporter:
         """
         plan = self.plan
         try:
-            _write_shards(plan, workspace, on_progress, on_tensor)
+            with self._open_reader() as reader:
+                _write_shards(plan, workspace, reader, on_progress, on_tensor)
             qualities = {
                 name: quality for shard in plan.shards for name, quality in workspace.finished[shard.file_name].items()
             }
@@ -93,11 +106,13 @@ class Exporter:
         return qualities
 
 
-def _write_shards(plan: ExportPlan, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor) -> None:
+def _write_shards(
+    plan: ExportPlan, workspace: ExportWorkspace, reader: TensorReader, on_progress: OnProgress, on_tensor: OnTensor
+) -> None:
     total = sum(shard.source_bytes for shard in plan.shards)
     done = 0
     num_threads = min(os.cpu_count() or 1, MAX_THREADS)
-    with ThreadPoolExecutor(num_threads) as pool, TensorReader() as reader:
+    with ThreadPoolExecutor(num_threads) as pool:
         for shard in plan.shards:
             if shard.file_name in workspace.finished:
                 done += shard.source_bytes

@@ -20,7 +20,7 @@ from llmcli.quantization.config import ConfigGroup, QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.quantization.vllm import vllm_concerns
 
-_CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _MAX_NAMED = 3
 
 
@@ -108,7 +108,7 @@ def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
     config_json = model.checkpoint.config_json
     if config_json.get("quantization_config") or config_json.get("compression_config"):
         raise CheckpointError(f"{model.checkpoint.folder} is quantized already; quantize the original model instead")
-    scale_dtype = _CONFIG_DTYPES.get(str(config_json.get("dtype") or config_json.get("torch_dtype")))
+    scale_dtype = CONFIG_DTYPES.get(str(config_json.get("dtype") or config_json.get("torch_dtype")))
     sources = dict(model.tensors.tensors)
     if options.head_bits is not None:
         sources.setdefault(HEAD, sources[EMBEDDING])

@@ -13,8 +13,8 @@ from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import (
-    MODEL_PANEL,
     OUTPUT_PANEL,
     PROMPT_PANEL,
     STOPPING_PANEL,
@@ -24,22 +24,25 @@ from llmcli.cli.options import (
     DeviceOption,
     DtypeOption,
     LogitBiasOption,
+    ModelArgument,
+    ModelOption,
     PresetOption,
     QuietOption,
     SeedOption,
     StopOption,
     SystemOption,
     ThreadsOption,
+    chosen_model,
     sampling_options,
 )
 from llmcli.cli.prompt import checked_stop_strings
 from llmcli.cli.sampler_flags import parse_logit_bias
-from llmcli.cli.session import EncodedPrompt, RunnerOptions, open_session
+from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
-from llmcli.resources import chat_folder
+from llmcli.resources import STORYTELLER, chat_folder
 
 CONVERSATION_PANEL = "Conversation"
 
@@ -92,14 +95,8 @@ def last_conversation_path() -> Path:
 @sampling_options
 def chat(
     sampling_flags: dict[str, float | int | None],
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Hugging Face folder, or hub id such as org/name.", show_default=False),
-    ] = None,
-    model_flag: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="The same as a flag.", rich_help_panel=MODEL_PANEL),
-    ] = None,
+    model: ModelArgument = None,
+    model_option: ModelOption = None,
     system: SystemOption = None,
     chat_template: ChatTemplateOption = None,
     message: Annotated[
@@ -142,7 +139,7 @@ def chat(
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Render Markdown on a terminal.", rich_help_panel=OUTPUT_PANEL)
@@ -179,7 +176,9 @@ def chat(
     biases = parse_logit_bias(logit_bias or [])
     stop_strings = checked_stop_strings(stop)
     saved = options.begin()
-    name = _model_name(model, model_flag, saved)
+    name = chosen_model(model, model_option)
+    if name is None and saved is not None:
+        name = saved.model
     conversation = saved.conversation if saved else Conversation()
     if system is not None:
         conversation = replace_system(conversation, system)
@@ -206,7 +205,7 @@ def chat(
             stop_strings=stop_strings,
             overflow=policy,
         ),
-        model=name,
+        model=name if name is not None else STORYTELLER,
         sampling=sampling,
         turn_end_token_ids=turn_end_token_ids,
         thinking=view,
@@ -227,13 +226,3 @@ def chat(
         converse(state, editor, lambda: open_writer(state))
     elif not answer_all(state, options.messages or read_messages(), as_json=json_):
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _model_name(argument: str | None, flag: str | None, saved: SavedConversation | None) -> str:
-    """The one model that is named, or else the one that the conversation was held with."""
-    if argument is not None and flag is not None:
-        raise UsageError("the model is given twice, as an argument and with --model; give it once")
-    name = argument if argument is not None else flag
-    if name is None and saved is None:
-        raise UsageError("no model; give a Hugging Face folder or a hub id, such as llmcli chat path/to/model")
-    return name if name is not None else saved.model if saved else ""

@@ -38,6 +38,18 @@ COMMANDS = (
     ),
     Command("diff", "diff", "diff", "Follow model A's likeliest text and ask model B about every token of it."),
     Command(
+        "plan",
+        "plan",
+        "plan",
+        "Say what memory a model takes and how fast it will be on this machine, before a weight is read.",
+    ),
+    Command(
+        "bench",
+        "bench",
+        "bench",
+        "Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.",
+    ),
+    Command(
         "info",
         "info",
         "info",

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import RunnerOptions, Session, model_folder, open_session
+from llmcli.cli.session import Session, model_folder, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.resources import resource_folder
@@ -47,8 +48,8 @@ def plan_removal(hub_id: HubId) -> Removal:
     return plan_removal(hub_id)
 
 
-def open_tokenizer(name: str) -> Tokenizer:
-    """Load the tokenizer of a model folder; the weights may be missing.
+def open_tokenizer(name: str | None) -> Tokenizer:
+    """Load the tokenizer of a model, named as for `model_folder`; the weights may be missing.
 
     Raises: CheckpointError and its subclasses.
     """
@@ -71,7 +72,7 @@ def read_presets() -> list[Preset]:
     return list_presets()
 
 
-def model_info(name: str, context: int | None) -> ModelInfo:
+def model_info(name: str | None, context: int | None) -> ModelInfo:
     """Facts about a model, for `info`."""
     from llmcli.measure.info import inspect_model
     from llmcli.tokenizer.chat_template import load_chat_template
@@ -155,7 +156,7 @@ def evaluate_export(source: str, destination: Path, text: str) -> None:
     content, name = read_evaluation_text(text)
     sessions = [open_session(source), open_session(str(destination))]
     window = sessions[0].resolve_context(None, EVALUATION_WINDOW)
-    options = RunnerOptions("auto", "float32", None)
+    options = RunnerOptions("auto", "auto", None)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None
     add_evaluation(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.deferred import diff_models, require_same_tokenizer
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, QuietOption, ThreadsOption
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import RunnerOptions, open_session
+from llmcli.cli.session import open_session
 from llmcli.cli.terminal import has_color, terminal
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -37,7 +38,7 @@ def diff(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     quiet: QuietOption = False,

@@ -7,16 +7,20 @@ from typing import Annotated
 import typer
 
 from llmcli.cli.deferred import evaluate_models, require_same_tokenizer
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import (
     MODEL_PANEL,
     DebugOption,
     DeviceOption,
     DtypeOption,
+    ModelArgument,
+    ModelOption,
     QuietOption,
     ThreadsOption,
+    chosen_model,
 )
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import RunnerOptions, open_session
+from llmcli.cli.session import open_session
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -24,7 +28,8 @@ DEFAULT_WINDOW = 2048
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder, or hub id such as org/name.")],
+    model: ModelArgument = None,
+    model_option: ModelOption = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", metavar="FILE", help="The text.", show_default="standard input"),
@@ -53,7 +58,7 @@ def evaluate(
         ),
     ] = None,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     quiet: QuietOption = False,
@@ -68,8 +73,9 @@ def evaluate(
     llmcli eval path/to/model --against path/to/model-int8 --file text.txt --json
     """
     options = RunnerOptions(device, dtype, threads)
+    name = chosen_model(model, model_option)
     text = read_prompt(None, file)
-    sessions = [open_session(name) for name in (model, against) if name is not None]
+    sessions = [open_session(name)] + ([open_session(against)] if against is not None else [])
     if len(sessions) == 2:
         require_same_tokenizer(*sessions)
     window = min(session.resolve_context(context, DEFAULT_WINDOW) for session in sessions)

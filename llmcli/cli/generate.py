@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
@@ -30,16 +31,17 @@ from llmcli.cli.output.base import RunFacts
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.prompt import checked_stop_strings, read_prompt, refuse_undecoded
 from llmcli.cli.sampler_flags import parse_logit_bias
-from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, RunnerOptions, open_session
+from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
+from llmcli.resources import STORYTELLER
 
 
 @sampling_options
 def generate(
-    model: ModelOption,
     sampling_flags: dict[str, float | int | None],
+    model: ModelOption = None,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
     ] = None,
@@ -64,7 +66,7 @@ def generate(
             min=1,
             metavar="N",
             help="Stop after this many tokens.",
-            show_default=f"{DEFAULT_MAX_NEW_TOKENS}, or fewer where the context is full",
+            show_default=f"the model's, or {DEFAULT_MAX_NEW_TOKENS}, or fewer where the context is full",
             rich_help_panel=STOPPING_PANEL,
         ),
     ] = None,
@@ -99,7 +101,7 @@ def generate(
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
@@ -139,7 +141,7 @@ def generate(
 
     [bold]Examples[/bold]
 
-    llmcli generate "Once upon a time" --model path/to/model --preset story
+    llmcli generate "Once upon a time"
 
     llmcli generate --file chapter.txt -m path/to/model --temperature 0 --stop "THE END" --json
     """
@@ -163,10 +165,10 @@ def generate(
     run_seed = secrets.randbits(32) if seed is None else seed
     sampler = session.sampler(sampling.params, run_seed, encoded, ignore_eos=ignore_eos, logit_bias=biases)
 
-    runner, load_seconds = session.load_runner(runner_options, max_seq_len)
+    runner, load_seconds = session.load_runner(runner_options, max_seq_len, len(samples))
     terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
     facts = RunFacts(
-        model=model,
+        model=model if model is not None else STORYTELLER,
         name=session.name,
         prompt=text,
         prompt_token_ids=encoded.token_ids,

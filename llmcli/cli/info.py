@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.cli.deferred import model_info
-from llmcli.cli.options import ContextOption, DebugOption
+from llmcli.cli.options import ContextOption, DebugOption, ModelArgument, ModelOption, chosen_model
 from llmcli.cli.terminal import terminal
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder, or hub id such as org/name.")],
+    model: ModelArgument = None,
+    model_option: ModelOption = None,
     context: ContextOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     debug: DebugOption = False,
@@ -30,7 +31,7 @@ def info(
 
     llmcli info path/to/model --context 32768 --json
     """
-    facts = model_info(model, context)
+    facts = model_info(chosen_model(model, model_option), context)
     if json_:
         terminal.write_json(dataclasses.asdict(facts))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
 
 MODEL_PANEL = "Model"
@@ -25,15 +26,39 @@ def _set_debug(value: bool) -> None:
     terminal.is_debug = terminal.is_debug or value
 
 
+_MODEL_HELP = "Hugging Face folder, or hub id such as org/name."
+_MODEL_DEFAULT = "the built-in storyteller"
 ModelOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--model",
         "-m",
         metavar="MODEL",
-        help="Hugging Face folder, or hub id such as org/name.",
+        help=_MODEL_HELP,
+        show_default=_MODEL_DEFAULT,
         rich_help_panel=MODEL_PANEL,
     ),
+]
+# For commands about a model itself: chosen_model() joins it with ModelOption.
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT)]
+# For commands that also take a shape of which no weights are there.
+SubjectArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL|SHAPE",
+        help="Hugging Face folder, hub id, or a shape of configs/models such as Llama-2-7B.",
+        show_default=_MODEL_DEFAULT,
+    ),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="int8|int4|bf16", help="Of a SHAPE.", show_default="int8", rich_help_panel=MODEL_PANEL
+    ),
+]
+RowsOption = Annotated[
+    int,
+    typer.Option("--rows", min=1, max=8, metavar="N", help="Texts decoded side by side.", rich_help_panel=MODEL_PANEL),
 ]
 ContextOption = Annotated[
     int | None,
@@ -47,11 +72,16 @@ ContextOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto, cpu or cuda.", metavar="DEVICE", rich_help_panel=MODEL_PANEL)
+    str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", metavar="DEVICE", rich_help_panel=MODEL_PANEL)
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option("--dtype", help="CPU precision: float32 or bfloat16.", metavar="DTYPE", rich_help_panel=MODEL_PANEL),
+    typer.Option(
+        "--dtype",
+        help="float32, bfloat16 or (on CUDA) float16; auto is float32 on the CPU and the model's own type on CUDA.",
+        metavar="DTYPE",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 ThreadsOption = Annotated[
     int | None,
@@ -116,6 +146,16 @@ DebugOption = Annotated[
     bool,
     typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, rich_help_panel=OUTPUT_PANEL),
 ]
+
+
+def chosen_model(argument: str | None, option: str | None) -> str | None:
+    """The model that is named, as an argument or with --model; None for the built-in one.
+
+    Raises: UsageError if both are given.
+    """
+    if argument is not None and option is not None:
+        raise UsageError("the model is given twice, as an argument and with --model; give it once")
+    return argument if argument is not None else option
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.terminal import OnProgress, terminal
-from llmcli.errors import DeviceError, TokenizerError, UsageError
+from llmcli.errors import TokenizerError, UsageError
+from llmcli.resources import STORYTELLER, resource_folder
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
+    from llmcli.config.fields import Fields
+    from llmcli.config.llama import LlamaConfig
     from llmcli.engine.generation import Generation
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
@@ -32,32 +36,6 @@ DEFAULT_MAX_NEW_TOKENS = 256
 
 # What DRY does not look across, as in llama.cpp: line ends, and the punctuation of dialogue and lists.
 DRY_BREAKERS = (b"\n", b":", b'"', b"*")
-
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class RunnerOptions:
-    """How the model is to be run, as the flags say it."""
-
-    device: str
-    dtype: str
-    num_threads: int | None
-
-    def __post_init__(self) -> None:
-        """Refuse unknown names, and devices this version cannot use."""
-        if self.device not in DEVICES:
-            raise UsageError(f"--device is {self.device!r}, expected one of {', '.join(DEVICES)}")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
-        if self.device == "cuda":
-            raise DeviceError("--device cuda: this version has no CUDA runner yet; use --device cpu")
-
-    @property
-    def note(self) -> str:
-        """Why `auto` takes the device it takes."""
-        return " (this version has no CUDA runner yet)" if self.device == "auto" else ""
 
 
 @dataclass(frozen=True)
@@ -85,27 +63,23 @@ class Session:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Every end-of-sequence id that generation_config.json, config.json or the tokenizer names."""
+        ids = {*self._generation_config.token_ids("eos_token_id"), *self.model.config.eos_token_ids}
+        return frozenset(ids) | self.tokenizer.eos_token_ids
+
+    @property
+    def _generation_config(self) -> Fields:
+        """The model's own defaults for generation."""
         from llmcli.config.fields import Fields
 
-        folder = self.model.checkpoint.folder
-        generation_config = Fields(self.model.checkpoint.generation_config, str(folder / "generation_config.json"))
-        ids = {*generation_config.token_ids("eos_token_id"), *self.model.config.eos_token_ids}
-        return frozenset(ids) | self.tokenizer.eos_token_ids
+        checkpoint = self.model.checkpoint
+        return Fields(checkpoint.generation_config, str(checkpoint.folder / "generation_config.json"))
 
     def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
         """The context to allocate: the one requested, or the model's maximum up to a default.
 
         Raises: UsageError for more than the model's maximum.
         """
-        maximum = self.model.config.max_position_embeddings
-        if requested is None:
-            return min(maximum, default_maximum)
-        if requested > maximum:
-            raise UsageError(
-                f"--context {requested} is over the {maximum} tokens {self.name} was made for "
-                f"(max_position_embeddings); use --context {maximum} or less"
-            )
-        return requested
+        return resolve_context(self.model.config, self.name, requested, default_maximum)
 
     def encode_prompt(self, prompt: str) -> EncodedPrompt:
         """A raw text, with BOS as the model's tokenizer adds it.
@@ -160,14 +134,16 @@ class Session:
     def resolve_max_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
         """How many tokens to generate; None is until the context is full, where that comes before the default.
 
-        An explicit number must fit.
+        The default is max_new_tokens of generation_config.json, or ours. An explicit number must fit.
 
-        Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context.
+        Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
+        if the model's default is no positive number.
         """
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
-            if room >= DEFAULT_MAX_NEW_TOKENS:
-                return DEFAULT_MAX_NEW_TOKENS
+            default = self._generation_config.positive_int("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+            if room >= default:
+                return default
             terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
             return None
         new_tokens = 1 if requested is None else requested
@@ -186,22 +162,17 @@ class Session:
             f"over the context of {context}; {remedy}"
         )
 
-    def load_runner(self, options: RunnerOptions, context: int) -> tuple[Runner, float]:
-        """Read the weights; return the runner and the seconds it took, torch's import included."""
+    def load_runner(self, options: RunnerOptions, context: int, num_samples: int = 1) -> tuple[Runner, float]:
+        """Read the weights; return the runner and the seconds it took, the import of its library included.
+
+        A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
+        """
         start_time = time.perf_counter()
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
         with terminal.progress(f"loading {self.name}") as on_progress:
-            from llmcli.runners.torch.load import load
-
-            runner = load(
-                self.model,
-                max_seq_len=context,
-                dtype=options.dtype,
-                num_threads=options.num_threads,
-                on_progress=on_progress,
-            )
+            runner = load_runner(self.model, options, context, num_samples, on_progress)
         return runner, time.perf_counter() - start_time
 
     def sampler(
@@ -266,8 +237,23 @@ class Session:
         return Generation(runner, self.tokenizer, request)
 
 
-def open_session(name: str) -> Session:
-    """Check a model, given by folder or hub id, and load its tokenizer; what the cache lacks is downloaded first.
+def resolve_context(
+    config: LlamaConfig, name: str, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT
+) -> int:
+    """As `Session.resolve_context`, for a model of which only the config is needed."""
+    maximum = config.max_position_embeddings
+    if requested is None:
+        return min(maximum, default_maximum)
+    if requested > maximum:
+        raise UsageError(
+            f"--context {requested} is over the {maximum} tokens {name} was made for "
+            f"(max_position_embeddings); use --context {maximum} or less"
+        )
+    return requested
+
+
+def open_session(name: str | None) -> Session:
+    """Check a model, named as for `model_folder`, and load its tokenizer; what the cache lacks is downloaded first.
 
     Raises: CheckpointError and its subclasses.
     """
@@ -275,17 +261,23 @@ def open_session(name: str) -> Session:
     from llmcli.tokenizer.load import load_tokenizer
 
     folder = model_folder(name)
-    shown_name = name if find_hub_id(name) else folder.resolve().name
+    shown_name = name if name is not None and find_hub_id(name) else folder.resolve().name
     return Session(open_model(folder), load_tokenizer(folder), shown_name)
 
 
-def model_folder(name: str) -> Path:
+def model_folder(name: str | None) -> Path:
     """The folder of a model given by folder or hub id; a folder is not looked at.
 
+    None is the built-in model, which a line says. `storyteller` names it too, if there is no such folder here.
     Raises: CheckpointError and its subclasses.
     """
+    if name is None:
+        terminal.info("no model given: this is the built-in storyteller, a small demonstration; --model takes another")
+        return resource_folder(STORYTELLER)
     if not name:
         raise UsageError("the model's name is empty; give a folder or a hub id")
+    if name == STORYTELLER and not Path(name).exists():
+        return resource_folder(STORYTELLER)
     return fetch_model(name) if find_hub_id(name) else Path(name)
 
 

@@ -15,7 +15,7 @@ MAX_DIGITS = 20
 
 
 def tokenize(
-    model: ModelOption,
+    model: ModelOption = None,
     text: Annotated[
         str | None, typer.Argument(help="Text; `-` or none reads standard input.", show_default=False)
     ] = None,

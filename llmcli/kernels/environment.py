@@ -4,6 +4,7 @@ The driver is asked through its own library, so that a card is seen even where C
 """
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
@@ -12,12 +13,21 @@ from importlib import metadata
 from pathlib import Path
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
+MIN_CUDA_VERSION = (12, 0)
 
-_DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 _CUPY_NAMES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0")
+_NVRTC_NAMES = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
+
+# Where NVIDIA's packages for CUDA 12 keep what CuPy loads, in the order of their dependence.
+_CUDA12_LIBRARIES = (
+    "cuda_nvrtc/lib/libnvrtc.so.12",
+    "cublas/lib/libcublasLt.so.12",
+    "cublas/lib/libcublas.so.12",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Driver:
 def find_driver() -> Driver | None:
     """Ask the NVIDIA driver, or None if there is none on this machine."""
     try:
-        driver = ctypes.CDLL(_DRIVER_LIBRARY)
+        driver = ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:
         return None
     version = ctypes.c_int()
@@ -85,9 +95,30 @@ def cupy_distributions() -> dict[str, str]:
     return found
 
 
+def cupy_cuda_major() -> int:
+    """The CUDA that the installed CuPy is for; 13 without one."""
+    return 12 if "cupy-cuda12x" in cupy_distributions() else 13
+
+
+@functools.cache
+def prefer_libraries_of_cupy() -> None:
+    """Load the libraries of CUDA 12 for a CuPy that wants them, before it looks for them itself.
+
+    It would take those of CUDA 13 where both are installed, and torch's packages for Linux bring them.
+    """
+    if cupy_cuda_major() != 12:
+        return
+    for name in _CUDA12_LIBRARIES:
+        for folder in _nvidia_folders():
+            if (folder / name).is_file():
+                ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+                break
+
+
 def nvrtc_version() -> tuple[int, int] | str:
     """The version of the compiler library that CuPy finds, or why there is none."""
     try:
+        prefer_libraries_of_cupy()
         # Not at module level: without CuPy, this module still says what is missing.
         nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
         major, minor = nvrtc.getVersion()
@@ -96,10 +127,30 @@ def nvrtc_version() -> tuple[int, int] | str:
     return major, minor
 
 
+def compiler_identity() -> str:
+    """The compiler's version to the last digit where a package brought it, else as it says; "" without one.
+
+    The package is asked first, since loading the library takes ten times as long.
+    """
+    try:
+        return metadata.version(_NVRTC_NAMES[cupy_cuda_major()])
+    except metadata.PackageNotFoundError:
+        version = nvrtc_version()
+    return "" if isinstance(version, str) else ".".join(map(str, version))
+
+
 def header_folder() -> Path | None:
     """The folder with the CUDA headers that kernels include, or None."""
     candidates = [Path(path) / "include" for name in ("CUDA_PATH", "CUDA_HOME") if (path := os.environ.get(name))]
-    for entry in sys.path:
-        candidates += sorted(Path(entry or ".").glob("nvidia/*/include"))
+    wants_13 = cupy_cuda_major() == 13
+    for folder in _nvidia_folders():
+        # Headers of another CUDA than the compiler's may not compile: they come last.
+        candidates += sorted(
+            folder.glob("*/include"), key=lambda path: ((path.parent.name == "cu13") != wants_13, path)
+        )
     candidates.append(Path("/usr/local/cuda/include"))
     return next((folder for folder in candidates if (folder / "cuda_fp16.h").is_file()), None)
+
+
+def _nvidia_folders() -> list[Path]:
+    return [folder for entry in sys.path if (folder := Path(entry or ".") / "nvidia").is_dir()]

@@ -10,7 +10,7 @@ from random import Random
 from .grammar import Values
 from .phrases import POOLS, read_text
 from .plots import Plot, parse_question
-from .story import Story, tell
+from .story import Story, tell, tell_ending
 
 SYSTEM_PROMPTS = (
     "You are a storyteller.",
@@ -156,7 +156,7 @@ def _yes_no_turn(random: Random, story: Story) -> Turn:
 def ending_turn(random: Random, story: Story) -> Turn:
     """Another ending for the story that was told."""
     fill = story.values.fill
-    ending = fill(random.choice(story.plot.endings), random.random)
+    ending = tell_ending(random, story)
     lead = fill(_T["ending_lead"], random.random) + " " if random.random() < 0.8 else ""
     return Turn("ending", _untidy(random, fill(_T["ending_request"], random.random)), lead + ending, story=story)
 

@@ -1,13 +1,19 @@
-"""Examines a storyteller on held-out requests and questions, and prints the figures of the model card."""
+"""Examines the storyteller on held-out requests and questions: prints a table, writes every text and verdict as JSON.
+
+The model is the shipped one unless another folder is named, run by llmcli's own engine on the CPU.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
+import os
+import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+
+from llmcli.resources import STORYTELLER, resource_folder
 
 from .checkers import Wish, has_phrase, is_right, judge_story
 from .dialogue import Turn, fact_turns, phrase_request, story_turn
@@ -15,7 +21,26 @@ from .outside import OUTSIDE_REQUESTS
 from .overlap import RUN_WORDS, masked_words, shared_runs
 from .retold import questions_about
 from .story import tell
-from .tellers import Message, Teller, checkpoint_teller, command_teller
+from .tellers import Message, PooledTeller, Teller
+
+HERE = Path(__file__).resolve().parent
+PRESET = "story"
+CHECKS = ("wish", "ended", "no repeats", "pronouns")
+SHOWN_KEYS = 10  # facts asked for at least this often have a figure of their own
+
+# Figure, what it means, what is wanted.
+CRITERIA = (
+    ("wish", "the name and the thing asked for appear", 95.0),
+    ("ended", "the story ends by itself", 95.0),
+    ("no repeats", "no sentence stands there twice", 95.0),
+    ("pronouns", "pronouns agree", 95.0),
+    ("right answers", "questions about held-out stories answered right", 85.0),
+    ("right answers about its own story", "questions about its own stories answered right", 85.0),
+    ("no shared run of 25 words", "stories without a run of 25 words that the training text has", 100.0),
+)
+
+Figures = dict[str, float]
+Records = list[dict[str, object]]
 
 
 def wish_of(turn: Turn) -> Wish:
@@ -40,6 +65,11 @@ def held_out_requests(num_stories: int, seed: int) -> list[tuple[str, Wish]]:
     return requests
 
 
+def _conversation(request: str, story: str, question: str) -> list[Message]:
+    texts = (("user", request), ("assistant", story), ("user", question))
+    return [{"role": role, "content": text} for role, text in texts]
+
+
 def held_out_questions(num_questions: int, seed: int) -> list[tuple[list[Message], Turn]]:
     """Conversations that hold a held-out story and end in a question whose answer stands in it."""
     random = Random(f"questions/{seed}")
@@ -47,26 +77,17 @@ def held_out_questions(num_questions: int, seed: int) -> list[tuple[list[Message
     while len(questions) < num_questions:
         story = tell(random, "test")
         request = phrase_request(random, story)
-        for turn in fact_turns(random, story)[:2]:
-            messages = [("user", request), ("assistant", story.text), ("user", turn.user)]
-            questions.append(([{"role": role, "content": text} for role, text in messages], turn))
+        questions += [(_conversation(request, story.text, turn.user), turn) for turn in fact_turns(random, story)[:2]]
     return questions[:num_questions]
 
 
-def questions_about_own(records: list[dict[str, object]], seed: int) -> list[tuple[list[Message], Turn]]:
+def questions_about_own(records: Records, seed: int) -> list[tuple[list[Message], Turn]]:
     """Conversations that hold a story the teller told itself and end in a question that the story answers."""
     random = Random(f"own/{seed}")
     return [
-        (
-            [
-                {"role": "user", "content": str(record["request"])},
-                {"role": "assistant", "content": str(record["story"])},
-                {"role": "user", "content": turn.user},
-            ],
-            turn,
-        )
+        (_conversation(str(record["request"]), str(record["story"]), turn.user), turn)
         for record in records
-        for turn in questions_about(random, str(record["story"]), str(record["name"]), str(record["things"][0]))[:2]
+        for turn in questions_about(random, str(record["story"]), str(record["name"]), str(record["thing"]))
     ]
 
 
@@ -74,31 +95,27 @@ def _share(verdicts: list[bool]) -> float:
     return round(100 * sum(verdicts) / max(1, len(verdicts)), 1)
 
 
-def examine_stories(
-    teller: Teller, requests: list[tuple[str, Wish]], seed: int
-) -> tuple[dict[str, float], list[dict[str, object]]]:
+def examine_stories(teller: Teller, requests: list[tuple[str, Wish]], seed: int) -> tuple[Figures, Records]:
     """Shares of stories that pass each check, and every story with its verdicts."""
     replies = teller([[{"role": "user", "content": request}] for request, _ in requests], seed)
-    records = [
+    records: Records = [
         {
             "request": request,
+            "seed": seed + index,
             "story": reply.text,
             "name": wish.name,
-            "things": [wish.thing],
+            "thing": wish.thing,
             **judge_story(reply.text, wish, reply.is_finished),
         }
-        for (request, wish), reply in zip(requests, replies, strict=True)
+        for index, ((request, wish), reply) in enumerate(zip(requests, replies, strict=True))
     ]
-    checks = ("wish", "ended", "no repeats", "pronouns")
-    return {check: _share([bool(record[check]) for record in records]) for check in checks}, records
+    return {check: _share([bool(record[check]) for record in records]) for check in CHECKS}, records
 
 
-def examine_answers(
-    teller: Teller, questions: list[tuple[list[Message], Turn]], seed: int
-) -> tuple[dict[str, float], list[dict[str, object]]]:
+def examine_answers(teller: Teller, questions: list[tuple[list[Message], Turn]], seed: int) -> tuple[Figures, Records]:
     """Share of right answers, in all and for each fact asked for often enough."""
     replies = teller([messages for messages, _ in questions], seed)
-    records = [
+    records: Records = [
         {
             "question": turn.user,
             "answer": reply.text,
@@ -110,68 +127,106 @@ def examine_answers(
     ]
     figures = {"right answers": _share([bool(record["right"]) for record in records])}
     for key, count in Counter(record["key"] for record in records).most_common():
-        if count >= 10:
-            figures[f"right answers: {key}"] = _share(
-                [bool(record["right"]) for record in records if record["key"] == key]
-            )
+        if count >= SHOWN_KEYS:
+            of_key = [bool(record["right"]) for record in records if record["key"] == key]
+            figures[f"right answers: {key}"] = _share(of_key)
     return figures, records
+
+
+def examine_runs(stories: Records, manifest: Path, workers: int) -> Figures:
+    """Share of stories that share no run of 25 words with the training text; the runs are noted in the records."""
+    texts = [(str(record["story"]), (str(record["thing"]),)) for record in stories]
+    runs = shared_runs(texts, manifest, workers)
+    for record, shared in zip(stories, runs, strict=True):
+        record["shared_runs"] = shared
+    num_runs = sum(max(0, len(masked_words(*text)) - RUN_WORDS + 1) for text in texts)
+    return {
+        "no shared run of 25 words": _share([not shared for shared in runs]),
+        "runs of 25 words that are not shared": round(100 - 100 * sum(map(len, runs)) / max(1, num_runs), 2),
+    }
+
+
+def examine(arguments: argparse.Namespace) -> dict[str, object]:
+    """All figures and every text."""
+    start = time.time()
+
+    def report(what: str) -> None:
+        print(f"{time.time() - start:5.0f} s  {what}", flush=True)
+
+    seed = arguments.seed
+    with PooledTeller(arguments.model, PRESET, arguments.workers) as teller:
+        figures, stories = examine_stories(teller, held_out_requests(arguments.stories, seed), seed)
+        report(f"{len(stories)} stories")
+        outside_figures, outside = examine_stories(teller, list(OUTSIDE_REQUESTS), seed)
+        report(f"{len(outside)} stories for requests that the grammar cannot emit")
+        answer_figures, answers = examine_answers(teller, held_out_questions(arguments.questions, seed), seed)
+        report(f"{len(answers)} answers about held-out stories")
+        own_figures, own_answers = examine_answers(teller, questions_about_own(stories, seed), seed)
+        report(f"{len(own_answers)} answers about its own stories")
+    figures |= {"right answers about its own story": own_figures["right answers"]}
+    num_documents = 0
+    if arguments.manifest:
+        figures |= examine_runs(stories, arguments.manifest, arguments.workers)
+        num_documents = sum(json.loads(arguments.manifest.read_text())["documents"])
+        report(f"{num_documents:,} training documents told again")
+    figures |= answer_figures | {f"outside the grammar: {check}": share for check, share in outside_figures.items()}
+    return {
+        "preset": PRESET,
+        "seed": seed,
+        "counts": {
+            "stories": len(stories),
+            "outside": len(outside),
+            "answers": len(answers),
+            "own answers": len(own_answers),
+            "training documents": num_documents,
+        },
+        "figures": figures,
+        "stories": stories,
+        "outside": outside,
+        "answers": answers,
+        "own_answers": own_answers,
+    }
+
+
+def print_table(figures: Figures) -> None:
+    """What was wanted, then the rest."""
+    wanted = {name: share for name, _, share in CRITERIA}
+    for name in [*(name for name in wanted if name in figures), *(name for name in figures if name not in wanted)]:
+        verdict = ("met" if figures[name] >= wanted[name] else "missed") if name in wanted else ""
+        goal = f"wanted {wanted[name]:5.1f} %  {verdict:<8}" if name in wanted else " " * 24
+        print(f"{figures[name]:6.1f} %  {goal}{name}")
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="scripts/storyteller/evaluate", description=__doc__)
+    parser.add_argument("--model", type=Path, default=resource_folder(STORYTELLER), help="a model folder")
+    parser.add_argument("--stories", type=int, default=200)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="of the first reply; the others count on")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "build" / "storyteller" / "evaluation.json")
+    parser.add_argument(
+        "--manifest", type=Path, default=HERE / "manifest.json",
+        help="of the training text, which is told again to look for shared runs of words",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip-runs", dest="manifest", action="store_const", const=None, help="do not look for shared runs"
+    )
+    arguments = parser.parse_args(words)
+    if arguments.manifest and not arguments.manifest.exists():
+        parser.error(f"{arguments.manifest} does not exist; --skip-runs does without it")
+    return arguments
 
 
 def main() -> None:
     """Examine, print the figures, and write them with every text."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--command", help="a command that answers a conversation, such as: llmcli generate --json")
-    source.add_argument("--checkpoint", type=Path, help="a checkpoint of the training")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.model, with --checkpoint")
-    parser.add_argument(
-        "--manifest", type=Path, help="manifest.json of the training data: look for shared runs of words"
-    )
-    parser.add_argument("--stories", type=int, default=200)
-    parser.add_argument("--questions", type=int, default=300)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    if arguments.command:
-        teller = command_teller(shlex.split(arguments.command))
-    else:
-        teller = checkpoint_teller(arguments.checkpoint, arguments.tokenizer)
-
-    figures, stories = examine_stories(teller, held_out_requests(arguments.stories, arguments.seed), arguments.seed)
-    outside_figures, outside = examine_stories(teller, list(OUTSIDE_REQUESTS), arguments.seed)
-    answer_figures, answers = examine_answers(
-        teller, held_out_questions(arguments.questions, arguments.seed), arguments.seed
-    )
-    own_figures, own_answers = examine_answers(teller, questions_about_own(stories, arguments.seed), arguments.seed)
-    figures |= {"right answers about its own story": own_figures["right answers"]}
-    figures |= answer_figures | {f"outside the grammar: {check}": share for check, share in outside_figures.items()}
-    if arguments.manifest:
-        runs = shared_runs(
-            [(str(record["story"]), tuple(record["things"])) for record in stories],
-            arguments.manifest,
-            arguments.workers,
-        )
-        for record, shared in zip(stories, runs, strict=True):
-            record["shared_runs"] = shared
-        figures["no shared run of 25 words"] = _share([not shared for shared in runs])
-        lengths = [len(masked_words(str(record["story"]), tuple(record["things"]))) for record in stories]
-        num_runs = sum(max(0, length - RUN_WORDS + 1) for length in lengths)
-        figures["runs of 25 words that are not shared"] = round(100 - 100 * sum(map(len, runs)) / max(1, num_runs), 2)
-    for name, share in figures.items():
-        print(f"{share:6.1f} %  {name}")
-    arguments.out.write_text(
-        json.dumps(
-            {
-                "figures": figures,
-                "stories": stories,
-                "outside": outside,
-                "answers": answers,
-                "own_answers": own_answers,
-            },
-            indent=1,
-        )  # fmt: skip
-    )
+    arguments = parse()
+    result = examine(arguments)
+    print_table(result["figures"])  # type: ignore[arg-type]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"every text: {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,28 @@
-"""Writes a trained checkpoint as a Hugging Face folder in bfloat16, with tokenizer, chat template and presets."""
+"""Writes trained weights as a Hugging Face folder in bfloat16, with tokenizer, chat template and sampling defaults."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from llmcli.resources import resource_folder
+
 from .tokenizer import BOS_ID, CHAT_TEMPLATE, END_ID, EOS_ID, MARKER_IDS, UNK_ID
+
+# Longer than any story, and leaves room for a request in 1,024 tokens.
+MAX_NEW_TOKENS = 900
+
+
+def _story_preset() -> dict[str, float]:
+    """What the story preset sets, by transformers' names, which are ours."""
+    return tomllib.loads((resource_folder("configs") / "story.toml").read_text())["sampling"]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -44,13 +55,13 @@ def _write_weights(folder: Path, weights: dict[str, torch.Tensor], max_file_mib:
         )
 
 
-def export(checkpoint: Path, tokenizer: Path, folder: Path, max_file_mib: float = 1024.0) -> None:
+def export(weights_file: Path, tokenizer: Path, folder: Path, max_file_mib: float = 1024.0) -> None:
     """Write the folder.
 
     Raises:
-        FileNotFoundError: there is no checkpoint or no tokenizer.
+        FileNotFoundError: there are no weights or no tokenizer.
     """
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = torch.load(weights_file, map_location="cpu", weights_only=True)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"model.{name}": weight.to(torch.bfloat16).contiguous() for name, weight in state["model"].items()}
     _write_weights(folder, weights, max_file_mib)
@@ -62,8 +73,8 @@ def export(checkpoint: Path, tokenizer: Path, folder: Path, max_file_mib: float 
         "rope_scaling": None, "dtype": "bfloat16", "torch_dtype": "bfloat16", "use_cache": True,
     })  # fmt: skip
     _write_json(folder / "generation_config.json", {
-        "bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, END_ID], "do_sample": True, "temperature": 0.8, "top_p": 0.95,
-        "max_new_tokens": 700,
+        "bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, END_ID], "do_sample": True, **_story_preset(),
+        "max_new_tokens": MAX_NEW_TOKENS,
     })  # fmt: skip
     added = {UNK_ID: "<unk>", BOS_ID: "<s>", EOS_ID: "</s>", **{index: marker for marker, index in MARKER_IDS.items()}}
     _write_json(folder / "tokenizer_config.json", {
@@ -82,14 +93,14 @@ def export(checkpoint: Path, tokenizer: Path, folder: Path, max_file_mib: float 
 def main() -> None:
     """Read the command line and export."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--max-file-mib", type=float, default=1024.0, help="split the weights into files of at most this size"
     )
     arguments = parser.parse_args()
-    export(arguments.checkpoint, arguments.tokenizer, arguments.out, arguments.max_file_mib)
+    export(arguments.weights, arguments.tokenizer, arguments.out, arguments.max_file_mib)
 
 
 if __name__ == "__main__":

@@ -163,12 +163,14 @@ class Pools:
 class Values(dict):
     """Slot values of one story: strings, or parsed templates that are rendered anew at every mention.
 
-    `bits` says how surprising the value of a slot is, for the slots where that is known.
+    `bits` says how surprising the value of a slot is, for the slots where that is known; `parts` names the slots whose
+    values another slot only puts together or bends.
     """
 
     def __init__(self, *arguments: dict[str, str]) -> None:
         super().__init__(*arguments)
         self.bits: dict[str, float] = {}
+        self.parts: dict[str, tuple[str, ...]] = {}
 
     def fill(self, sequence: list, rand: Callable[[], float]) -> str:
         """Render a parsed template; `rand` gives floats in [0, 1)."""
@@ -212,8 +214,9 @@ class Values(dict):
                 value = slot.shape(inner)
         if type(value) is str:
             out.append(value)
-            if slot.name in self.bits:
-                marks.append((len(out), self.bits[slot.name], slot.name))
+            for name in self.parts.get(slot.name, (slot.name,)):
+                if name in self.bits:
+                    marks.append((len(out), self.bits[name], name))
         else:
             self._render(value, rand, out, marks)
 

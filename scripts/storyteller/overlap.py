@@ -37,7 +37,9 @@ def masked_words(text: str, things: tuple[str, ...] = ()) -> list[str]:
         text = re.sub(rf"(?<![\w-]){re.escape(thing)}(?![\w-])", "thing", text, flags=re.IGNORECASE)
     names = set(_NAME.findall(text)) - _NOT_NAMES
     names |= {name.removesuffix("'s") for name in names}
-    return ["name" if word.removesuffix("'s") in names else word.lower() for word in _WORD.findall(text)]
+    words = ["name" if word.removesuffix("'s") in names else word.lower() for word in _WORD.findall(text)]
+    # A name of two words is one name.
+    return [word for word, before in zip(words, ["", *words], strict=False) if not word == before == "name"]
 
 
 @cache

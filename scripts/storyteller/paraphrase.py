@@ -17,21 +17,33 @@ _PLAIN_VERBS = (
 )
 _PLAIN_VERB = rf"(?:{'|'.join(_PLAIN_VERBS.split())})\b(?! not)"
 _STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLAIN_VERB + ")")
-_ENDS = re.compile(r"(?<=[a-z}\]])\.(?= |$)")
 
 # A noun takes an adjective where no other noun stands behind it, as in `the door handle`.
 _NO_COMPOUND = (
-    r"(?=[.,;!?|\]\"]| (?:of|in|on|at|and|with|was|that|to|by|for|from|under|behind|over|beside|until|opened|had|as)\b)"
+    r"(?=[.,;!?|\]\"]| (?:of|in|on|at|and|with|was|that|to|by|for|from|under|behind|over|beside|until|opened|had|as|"
+    r"but|were|again|so|or|if|would|could|did|before|after|against|across|through|just|not|which|who|he|she|they|\w+ed|into|"
+    r"out|up|down|like|where|when|while|went|came|stood|lay|said|till|too|there|than)\b)"
 )
+_OWNERS = r"the|an?|two|three|four|every|each|another|some|\w+'s|his|her|its|their|my|your|our|one|\{his\}"
+# A speaker is named with `said` or another word for it, wherever the plots say plainly `said`.
+_SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
-_MANNER = "[||| {@softly}]"
+_MANNER = "[|| {@softly}]"
 
 
 def _compile_looks() -> tuple[re.Pattern[str], dict[str, str]]:
-    looks = dict(line.split(": ") for line in read_text("adjectives.txt").splitlines())
-    nouns = "|".join(sorted(looks, key=len, reverse=True))
-    return re.compile(rf"\b([Tt]he|[Aa]) ({nouns}){_NO_COMPOUND}"), looks
+    """Which nouns take an adjective, and the pool of adjectives of each."""
+    pools = {}
+    for line in read_text("adjectives.txt").splitlines():
+        nouns, _, pool = line.partition(": ")
+        pools.update(dict.fromkeys(nouns.split(), pool))
+    nouns = "|".join(sorted(pools, key=len, reverse=True))
+    plurals = "|".join(noun for noun in pools if noun.endswith("s"))
+    return re.compile(
+        rf"\b(?:(?:{_OWNERS}) (?P<one>{nouns})|(?:with|of|from|and|in|on|many) (?P<more>{plurals})){_NO_COMPOUND}",
+        re.IGNORECASE,
+    ), pools
 
 
 def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
@@ -45,7 +57,8 @@ def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
 
 
 _PATTERN, _CHOICES = _compile_synonyms()
-_NOUNS, _LOOKS = _compile_looks()
+# Where an adjective fits, and the pool that each noun draws from.
+NOUNS, LOOKS = _compile_looks()
 
 
 def _is_narration(text: str, at: int) -> bool:
@@ -72,8 +85,8 @@ def loosen(text: str) -> str:
         return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{_MANNER}"
 
     def add_look(match: re.Match[str]) -> str:
-        looks = _LOOKS[match[2]].split("|")
-        return f"{match[1]} [{'|' * len(looks)}{' |'.join(looks)} ]{match[2]}"
+        noun = match["one"] or match["more"]
+        return f"{match[0][: -len(noun)]}[|||{{@{LOOKS[noun.lower()]}}} ]{noun}"
 
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
@@ -82,9 +95,7 @@ def loosen(text: str) -> str:
             return "[{He}|{He}|{He}|The {kind}|{The_who}|{@lead} {he}|{@lead} {hero}] "
         return "[{hero}|{hero}|The {kind}|{The_who}|{@lead} {hero}] "
 
-    def replace_end(match: re.Match[str]) -> str:
-        return "[.|.|.|.|.|.|{@tail}.]" if _is_narration(match.string, match.start()) else "."
-
+    text = _SAID.sub("{@said}", text)
     text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(rf"\1{_MANNER}", text))
     text = _STARTS.sub(replace_start, text)
-    return _NOUNS.sub(add_look, _PATTERN.sub(replace_word, _ENDS.sub(replace_end, text)))
+    return NOUNS.sub(add_look, _PATTERN.sub(replace_word, text))

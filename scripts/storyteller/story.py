@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from math import log2
 from random import Random
 
 from .creatures import (
     CHILD,
     FEELINGS,
     FOLK,
+    KINDS,
+    NUM_HELPERS,
     PRONOUNS,
     TRAITS,
     choose_elder,
@@ -17,18 +22,21 @@ from .creatures import (
     choose_kind,
     choose_pronoun,
 )
-from .grammar import Values, with_article
+from .grammar import Mark, Values, with_article
 from .names import choose_name
-from .page import Page
+from .page import COSTS, Page
+from .paraphrase import LOOKS
 from .phrases import POOLS
 from .plots import PLOTS, Plot
-from .things import choose_thing
+from .things import NUM_LOOKS, choose_thing
 
 # Copying is learned from names that no list could hold, so a large share of them is invented.
 INVENTED_NAMES = 0.45
 INVENTED_THINGS = 0.4
 INVENTED_KINDS = 0.06
-SCENERY_SHARE = 0.6
+MIDDLE_SHARE = 0.15
+LAST_SHARE = 0.25
+SCENERY_SHARE = 0.08
 
 _OPEN = POOLS.parse("{@open}")
 _MIDDLE = (POOLS.parse("{@traitbit}"), POOLS.parse("{@habit}"))
@@ -36,10 +44,12 @@ _CLOSE = POOLS.parse("{@close}")
 _LAST = POOLS.parse("{@last}")
 _HOMES = {True: POOLS.parse("{@home}"), False: POOLS.parse("{@den}")}
 _SCENERY = {name: POOLS.parse(f"{{@{name}}}") for name in ("out", "night", "in")}
-_ASIDE = POOLS.parse("{@aside}")
+_DETAILS = {name: POOLS.parse(f"{{@{name}}}") for name in (*COSTS, *set(LOOKS.values()))}
 _SENTENCE_END = re.compile(r'(?<=[.!?]) +(?=["A-Z])|(?<=[.!?]") +(?=["A-Z])|\n+')
 # Pools are drawn after an article is written, so the article is set right at the end.
-_ARTICLE = re.compile(r"\b([Aa])(?: (?=[aeiou])(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))")
+_ARTICLE = re.compile(
+    r"\b([Aa])(?: (?=[aeiou]|hour|honest|heir)(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))"
+)
 _IRREGULAR = {
     "mouse": "mice",
     "dormouse": "dormice",
@@ -142,6 +152,7 @@ def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str
     is_named = random.random() < 0.2
     facts["helper_name"] = helper_name if is_named else ""
     helper = facts["helper"]
+    home, home_marks = values.trace(_HOMES[body.lives_in_house], random.random)
     values.update(
         hero=name,
         helper_name=helper_name,
@@ -154,7 +165,7 @@ def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str
         asked=thing.full if random.random() < 0.5 else thing.noun,
         friend_full=f"{friend}, {with_article(friend_kind)}",
         friend_the=f"{friend} the {friend_kind}",
-        home=fix_articles(values.fill(_HOMES[body.lives_in_house], random.random)),
+        home=fix_articles(home),
         meet=f"{with_article(helper)} {random.choice(('called', 'named'))} {helper_name}"
         if is_named
         else with_article(helper),
@@ -165,8 +176,20 @@ def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str
         ),
     )
     facts["home"] = values["home"]
-    values.bits.update(kind=7, kinds=7, trait=6, who=13, friendkind=7, friendkinds=7, helper=11, feel=5, home=12,
-                       newthing=6, hands=1.5, feet=1.5)  # fmt: skip
+    values.bits.update(
+        kind=log2(len(KINDS)),
+        trait=log2(len(TRAITS)),
+        friendkind=log2(len(KINDS)),
+        helper=log2(NUM_HELPERS),
+        feel=log2(len(FEELINGS)),
+        home=sum(bits for _, bits, _ in home_marks),
+        newthing=log2(NUM_LOOKS),
+    )
+    # Other forms of a value tell no more than the value itself.
+    values.parts.update(
+        kinds=("kind",), who=("trait", "kind"), friendkinds=("friendkind",), friend_full=("friendkind",),
+        friend_the=("friendkind",), meet=("helper",),
+    )  # fmt: skip
     for key, template in plot.lets.items():
         text, marks = values.trace(template, random.random)
         facts[key] = values[key] = fix_articles(text)
@@ -174,13 +197,13 @@ def _cast(random: Random, plot: Plot, split: str) -> tuple[Values, dict[str, str
     return values, facts
 
 
-def _render(random: Random, plot: Plot, values: Values) -> str:
-    """Render frame and plot once, and add asides where the wording would be too much the same in every telling."""
+def _render(random: Random, plot: Plot, values: Values, fixed: Iterable[str]) -> Page:
+    """Render frame and plot once, and add details where the wording would be too much the same in every telling."""
     rand = random.random
     page = Page()
     page.add(*values.trace(_OPEN, rand))
     for middle in _MIDDLE:
-        if rand() < 0.55:
+        if rand() < MIDDLE_SHARE:
             page.add(*values.trace(middle, rand))
     page.break_paragraph()
     for beat in plot.beats:
@@ -191,10 +214,37 @@ def _render(random: Random, plot: Plot, values: Values) -> str:
             page.break_paragraph()
     page.break_paragraph()
     page.add(*values.trace(_CLOSE, rand))
-    if rand() < 0.5:
+    if rand() < LAST_SHARE:
         page.add(*values.trace(_LAST, rand))
-    page.enrich(lambda: values.trace(_ASIDE, rand))
+    page.enrich(partial(_detail, values, rand), fixed)
+    return page
+
+
+def _detail(values: Values, rand: Callable[[], float], kind: str) -> tuple[str, list[Mark]]:
+    """Tell a phrase of a kind, with the space that parts it from what follows."""
+    text, marks = values.trace(_DETAILS[kind], rand)
+    return (text if text[0] == "," else text + " "), marks
+
+
+def tell_ending(random: Random, story: Story) -> str:
+    """Tell another ending of a story."""
+    values, rand = story.values, random.random
+    page = Page()
+    page.add(*values.trace(random.choice(story.plot.endings), rand))
+    page.enrich(partial(_detail, values, rand), _fixed(story.plot, story.facts), opening_words=3)
     return fix_articles(page.text())
+
+
+def _fixed(plot: Plot, facts: dict[str, str]) -> set[str]:
+    """What may be asked about stays as it was chosen; a long saying need not, and is not asked for then."""
+    keys = (*plot.lets, "name", "friend", "helper_name", "thing", "thing_full", "home", "helper", "feel")
+    return {facts[key] for key in keys if len(facts[key]) > 2 and not (key == "saying" and len(facts[key]) > 45)}
+
+
+def write_page(random: Random, split: str, plot: Plot) -> Page:
+    """Write a story of a plot, and keep what was chosen."""
+    values, facts = _cast(random, plot, split)
+    return _render(random, plot, values, _fixed(plot, facts))
 
 
 def tell(random: Random, split: str = "train", plot: Plot | None = None) -> Story:
@@ -202,6 +252,6 @@ def tell(random: Random, split: str = "train", plot: Plot | None = None) -> Stor
     plot = plot or PLOTS[int(random.random() * len(PLOTS))]
     while True:
         values, facts = _cast(random, plot, split)
-        text = _render(random, plot, values)
+        text = fix_articles(_render(random, plot, values, _fixed(plot, facts)).text())
         if not repeated_sentences(text):
             return Story(plot.name, text, facts, values, plot)

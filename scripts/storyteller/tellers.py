@@ -1,17 +1,20 @@
-"""Adapters from a conversation to a reply: the seam between the evaluation and whatever generates the text."""
+"""The seam between the examination and what generates the text: conversations in, replies out, by llmcli's engine."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 
-import torch
-
-from .model import Llama, Shape
-from .tokenizer import BOS_ID, END_ID, EOS_ID, MARKER_IDS, Encoder
+from llmcli.cli.chat_session.doors import open_template
+from llmcli.cli.session import EncodedPrompt, RunnerOptions, open_session
+from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Finished
+from llmcli.tokenizer.chat_encoding import encode_chat
 
 Message = dict[str, str]
 
@@ -24,98 +27,70 @@ class Reply:
     is_finished: bool
 
 
-# Replies to conversations, in order; reply k of a seed is the same every time.
+# Replies to conversations, in order; reply k is drawn with the k-th seed from the given one on.
 Teller = Callable[[list[list[Message]], int], list[Reply]]
 
 
-def command_teller(command: list[str]) -> Teller:
-    """A teller that runs a command such as `llmcli generate --json`, the conversation as JSON on its input.
+class Voice:
+    """A model folder, loaded to answer as `llmcli generate --chat --device cpu` does, one thread."""
 
-    The command prints one JSON object with `text` and `finish_reason`.
-    """
+    def __init__(self, folder: Path, preset: str) -> None:
+        terminal.is_quiet = True
+        self.session = open_session(str(folder))
+        self.template, self.turn_end_token_ids = open_template(self.session, None)
+        self.params = self.session.resolve_sampling({}, preset).params
+        self.context = self.session.resolve_context(None)
+        options = RunnerOptions(device="cpu", dtype="float32", num_threads=1)
+        self.runner, _ = self.session.load_runner(options, self.context)
 
-    def tell(conversations: list[list[Message]], seed: int) -> list[Reply]:
-        replies = []
-        for index, messages in enumerate(conversations):
-            done = subprocess.run([*command, "--seed", str(seed + index)], input=json.dumps({"messages": messages}),
-                                  capture_output=True, text=True, check=True)  # fmt: skip
-            answer = json.loads(done.stdout)
-            replies.append(Reply(answer["text"].strip(), answer["finish_reason"] == "stop"))
-        return replies
+    def reply(self, messages: Sequence[Message], seed: int) -> Reply:
+        """Answer the last message."""
+        token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
+        prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
+        generation = self.session.generation(
+            self.runner,
+            prompt,
+            self.session.sampler(self.params, seed, prompt),
+            samples=(0,),
+            max_new_tokens=self.session.resolve_max_new_tokens(None, len(token_ids), self.context),
+            stop_strings=(),
+            num_alternatives=None,
+        )
+        (finished,) = (event for event in generation.events() if isinstance(event, Finished))
+        return Reply(finished.text, finished.finish_reason == "eos")
 
-    return tell
+
+@cache
+def _voice(folder: Path, preset: str) -> Voice:
+    """The voice of this process."""
+    return Voice(folder, preset)
 
 
-def checkpoint_teller(
-    checkpoint: Path,
-    tokenizer: Path,
-    temperature: float = 0.9,
-    top_p: float = 0.95,
-    min_p: float = 0.02,
-    repetition_penalty: float = 1.05,
-    max_new_tokens: int = 700,
-    max_rows: int = 256,
-) -> Teller:
-    """A teller over a checkpoint of the training, many conversations at once, with the settings of the story preset.
+def _reply_to_group(folder: Path, preset: str, group: list[tuple[list[Message], int]]) -> list[Reply]:
+    return [_voice(folder, preset).reply(messages, seed) for messages, seed in group]
 
-    There is no KV cache: on a GPU a batch of a few hundred stories takes seconds without.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    state = torch.load(checkpoint, map_location=device, weights_only=True)
-    shape = Shape(**state["shape"])
-    model = Llama(shape).to(device).eval()
-    model.load_state_dict(state["model"])
-    encoder = Encoder(tokenizer)
 
-    def prompt_ids(messages: list[Message]) -> list[int]:
-        ids = [BOS_ID]
-        for message in messages:
-            ids += [MARKER_IDS[f"<|{message['role']}|>"], *encoder.encode(message["content"]), END_ID]
-        return [*ids, MARKER_IDS["<|assistant|>"]]
+def _groups(conversations: list[list[Message]], seed: int) -> list[list[tuple[list[Message], int]]]:
+    """Conversations with their seeds, those that differ in the last message only together: their past is read once."""
+    seeded = [(messages, seed + index) for index, messages in enumerate(conversations)]
+    return [list(group) for _, group in groupby(seeded, key=lambda item: item[0][:-1] or item[1])]
 
-    @torch.no_grad()
-    def tell_rows(prompts: list[list[int]], seed: int) -> list[Reply]:
-        random = torch.Generator(device).manual_seed(seed)
-        lengths = torch.tensor([len(ids) for ids in prompts], device=device)
-        token_ids = torch.zeros(len(prompts), shape.max_position_embeddings, dtype=torch.int64, device=device)
-        for row, ids in enumerate(prompts):
-            token_ids[row, : len(ids)] = torch.tensor(ids)
-        is_open = torch.ones(len(prompts), dtype=torch.bool, device=device)
-        rows = torch.arange(len(prompts), device=device)
-        is_finished = torch.zeros_like(is_open)
-        seen = torch.zeros(len(prompts), shape.vocab_size, dtype=torch.bool, device=device)  # tokens to be penalised
-        for row, ids in enumerate(prompts):
-            seen[row, ids] = True
-        ends = lengths.clone()
-        for _ in range(max_new_tokens):
-            is_open &= ends < shape.max_position_embeddings
-            if not bool(is_open.any()):
-                break
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                logits = model(token_ids[:, : int(ends.max())])[rows, ends - 1].float()
-            weakened = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
-            logits = torch.where(seen, weakened, logits)
-            probabilities, order = torch.softmax(logits / temperature, -1).sort(-1, descending=True)
-            probabilities[probabilities.cumsum(-1) - probabilities > top_p] = 0
-            probabilities[probabilities < min_p * probabilities[:, :1]] = 0
-            picked = order.gather(1, torch.multinomial(probabilities, 1, generator=random))[:, 0]
-            token_ids[rows[is_open], ends[is_open]] = picked[is_open]
-            seen[rows, picked] = True
-            ends += is_open
-            is_finished |= is_open & ((picked == END_ID) | (picked == EOS_ID))
-            is_open &= ~is_finished
-        return [
-            Reply(encoder.processor.decode([i for i in ids[start:end] if i > 6]).strip(), finished)
-            for ids, start, end, finished in zip(
-                token_ids.tolist(), lengths.tolist(), ends.tolist(), is_finished.tolist(), strict=True
-            )
-        ]
 
-    def tell(conversations: list[list[Message]], seed: int) -> list[Reply]:
-        prompts = [prompt_ids(messages) for messages in conversations]
-        replies: list[Reply] = []
-        for at in range(0, len(prompts), max_rows):
-            replies += tell_rows(prompts[at : at + max_rows], seed + at)
-        return replies
+class PooledTeller:
+    """A teller over several processes, each with the model loaded; use it in a `with`."""
 
-    return tell
+    def __init__(self, folder: Path, preset: str, workers: int) -> None:
+        self._place = folder, preset
+        # Spawned: a fork of a process that has used torch's threads may hang.
+        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+    def __enter__(self) -> PooledTeller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, conversations: list[list[Message]], seed: int) -> list[Reply]:
+        """Replies in order."""
+        jobs = [self._pool.submit(_reply_to_group, *self._place, group) for group in _groups(conversations, seed)]
+        return [reply for job in jobs for reply in job.result()]

@@ -2,6 +2,7 @@
 
 Rows live on the device as a whole; shards that appear while training runs are taken in. Weights are float32, the
 arithmetic bfloat16 where the device has it. The learning rate follows the share of training time that has passed.
+`checkpoint.pt` is the end of the run, to go on from; `best.pt` holds the weights of the best held-out loss, to export.
 """
 
 from __future__ import annotations
@@ -93,6 +94,12 @@ def learning_rate(progress: float, peak: float, warm_up: float = 0.02, floor: fl
     return peak * (floor + (1 - floor) * cosine)
 
 
+def _save_whole(state: dict[str, object], path: Path) -> None:
+    """Write a file whole or not at all."""
+    torch.save(state, path.with_suffix(".part"))
+    path.with_suffix(".part").rename(path)
+
+
 class Trainer:
     """Model, optimizer and clock of one training, saved and restored together."""
 
@@ -110,10 +117,11 @@ class Trainer:
             [{"params": matrices, "weight_decay": arguments.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=arguments.lr, betas=(0.9, 0.95), fused=self.device.type == "cuda")  # fmt: skip
         self.step, self.tokens, self.trained_seconds = 0, 0, 0.0
+        self.best_loss = math.inf
         self.run = torch.compile(self.model) if arguments.compile else self.model
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint, whole or not at all."""
+        """Write a checkpoint that a later run goes on from."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -121,9 +129,9 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
             "trained_seconds": self.trained_seconds,
+            "best_loss": self.best_loss,
         }
-        torch.save(state, path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
+        _save_whole(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint of the same shape."""
@@ -131,6 +139,15 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.tokens, self.trained_seconds = state["step"], state["tokens"], state["trained_seconds"]
+        self.best_loss = state["best_loss"]
+
+    def keep_best(self, held_out_loss: float, path: Path) -> None:
+        """Write the weights if none before them had a lower held-out loss."""
+        if held_out_loss < self.best_loss:
+            self.best_loss = held_out_loss
+            state = {"model": self.model.state_dict(), "shape": self.shape.to_dict(),
+                     "step": self.step, "tokens": self.tokens, "held_out_loss": held_out_loss}  # fmt: skip
+            _save_whole(state, path)
 
     def loss(self, rows: Tensor) -> Tensor:
         """Mean loss over the counted tokens of some rows."""
@@ -168,7 +185,7 @@ def train(arguments: argparse.Namespace) -> float:
     deadline = start + 60 * arguments.max_minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(arguments)
-    checkpoint = arguments.out / "checkpoint.pt"
+    checkpoint, best = arguments.out / "checkpoint.pt", arguments.out / "best.pt"
     if checkpoint.exists() and not arguments.fresh:
         trainer.load(checkpoint)
     pool = RowPool(arguments.data, trainer.device, arguments.seed + trainer.step)
@@ -208,7 +225,9 @@ def train(arguments: argparse.Namespace) -> float:
             if trainer.step % arguments.log_every == 0:
                 pool.take_new_shards()
                 is_due = trainer.step % (10 * arguments.log_every) == 0
-                validation = trainer.validate(held_out) if is_due else validation
+                if is_due:
+                    validation = trainer.validate(held_out)
+                    trainer.keep_best(validation, best)
                 curve.writerow([trainer.step, round(trainer.trained_seconds, 1), trainer.tokens, f"{rate:.3g}",
                                 round(loss.item(), 4), round(validation, 4) if is_due else ""])  # fmt: skip
                 speed = (
@@ -218,11 +237,12 @@ def train(arguments: argparse.Namespace) -> float:
                 print(f"step {step} loss {loss.item():.4f} held-out {validation:.4f} lr {rate:.2e} "
                       f"{speed / 1e6:.2f} M tokens/s, {rows}", flush=True)  # fmt: skip
         validation = trainer.validate(held_out)
+        trainer.keep_best(validation, best)
         curve.writerow([trainer.step, round(trainer.trained_seconds, 1), trainer.tokens, "", "", round(validation, 4)])
     trainer.save(checkpoint)
     write_curve(curve_path, arguments.out / "loss.svg")
     spent = f"{trainer.step} steps, {trainer.tokens:,} tokens, {time.time() - start:.0f} s"
-    print(f"done: {spent}, held-out loss {validation:.4f}", flush=True)
+    print(f"done: {spent}, held-out loss {validation:.4f}, at its best {trainer.best_loss:.4f}", flush=True)
     return validation
 
 

@@ -9,6 +9,12 @@ from llmcli.cli.main import run
 from llmcli.cli.terminal import terminal
 
 
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command line says and does is tested as on a machine without a card."""
+    monkeypatch.setattr("llmcli.cli.device_choice.find_driver", lambda: None)
+
+
 @pytest.fixture
 def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run one command line in this process."""

@@ -138,10 +138,6 @@ def test_refusals(chat: Callable[..., Result], flags: tuple[str, ...], parts: tu
     chat("--quiet", *flags).expect_error(2, *parts)
 
 
-def test_no_model(llmcli: Callable[..., Result]) -> None:
-    llmcli("chat", "--message", "Hi").expect_error(2, "no model", "llmcli chat path/to/model")
-
-
 @pytest.mark.parametrize(("lines", "part"), [(b"\xff\n", "0xff in line 1"), (b'"""one\ntwo\n', "within a block")])
 def test_broken_input(chat: Callable[..., Result], lines: bytes, part: str) -> None:
     chat("--quiet", lines=lines).expect_error(2, part)

@@ -2,6 +2,7 @@
 
 import ctypes
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,61 @@ def test_the_compiler_has_a_version_or_a_reason() -> None:
         assert version >= (12, 0)
     else:
         assert "ModuleNotFoundError" in version
+
+
+@pytest.fixture
+def both_toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packages of CUDA 12 and 13 side by side, as files without content; no other toolkit is found."""
+    folder = tmp_path / "nvidia"
+    libraries = ("cuda_nvrtc/lib/libnvrtc.so.12", "cublas/lib/libcublas.so.12", "cublas/lib/libcublasLt.so.12")
+    headers = ("cuda_runtime/include/cuda_fp16.h", "cu13/include/cuda_fp16.h")
+    for name in (*libraries, "cu13/lib/libnvrtc.so.13", *headers):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    monkeypatch.setattr(environment.sys, "path", [str(tmp_path)])
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(("cupy", "headers"), [("cupy-cuda12x", "cuda_runtime"), ("cupy-cuda13x", "cu13")])
+def test_headers_match_the_compiler_where_two_toolkits_lie(
+    both_toolkits: Path, cupy: str, headers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cupy_distributions", lambda: {cupy: "14.2.0"})
+    assert environment.header_folder() == both_toolkits / headers / "include"
+    (both_toolkits / headers / "include" / "cuda_fp16.h").unlink()
+    assert environment.header_folder() is not None  # better the others than none
+
+
+@pytest.mark.parametrize(
+    ("cupy", "loaded"),
+    [("cupy-cuda12x", ["libnvrtc.so.12", "libcublasLt.so.12", "libcublas.so.12"]), ("cupy-cuda13x", [])],
+)
+def test_libraries_of_cuda_12_are_loaded_before_those_of_13(
+    both_toolkits: Path, cupy: str, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(environment, "cupy_distributions", lambda: {cupy: "14.2.0"})
+    monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: seen.append(Path(path).name))
+    environment.prefer_libraries_of_cupy.__wrapped__()
+    assert seen == loaded
+
+
+@pytest.mark.parametrize(("cupy", "version"), [("cupy-cuda12x", "12.9.86"), ("cupy-cuda13x", "13.0.88")])
+def test_the_compiler_is_known_by_its_package(cupy: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {cupy: "14.2.0", "nvidia-cuda-nvrtc": "13.0.88", "nvidia-cuda-nvrtc-cu12": "12.9.86"}
+
+    def find(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", find)
+    assert environment.compiler_identity() == version
+    versions = {cupy: "14.2.0"}
+    monkeypatch.setattr(environment, "nvrtc_version", lambda: (12, 4))
+    assert environment.compiler_identity() == "12.4"
 
 
 @pytest.mark.cuda

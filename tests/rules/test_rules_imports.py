@@ -31,6 +31,14 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
         "llmcli.sampling",
     },
+    "llmcli.runners.cuda": {
+        "llmcli.runners.base",
+        "llmcli.kernels",
+        "llmcli.checkpoint",
+        "llmcli.quantization",
+        "llmcli.config",
+        "llmcli.sampling",
+    },
     "llmcli.engine": {"llmcli.runners.base", "llmcli.tokenizer", "llmcli.sampling", "llmcli.config"},
     "llmcli.kernels": set(),
     "llmcli.measure": {
@@ -48,6 +56,8 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.engine",
         "llmcli.runners.base",
         "llmcli.runners.torch",
+        "llmcli.runners.cuda",
+        "llmcli.kernels",
         "llmcli.checkpoint",
         "llmcli.quantization",
         "llmcli.tokenizer",
@@ -59,14 +69,18 @@ COMMON = {"llmcli", "llmcli.errors", "llmcli.resources"}
 EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
 FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
 
-# Sessions and the deferred doors load what a command needs, chat's doors the engine and what a terminal needs, the
-# terminal a bar where there is one; a folder needs one of two tokenizer libraries.
+# Sessions, the choice of device, targets and the deferred doors load what a command needs, chat's doors the engine and
+# what a terminal needs, the terminal a bar where there is one; a folder needs one of two tokenizer libraries; CuPy
+# waits until a card is seen.
 LATE_IMPORTS = {
     "llmcli.__main__",
     "llmcli.cli.chat_session.doors",
     "llmcli.cli.deferred",
+    "llmcli.cli.device_choice",
     "llmcli.cli.session",
+    "llmcli.cli.targets",
     "llmcli.cli.terminal",
+    "llmcli.kernels.device",
     "llmcli.tokenizer.load",
 }
 

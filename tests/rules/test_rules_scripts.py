@@ -14,12 +14,13 @@ NVIDIA_SMI = "| NVIDIA-SMI 580.1  Driver Version: 580.1  CUDA Version: {version}
     ("cuda_version", "wanted", "extras"),
     [
         (None, [], ""),
-        (None, ["dev"], "dev"),
+        (None, ["dev"], "dev,compile"),
         ("13.0", [], "cuda13"),
         ("13.2", ["dev"], "dev,cuda13"),
         ("12.4", ["dev"], "dev,cuda12"),
         ("11.8", [], ""),
-        ("broken", ["dev"], "dev"),
+        ("11.8", ["dev"], "dev,compile"),
+        ("broken", ["dev"], "dev,compile"),
     ],
 )
 def test_extras(tmp_path: Path, cuda_version: str | None, wanted: list[str], extras: str) -> None:

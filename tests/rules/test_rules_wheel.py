@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAX_STORYTELLER_BYTES = 14e6
 
 
 def run(*command: object, **options: object) -> str:
@@ -45,6 +46,17 @@ def test_kernels_and_configs_travel_in_the_wheel(wheel: Path) -> None:
     assert not [name for name in packed if name.startswith(("tests/", "scripts/"))]
 
 
+def test_the_storyteller_travels_in_the_wheel(wheel: Path) -> None:
+    folder = ROOT / "llmcli" / "resources" / "storyteller"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    packed = {str(path.relative_to(ROOT)): path.stat().st_size for path in files}
+    assert packed.items() <= sizes.items()
+    assert {path.name for path in files} >= {"config.json", "model.safetensors", "tokenizer.model", "README.md"}
+    assert sum(packed.values()) <= MAX_STORYTELLER_BYTES
+
+
 def test_the_installed_wheel_generates(wheel: Path, tiny_llama: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
@@ -56,6 +68,8 @@ def test_the_installed_wheel_generates(wheel: Path, tiny_llama: Path, tmp_path: 
     prompt = ("generate", "Once", "-m", tiny_llama, "--seed", 1, "--max-new-tokens", 9, "--preset", "story")
     text = run(llmcli, *prompt, cwd=empty)
     assert text == run(sys.executable, "-m", "llmcli", *prompt, cwd=ROOT)
+    told = run(llmcli, "generate", "Once upon a time", "--seed", 1, "--max-new-tokens", 9, cwd=empty)
+    assert len(told.split()) > 3
     location = run(python, "-c", "import llmcli; print(llmcli.__file__)", cwd=empty)
     assert str(tmp_path) in location
     assert list(empty.iterdir()) == []

@@ -1,9 +1,16 @@
-"""The page that adds asides to passages that are always worded the same, and the facts read back out of a story."""
+"""The page that adds details to passages that are always worded the same, and the facts read back out of a story."""
 
+from itertools import islice
+from random import Random
+
+import numpy as np
+from storyteller.corpus import documents
 from storyteller.evaluate import questions_about_own
 from storyteller.grammar import Pools, Values
-from storyteller.page import LEAST_BITS, MOST_ASIDES, Page
+from storyteller.overlap import RUN_WORDS, masked_words, run_hashes
+from storyteller.page import LEAST_BITS, Page
 from storyteller.retold import facts_of
+from storyteller.story import tell
 
 FIXED = "The small dog ran over the green hill and came home again before the sun went down. " * 4
 
@@ -16,28 +23,64 @@ def test_choices_are_weighed_by_their_share():
 
 
 def test_a_slot_of_the_story_is_weighed_by_its_value():
-    values = Values({"kind": "fox"})
-    values.bits["kind"] = 7
+    values = Values({"kind": "fox", "who": "shy fox"})
+    values.bits.update(kind=7, trait=6)
+    values.parts["who"] = ("trait", "kind")
     assert values.trace(Pools().parse("The {kind}"), lambda: 0.0) == ("The fox", [(7, 7, "kind")])
+    # The kind is the same one in both: a run that has both counts it once.
+    text, marks = values.trace(Pools().parse("{kind} {who} " + "and so " * 12), lambda: 0.0)
+    page = Page()
+    page.add(text, marks)
+    assert max(page.run_bits()) == 13
 
 
-def test_fixed_text_gets_asides_and_they_stand_apart():
+def test_fixed_text_gets_details_until_every_run_is_rich():
     page = Page()
     page.add(FIXED.strip(), [])
-    page.enrich(lambda: ("ASIDE aside.", [(12, 20.0, "")]))
-    text = page.text()
-    assert text.count("ASIDE") == MOST_ASIDES
-    assert "aside. ASIDE" not in text
-    assert text.replace("ASIDE aside. ", "") == FIXED.strip()
+    assert max(page.run_bits()) == 0
+    page.enrich(
+        lambda kind: (", DETAIL, ", [(8, LEAST_BITS, "")]) if kind != "aside" else ("DETAIL. ", [(6, 99.0, "")])
+    )
+    assert min(page.run_bits()[20:]) >= LEAST_BITS
+    assert "DETAIL" not in page.text()[:60]
+    assert " ".join(page.text().replace("DETAIL. ", "").replace(", DETAIL, ", "").split()) == FIXED.strip()
 
 
-def test_rich_text_and_conversations_get_none():
-    rich, talk = Page(), Page()
-    rich.add(FIXED.strip(), [(at, LEAST_BITS, "") for at in range(0, len(FIXED), 20)])
-    talk.add('"' + FIXED.strip() + '"', [])
-    for page in (rich, talk):
-        page.enrich(lambda: ("ASIDE aside.", []))
-        assert "ASIDE" not in page.text()
+def test_rich_text_gets_no_details():
+    page = Page()
+    page.add(FIXED.strip(), [(at, LEAST_BITS, "") for at in range(0, len(FIXED), 20)])
+    page.enrich(lambda kind: ("DETAIL ", []))
+    assert page.text() == FIXED.strip()
+
+
+def test_what_is_fixed_stays_in_one_piece():
+    page = Page()
+    page.add(FIXED.strip(), [])
+    page.enrich(lambda kind: (", DETAIL, ", [(8, 1.0, "")]), fixed=[FIXED.strip()[:-1]], opening_words=0)
+    assert FIXED.strip()[:-1] in page.text()
+
+
+def test_nearly_every_run_of_a_story_has_the_bits_it_needs(pages):
+    bits = np.concatenate([page.run_bits() for page in pages])
+    assert np.percentile(bits, 1) > 28
+    assert np.percentile(bits, 10) > LEAST_BITS
+    assert np.median(bits) > 44
+
+
+def test_held_out_stories_share_no_run_with_the_training_text():
+    random = Random(8)
+    told = [tell(random, "test") for _ in range(60)]
+    wanted = np.unique(
+        np.concatenate([run_hashes(masked_words(story.text, (story.facts["thing"],))) for story in told])
+    )
+    found = [
+        run_hashes(masked_words(text))
+        for document in islice(documents(9, 0), 1500)
+        for role, text in document
+        if role in ("", "assistant") and text.count(" ") > RUN_WORDS
+    ]
+    assert len(wanted) > 15_000
+    assert not np.isin(np.concatenate(found), wanted).any()
 
 
 def test_facts_are_read_back_as_they_were_told(stories):
@@ -53,7 +96,7 @@ def test_facts_are_read_back_as_they_were_told(stories):
 
 def test_own_stories_are_asked_about(stories):
     records = [
-        {"request": "A story.", "story": s.text, "name": s.facts["name"], "things": [s.facts["thing"]]}
+        {"request": "A story.", "story": s.text, "name": s.facts["name"], "thing": s.facts["thing"]}
         for s in stories[:20]
     ]
     questions = questions_about_own(records, 0)

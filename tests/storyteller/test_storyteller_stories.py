@@ -70,9 +70,9 @@ def test_articles_fit_the_word_that_follows(stories):
 def test_quotations_are_closed_and_lengths_are_right(stories):
     for story in stories:
         assert story.text.count('"') % 2 == 0, story.text
-        assert 120 <= len(story.text.split()) <= 520, story.shape
+        assert 160 <= len(story.text.split()) <= 680, story.shape
     mean = sum(len(story.text.split()) for story in stories) / len(stories)
-    assert 200 <= mean <= 400
+    assert 350 <= mean <= 480
 
 
 def test_facts_stand_in_the_story(stories):

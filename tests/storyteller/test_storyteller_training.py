@@ -9,9 +9,10 @@ from storyteller.corpus import documents
 from storyteller.data import ID_MASK, ROW_TOKENS, SILENT, make_rows
 from storyteller.export import export
 from storyteller.model import Llama, Shape
-from storyteller.tellers import checkpoint_teller
 from storyteller.tokenizer import BOS_ID, END_ID, EOS_ID, MARKER_IDS, Encoder
-from storyteller.train import document_mask, learning_rate, parse, split_rows, train
+from storyteller.train import Trainer, document_mask, learning_rate, parse, split_rows, train
+
+from llmcli.config.presets import load_preset
 
 TINY = Shape(hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
 
@@ -110,9 +111,30 @@ def test_the_loss_falls_and_a_run_resumes(trained):
     assert (run / "loss.svg").read_text().startswith("<svg")
 
 
+def test_the_weights_of_the_best_held_out_loss_are_kept(trained, tmp_path):
+    run, _, second = trained
+    best, last = (torch.load(run / name, weights_only=True) for name in ("best.pt", "checkpoint.pt"))
+    assert best["held_out_loss"] == last["best_loss"] == second
+    assert all(torch.equal(weight, last["model"][name]) for name, weight in best["model"].items())
+
+    words = ["--data", str(tmp_path), "--out", str(tmp_path), "--hidden", "128", "--intermediate", "128",
+             "--layers", "1", "--kv-heads", "1"]  # fmt: skip
+    trainer = Trainer(parse(words))
+    trainer.load(run / "checkpoint.pt")
+    trainer.keep_best(second + 0.1, tmp_path / "best.pt")
+    assert not (tmp_path / "best.pt").exists()
+    trainer.keep_best(second - 0.1, tmp_path / "best.pt")
+    with torch.no_grad():
+        trainer.model.norm.weight.zero_()
+    trainer.keep_best(second, tmp_path / "best.pt")
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert kept["held_out_loss"] == second - 0.1
+    assert torch.equal(kept["model"]["norm.weight"], last["model"]["norm.weight"])
+
+
 def test_the_export_is_a_hugging_face_folder(trained, tokenizer, tmp_path):
     run, _, _ = trained
-    export(run / "checkpoint.pt", tokenizer, tmp_path / "model", max_file_mib=0.5)
+    export(run / "best.pt", tokenizer, tmp_path / "model", max_file_mib=0.5)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["tie_word_embeddings"] is True
@@ -120,10 +142,10 @@ def test_the_export_is_a_hugging_face_folder(trained, tokenizer, tmp_path):
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
     assert "model.layers.0.self_attn.q_proj.weight" in index["weight_map"]
-    replies = checkpoint_teller(run / "checkpoint.pt", tokenizer, max_new_tokens=8)(
-        [[{"role": "user", "content": "Hi"}]] * 2, 0
-    )
-    assert len(replies) == 2
+    generation_config = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    preset = load_preset("story").sampling
+    assert preset.items() <= generation_config.items()
+    assert generation_config["eos_token_id"] == [EOS_ID, END_ID]
 
 
 def test_transformers_computes_the_same_logits(trained, tokenizer, tmp_path):

@@ -1,5 +1,6 @@
 """What a model needs of the host's memory, what there is, and the refusal when the first exceeds the second."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,29 +19,65 @@ _SMALLEST_USEFUL_CONTEXT = 128
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> None:
-    """Refuse a model that does not fit, with the figures and the change that would make it fit."""
+@dataclass(frozen=True)
+class HostMemory:
+    """What a model takes of the host's memory.
+
+    Units: bytes
+    """
+
+    weight_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.cache_bytes + self.workspace_bytes
+
+
+def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> HostMemory:
+    """The memory of a model whose plain weights are held as `dtype`; its files need not exist."""
+    itemsize = DTYPES[dtype].itemsize
+    return HostMemory(
+        weight_bytes=sum(_held_bytes(info, itemsize) for info in model.tensors.tensors.values()),
+        cache_bytes=num_rows * model.config.kv_cache_bytes(max_seq_len, itemsize),
+        workspace_bytes=_workspace_bytes(model, max_seq_len),
+    )
+
+
+def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int) -> int:
+    """The largest context that fits, up to what the model was made for; 0 if none does."""
+    fixed = plan_memory(model, max_seq_len=0, num_rows=num_rows, dtype=dtype).total_bytes
+    per_token = num_rows * model.config.kv_cache_bytes(1, DTYPES[dtype].itemsize) + _workspace_bytes_per_token(model)
+    return min(max((available - fixed) // per_token, 0), model.config.max_position_embeddings)
+
+
+def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> HostMemory:
+    """The memory that `plan_memory` gives.
+
+    Raises: InsufficientMemoryError if it is not there, with the figures and the change that would make it fit
+    """
     available = available_memory()
 
-    def needed(dtype: str, max_seq_len: int) -> int:
-        itemsize = DTYPES[dtype].itemsize
-        weights = sum(_held_bytes(info, itemsize) for info in model.tensors.tensors.values())
-        kv_cache = num_rows * model.config.kv_cache_bytes(max_seq_len, itemsize)
-        return weights + kv_cache + _workspace_bytes(model, max_seq_len)
+    def needed(dtype: str, max_seq_len: int) -> HostMemory:
+        return plan_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype)
 
-    if (total := needed(dtype, max_seq_len)) <= available:
-        return
-    per_token = num_rows * model.config.kv_cache_bytes(1, DTYPES[dtype].itemsize)
-    fitting_context = (available - needed(dtype, 0)) // (per_token + _workspace_bytes_per_token(model))
-    if fitting_context >= _SMALLEST_USEFUL_CONTEXT:
-        remedy = f"use --context {fitting_context} or less"
-    elif dtype == "float32" and needed("bfloat16", max_seq_len) <= available:
-        remedy = "use --dtype bfloat16, which needs " + _gib(needed("bfloat16", max_seq_len))
+    plan = needed(dtype, max_seq_len)
+    if plan.total_bytes <= available:
+        return plan
+    context = fitting_context(model, num_rows=num_rows, dtype=dtype, available=available)
+    in_bfloat16 = needed("bfloat16", max_seq_len).total_bytes
+    if context >= _SMALLEST_USEFUL_CONTEXT:
+        remedy = f"use --context {context} or less"
+    elif dtype == "float32" and in_bfloat16 <= available:
+        remedy = f"use --dtype bfloat16, which needs {_gib(in_bfloat16)}"
     else:
-        remedy = f"at --dtype bfloat16 --context 512 it needs {_gib(needed('bfloat16', 512))}; use a smaller model"
+        shorter = _gib(needed("bfloat16", 512).total_bytes)
+        remedy = f"at --dtype bfloat16 --context 512 it needs {shorter}; use a smaller model"
     raise InsufficientMemoryError(
-        f"{model.checkpoint.folder} at {dtype} with context {max_seq_len} needs {_gib(total)} of memory "
-        f"(KV cache {_gib(per_token * max_seq_len)}), {_gib(available)} is available: {remedy}"
+        f"{model.checkpoint.folder} at {dtype} with context {max_seq_len} needs {_gib(plan.total_bytes)} of memory "
+        f"(KV cache {_gib(plan.cache_bytes)}), {_gib(available)} is available: {remedy}"
     )
 
 

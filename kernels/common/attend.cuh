@@ -1,0 +1,226 @@
+// attend: what one warp does with a tile of 16 cached tokens in decode, for 16-bit caches on the tensor cores.
+//
+// Scores are K * Q^T (rows: tokens, columns: heads), the result is V^T * P^T (rows: dimensions, columns: heads), so
+// keys and values go from memory to registers as they lie, and eight heads fill the columns. Queries and weights are
+// split into two 16-bit parts, high + low: 16 (bfloat16) or 22 (fp16) bits of them reach the products.
+// Lane 4g + t reads of the keys g and g + 8 the dimensions 32 * step + 8t + (0..7), and of the values 2t, 2t + 1,
+// 2t + 8, 2t + 9 the dimensions 64 * step + 8g + (0..7). A product's inner index may run in any order.
+#pragma once
+
+#include "common/matrix.cuh"
+#include "common/reduce.cuh"
+
+// 16 bytes that no other block needs soon, past L1.
+struct Words {
+    unsigned words[4];
+    __device__ __forceinline__ void load(const void* address) {
+        const uint4 vector = __ldcg(static_cast<const uint4*>(address));
+        words[0] = vector.x, words[1] = vector.y, words[2] = vector.z, words[3] = vector.w;
+    }
+};
+
+// Over the 8 lanes that differ in g.
+__device__ __forceinline__ float max_over_rows(float value) {
+#pragma unroll
+    for (int mask = 16; mask >= 4; mask /= 2) value = fmaxf(value, reduce::shuffle_xor(value, mask));
+    return value;
+}
+__device__ __forceinline__ float sum_over_rows(float value) {
+#pragma unroll
+    for (int mask = 16; mask >= 4; mask /= 2) value += reduce::shuffle_xor(value, mask);
+    return value;
+}
+
+template <typename KvT, int HEAD_DIM, int HEAD_TILE>
+struct Attend {
+    static constexpr int TILE_TOKENS = 16;
+    static constexpr int KEY_STEPS = (HEAD_DIM + 31) / 32;
+    static constexpr int VALUE_STEPS = (HEAD_DIM + 63) / 64;
+    static constexpr int COLUMNS = HEAD_TILE / 8;
+    static constexpr int LAST_VECTOR = HEAD_DIM / 8 - 1;
+    static constexpr int QUERY_SIZE = 32 * KEY_STEPS;
+    // An odd number of 64 bytes, so that two rows of 64 bytes lie in different banks.
+    static constexpr int QUERY_STRIDE = 32 * (KEY_STEPS | 1);
+
+    // The block's queries, times scale * log2(e); rows past the last head and places past HEAD_DIM hold zeros.
+    struct Queries {
+        alignas(16) KvT high[HEAD_TILE][QUERY_STRIDE];
+        alignas(16) KvT low[HEAD_TILE][QUERY_STRIDE];
+
+        __device__ __forceinline__ void store(int head, int dimension, float value) {
+            value = clamp_query<KvT>(value);
+            const KvT rounded = from_float<KvT>(value);
+            high[head][dimension] = rounded;
+            low[head][dimension] = from_float<KvT>(value - to_float(rounded));
+        }
+    };
+
+    // Heads 8 * column + 2t and 2t + 1: the largest score, this lane's part of the sum of weights, and the weighted sum
+    // of values: [step][word][column] holds dimension 2 * word of both heads, then dimension 2 * word + 1.
+    float maximum[COLUMNS][2];
+    float sum[COLUMNS][2];
+    float mixed[VALUE_STEPS][4][COLUMNS][4];
+    Words keys[2][KEY_STEPS];
+    Words values[4][VALUE_STEPS];
+
+    // Nothing seen yet.
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            maximum[column][0] = maximum[column][1] = reduce::minus_infinity();
+            sum[column][0] = sum[column][1] = 0.0f;
+#pragma unroll
+            for (int step = 0; step < VALUE_STEPS; ++step) {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) mixed[step][i / 4][column][i % 4] = 0.0f;
+            }
+        }
+    }
+
+    // One token seen, with these scores [HEAD_TILE] and value [HEAD_DIM].
+    __device__ __forceinline__ void start_with(const float* scores, const float* value) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const float weight = exp2_fast(WEIGHT_EXPONENT<KvT>);
+#pragma unroll
+        for (int i = 0; i < 2 * COLUMNS; ++i) {
+            maximum[i / 2][i % 2] = scores[8 * (i / 2) + 2 * t + i % 2];
+            sum[i / 2][i % 2] = g == 0 ? weight : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
+            const int dimension = 64 * (i / 4) + 8 * g + 2 * (i % 4);
+            if (dimension >= HEAD_DIM) continue;
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column) {
+                float(&places)[4] = mixed[i / 4][i % 4][column];
+                places[0] = places[1] = weight * value[dimension];
+                places[2] = places[3] = weight * value[dimension + 1];
+            }
+        }
+    }
+
+    // Ask for the keys `first` to `first` + 15 of a head's keys [max_seq_len, HEAD_DIM]. Tokens from `end` on, which
+    // may hold anything, are not read: the last token before stands in for them, and the last vector for those past
+    // HEAD_DIM.
+    __device__ __forceinline__ void load_keys(const KvT* head_keys, int first, int end) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < 2 * KEY_STEPS; ++i) {
+            const int token = min(first + g + 8 * (i / KEY_STEPS), end - 1);
+            const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
+            keys[i / KEY_STEPS][i % KEY_STEPS].load(head_keys + size_t(token) * HEAD_DIM + 8 * vector);
+        }
+    }
+
+    // The same for values.
+    __device__ __forceinline__ void load_values(const KvT* head_values, int first, int end) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
+            const int row = i / VALUE_STEPS;
+            const int token = min(first + 2 * t + row % 2 + 8 * (row / 2), end - 1);
+            const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
+            values[row][i % VALUE_STEPS].load(head_values + size_t(token) * HEAD_DIM + 8 * vector);
+        }
+    }
+
+    // The loaded keys' scores: tokens g and g + 8, heads as in `maximum`.
+    __device__ __forceinline__ void score(const Queries& queries, float (&scores)[COLUMNS][4]) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            float high[4] = {}, low[4] = {};  // two chains: the latency of an mma is 16 times its cost
+#pragma unroll
+            for (int step = 0; step < KEY_STEPS; ++step) {
+                const int place = 32 * step + 8 * t;
+                const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
+                const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
+                const unsigned(&k0)[4] = keys[0][step].words;
+                const unsigned(&k8)[4] = keys[1][step].words;
+                mma<KvT>(high, k0[0], k8[0], k0[1], k8[1], b.x, b.y);
+                mma<KvT>(low, k0[0], k8[0], k0[1], k8[1], c.x, c.y);
+                mma<KvT>(high, k0[2], k8[2], k0[3], k8[3], b.z, b.w);
+                mma<KvT>(low, k0[2], k8[2], k0[3], k8[3], c.z, c.w);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[column][i] = high[i] + low[i];
+        }
+    }
+
+    // Take the loaded tile in, of which the first `count` tokens exist. `next_keys` is called when the keys are used
+    // up.
+    template <typename NextKeys>
+    __device__ __forceinline__ void take(const Queries& queries, int count, NextKeys next_keys) {
+        const int g = threadIdx.x % 32 / 4;
+        float scores[COLUMNS][4];
+        score(queries, scores);
+        next_keys();
+        unsigned high[COLUMNS][2], low[COLUMNS][2];
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            float(&weights)[4] = scores[column];
+            float factor[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (g >= count) weights[i] = reduce::minus_infinity();
+                if (g + 8 >= count) weights[2 + i] = reduce::minus_infinity();
+                // Finite: a tile has at least one token.
+                const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(weights[i], weights[2 + i])));
+                factor[i] = exp2_fast(maximum[column][i] - larger);
+                maximum[column][i] = larger;
+                weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
+                weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
+                sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands want heads as columns
+                const unsigned pair = pack_pair<KvT>(weights[2 * i], weights[2 * i + 1]);
+                const float2 rounded = unpack_pair<KvT>(pair);
+                high[column][i] = transpose_matrix(pair);
+                low[column][i] = transpose_matrix(
+                    pack_pair<KvT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+            }
+#pragma unroll
+            for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
+            const int step = i / 4, word = i % 4;
+            const unsigned v0 = values[0][step].words[word], v1 = values[1][step].words[word];
+            const unsigned v8 = values[2][step].words[word], v9 = values[3][step].words[word];
+            const unsigned even[2] = {__byte_perm(v0, v1, 0x5410), __byte_perm(v8, v9, 0x5410)};
+            const unsigned odd[2] = {__byte_perm(v0, v1, 0x7632), __byte_perm(v8, v9, 0x7632)};
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column) {
+                mma<KvT>(mixed[step][word][column], even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
+                mma<KvT>(mixed[step][word][column], even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+            }
+        }
+    }
+
+    // Write this warp's maxima, sums [HEAD_TILE] and weighted values [HEAD_TILE][STRIDE].
+    template <int STRIDE>
+    __device__ __forceinline__ void publish(float* maxima, float* sums, float* weighted) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            const int head = 8 * column + 2 * t;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float total = sum_over_rows(sum[column][i]);
+                if (g == 0) {
+                    maxima[head + i] = maximum[column][i];
+                    sums[head + i] = total;
+                }
+#pragma unroll
+                for (int j = 0; j < 4 * VALUE_STEPS; ++j) {
+                    const int dimension = 64 * (j / 4) + 8 * g + 2 * (j % 4);
+                    if (dimension >= HEAD_DIM) continue;
+                    const float(&places)[4] = mixed[j / 4][j % 4][column];
+                    *reinterpret_cast<float2*>(weighted + (head + i) * STRIDE + dimension) =
+                        make_float2(places[i], places[2 + i]);
+                }
+            }
+        }
+    }
+};

@@ -1,0 +1,63 @@
+// head: one query or key head spread over a warp, with what happens to it between projection and attention.
+#pragma once
+
+#include "common/reduce.cuh"
+
+// Lane l holds the pairs (i, i + HEAD_DIM / 2) for i = l, l + 32, ...; places past the head hold 0.
+template <int HEAD_DIM>
+struct Head {
+    static constexpr int HALF = HEAD_DIM / 2;
+    static constexpr int PAIRS = (HALF + 31) / 32;
+    float first[PAIRS];
+    float second[PAIRS];
+
+    static __device__ __forceinline__ int index(int pair) { return threadIdx.x % 32 + 32 * pair; }
+    static __device__ __forceinline__ bool has(int pair) { return HALF % 32 == 0 || index(pair) < HALF; }
+
+    // Read from x [HEAD_DIM], or take zeros if there is no such head.
+    __device__ __forceinline__ void load(const float* x, bool exists) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            first[pair] = exists && has(pair) ? x[index(pair)] : 0.0f;
+            second[pair] = exists && has(pair) ? x[index(pair) + HALF] : 0.0f;
+        }
+    }
+
+    // weight * x / sqrt(mean(x^2) + eps). All lanes must call it.
+    __device__ __forceinline__ void normalize(const float* weight, float eps) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            squares = fmaf(first[pair], first[pair], fmaf(second[pair], second[pair], squares));
+        }
+        const float inverse = rsqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            if (has(pair)) {
+                first[pair] *= inverse * weight[index(pair)];
+                second[pair] *= inverse * weight[index(pair) + HALF];
+            }
+        }
+    }
+
+    // Rotate every pair by its angle, given as (cos, sin).
+    __device__ __forceinline__ void rotate(const float2 (&cos_sin)[PAIRS]) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            const float2 angle = cos_sin[pair];
+            const float rotated = first[pair] * angle.x - second[pair] * angle.y;
+            second[pair] = second[pair] * angle.x + first[pair] * angle.y;
+            first[pair] = rotated;
+        }
+    }
+
+    // The product of two heads, in every lane. All lanes must call it.
+    __device__ __forceinline__ float dot(const Head& other) const {
+        float products = 0.0f;
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            products = fmaf(first[pair], other.first[pair], fmaf(second[pair], other.second[pair], products));
+        }
+        return warp_sum(products);
+    }
+};

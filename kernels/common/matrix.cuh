@@ -1,0 +1,77 @@
+// matrix: 8 x 8 matrices of 16-bit elements between shared memory and the lanes of a warp, pairs of such elements, and
+// 2^x. Lane 4g + t holds row g, elements 2t and 2t + 1, as the operands of mma.cuh do. Source: PTX ISA, ldmatrix,
+// movmatrix, ex2.
+#pragma once
+
+#include "common/mma.cuh"
+
+// Four matrices from shared memory: lane 8i + j gives the address of row j of matrix i, 16 bytes.
+__device__ __forceinline__ void load_matrices(unsigned (&matrices)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each matrix transposed on the way.
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&matrices)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Transposes a matrix that the warp holds.
+__device__ __forceinline__ unsigned transpose_matrix(unsigned pair) {
+    unsigned transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
+}
+
+// 2^x within a relative 2^-22. What would be denormal is 0: next to a sum of at least 1 it has no weight.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// Two numbers rounded to T, `first` in the low half.
+template <typename T>
+__device__ __forceinline__ unsigned pack_pair(float first, float second);
+template <>
+__device__ __forceinline__ unsigned pack_pair<__half>(float first, float second) {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <>
+__device__ __forceinline__ unsigned pack_pair<__nv_bfloat16>(float first, float second) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack_pair(unsigned pair);
+template <>
+__device__ __forceinline__ float2 unpack_pair<__half>(unsigned pair) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+template <>
+__device__ __forceinline__ float2 unpack_pair<__nv_bfloat16>(unsigned pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// What T adds to the exponent of a softmax weight: weights up to 2^15 keep fp16's denormals away from those that count.
+template <typename T>
+constexpr float WEIGHT_EXPONENT = 0.0f;
+template <>
+constexpr float WEIGHT_EXPONENT<__half> = 15.0f;
+
+// A scaled query element that T can hold: beyond its range it saturates, as infinity times a zero key would be NaN.
+template <typename T>
+__device__ __forceinline__ float clamp_query(float value) {
+    return value;
+}
+template <>
+__device__ __forceinline__ float clamp_query<__half>(float value) {
+    return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;  // NaN stays
+}

@@ -1,0 +1,209 @@
+// prefill_mma: one block of queries of one head against the cache, on the tensor cores, for 16-bit caches.
+//
+// Warps own rows of queries; keys and values of 64 (32 past HEAD_DIM 128) tokens at a time lie in shared memory, the
+// next keys on their way while the values are used and the other way round. Rows of shared memory are 16 bytes longer
+// than an even number of 16 bytes, so that the eight rows of a matrix lie in different banks.
+#pragma once
+
+#include "common/matrix.cuh"
+#include "common/reduce.cuh"
+
+// What every block of attention_prefill is given; the queries and the key-value head are this block's.
+template <typename KvT>
+struct PrefillBlock {
+    const float* q;  // this head's columns of the first token
+    float* out;      // likewise
+    int q_stride, out_stride;
+    const KvT* keys;  // [max_seq_len, HEAD_DIM]
+    const KvT* values;
+    int num_tokens, first_query;  // of the launch; of this block
+    int start, window;            // position of the first token
+    float scale;                  // times log2(e)
+};
+
+template <typename KvT, int HEAD_DIM>
+struct PrefillMma {
+    static constexpr int BLOCK_SIZE = 128;
+    static constexpr int ROW_TILES = HEAD_DIM <= 128 ? 2 : 1;  // tiles of 16 queries a warp
+    static constexpr int WARP_QUERIES = 16 * ROW_TILES;
+    static constexpr int BLOCK_QUERIES = 4 * WARP_QUERIES;
+    static constexpr int BLOCK_TOKENS = HEAD_DIM <= 128 ? 64 : 32;
+    static constexpr int PADDED = (HEAD_DIM + 15) / 16 * 16;
+    static constexpr int STRIDE = PADDED + 8;
+    static constexpr int SHARED_BYTES = (BLOCK_QUERIES + 2 * BLOCK_TOKENS) * STRIDE * 2;
+
+    using Scores = float[ROW_TILES][BLOCK_TOKENS / 8][4];
+    using Mixed = float[ROW_TILES][PADDED / 8][4];
+
+    // Queries times scale, rounded; zeros for those past the last token and for dimensions past HEAD_DIM.
+    static __device__ __forceinline__ void load_queries(const PrefillBlock<KvT>& block, KvT* queries) {
+        constexpr int VECTORS = PADDED / 8;
+        for (int i = threadIdx.x; i < BLOCK_QUERIES * VECTORS; i += BLOCK_SIZE) {
+            const int query = i / VECTORS, first = 8 * (i % VECTORS);
+            uint4 rounded = make_uint4(0, 0, 0, 0);
+            if (block.first_query + query < block.num_tokens && first < HEAD_DIM) {
+                const float* x = block.q + size_t(block.first_query + query) * block.q_stride + first;
+                const Pack<float> low = Pack<float>::load(x), high = Pack<float>::load(x + 4);
+                rounded = make_uint4(scaled_pair(low, 0, block.scale), scaled_pair(low, 2, block.scale),
+                                     scaled_pair(high, 0, block.scale), scaled_pair(high, 2, block.scale));
+            }
+            *reinterpret_cast<uint4*>(queries + query * STRIDE + first) = rounded;
+        }
+    }
+    static __device__ __forceinline__ unsigned scaled_pair(const Pack<float>& x, int i, float scale) {
+        return pack_pair<KvT>(clamp_query<KvT>(x.values[i] * scale), clamp_query<KvT>(x.values[i + 1] * scale));
+    }
+
+    // Start copying the tokens first, first + 1, ... of a head; tokens from `end` on and dimensions past HEAD_DIM are
+    // zeros.
+    static __device__ __forceinline__ void copy_tokens(const KvT* head, int first, int end, KvT* destination) {
+        constexpr int VECTORS = PADDED / 8;
+#pragma unroll
+        for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
+            const int token = i / VECTORS, dimension = 8 * (i % VECTORS);
+            const bool exists = first + token < end && dimension < HEAD_DIM;
+            const KvT* source = head + (exists ? size_t(first + token) * HEAD_DIM + dimension : 0);
+            copy_async(shared_address(destination + token * STRIDE + dimension), source, exists ? 16 : 0);
+        }
+        copy_async_commit();
+    }
+
+    // scores = queries * keys^T for this warp's queries.
+    static __device__ __forceinline__ void score(const KvT* warp_queries, const KvT* keys, Scores& scores) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < ROW_TILES * BLOCK_TOKENS / 2; ++i) {
+            scores[i / (BLOCK_TOKENS / 2)][i / 4 % (BLOCK_TOKENS / 8)][i % 4] = 0.0f;
+        }
+#pragma unroll
+        for (int first = 0; first < PADDED; first += 16) {
+            unsigned a[ROW_TILES][4];
+#pragma unroll
+            for (int row = 0; row < ROW_TILES; ++row) {
+                load_matrices(a[row], warp_queries + (16 * row + lane % 16) * STRIDE + first + lane / 16 * 8);
+            }
+#pragma unroll
+            for (int token = 0; token < BLOCK_TOKENS; token += 16) {
+                unsigned b[4];
+                load_matrices(b, keys + (token + lane % 8 + lane / 16 * 8) * STRIDE + first + lane / 8 % 2 * 8);
+#pragma unroll
+                for (int row = 0; row < ROW_TILES; ++row) {
+                    const unsigned(&x)[4] = a[row];
+                    mma<KvT>(scores[row][token / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
+                    mma<KvT>(scores[row][token / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // mixed += weights * values for this warp's queries.
+    static __device__ __forceinline__ void mix(const Scores& weights, const KvT* values, Mixed& mixed) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int token = 0; token < BLOCK_TOKENS; token += 16) {
+            unsigned a[ROW_TILES][4];
+#pragma unroll
+            for (int i = 0; i < ROW_TILES * 4; ++i) {
+                const float(&w)[4] = weights[i / 4][token / 8 + i % 4 / 2];
+                a[i / 4][i % 4] = i % 2 == 0 ? pack_pair<KvT>(w[0], w[1]) : pack_pair<KvT>(w[2], w[3]);
+            }
+#pragma unroll
+            for (int dimension = 0; dimension < PADDED; dimension += 16) {
+                unsigned b[4];
+                load_matrices_transposed(b, values + (token + lane % 16) * STRIDE + dimension + lane / 16 * 8);
+#pragma unroll
+                for (int row = 0; row < ROW_TILES; ++row) {
+                    const unsigned(&x)[4] = a[row];
+                    mma<KvT>(mixed[row][dimension / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
+                    mma<KvT>(mixed[row][dimension / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const PrefillBlock<KvT>& block, unsigned char* shared) {
+        KvT* queries = reinterpret_cast<KvT*>(shared);
+        KvT* keys = queries + BLOCK_QUERIES * STRIDE;
+        KvT* values = keys + BLOCK_TOKENS * STRIDE;
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const int warp_query = threadIdx.x / 32 * WARP_QUERIES;
+        const int warp_position = block.start + block.first_query + warp_query;  // of the warp's first query
+        const bool has_queries = block.first_query + warp_query < block.num_tokens;
+        // Tokens [begin, end) are seen by some query of the block.
+        const int end = block.start + min(block.first_query + BLOCK_QUERIES, block.num_tokens);
+        const int begin = max(0, block.start + block.first_query + 1 - block.window);
+
+        float mixed[ROW_TILES][PADDED / 8][4] = {};
+        float maximum[ROW_TILES][2], sum[ROW_TILES][2] = {};  // of the rows g and g + 8; sum: this lane's part
+#pragma unroll
+        for (int row = 0; row < ROW_TILES; ++row) maximum[row][0] = maximum[row][1] = reduce::minus_infinity();
+
+        int first = begin / BLOCK_TOKENS * BLOCK_TOKENS;
+        copy_tokens(block.keys, first, end, keys);
+        load_queries(block, queries);
+        for (; first < end; first += BLOCK_TOKENS) {
+            // Some query of this warp sees some token of this tile.
+            const bool is_seen = has_queries && first < warp_position + WARP_QUERIES &&
+                                 first + BLOCK_TOKENS > warp_position + 1 - block.window;
+            copy_async_wait<0>();
+            __syncthreads();  // keys (and queries) are there; nobody uses values any more
+            copy_tokens(block.values, first, end, values);
+            Scores scores;
+            if (is_seen) score(queries + warp_query * STRIDE, keys, scores);
+            copy_async_wait<0>();
+            __syncthreads();  // values are there; nobody uses keys any more
+            if (first + BLOCK_TOKENS < end) copy_tokens(block.keys, first + BLOCK_TOKENS, end, keys);
+            if (!is_seen) continue;
+
+            const bool is_masked = first + BLOCK_TOKENS > warp_position + 1 ||
+                                   first < warp_position + WARP_QUERIES - block.window;
+#pragma unroll
+            for (int i = 0; i < 2 * ROW_TILES; ++i) {
+                const int row = i / 2, half = i % 2 * 2;
+                const int position = warp_position + 16 * row + g + 4 * half;
+                if (is_masked) {
+#pragma unroll
+                    for (int j = 0; j < BLOCK_TOKENS / 4; ++j) {
+                        const int token = first + j / 2 * 8 + 2 * t + j % 2;
+                        if (token > position || token <= position - block.window) {
+                            scores[row][j / 2][half + j % 2] = reduce::minus_infinity();
+                        }
+                    }
+                }
+                float larger = maximum[row][i % 2];
+#pragma unroll
+                for (int j = 0; j < BLOCK_TOKENS / 4; ++j) larger = fmaxf(larger, scores[row][j / 2][half + j % 2]);
+                larger = fmaxf(larger, reduce::shuffle_xor(larger, 1));
+                larger = fmaxf(larger, reduce::shuffle_xor(larger, 2));
+                // A row that has seen no token yet: its weights must be 0, not exp(-inf + inf).
+                const float base = larger == reduce::minus_infinity() ? 0.0f : larger;
+                const float factor = exp2_fast(maximum[row][i % 2] - base);
+                maximum[row][i % 2] = larger;
+                float weights = 0.0f;
+#pragma unroll
+                for (int j = 0; j < BLOCK_TOKENS / 4; ++j) {
+                    float& place = scores[row][j / 2][half + j % 2];
+                    place = exp2_fast(place - (base - WEIGHT_EXPONENT<KvT>));
+                    weights += place;
+                }
+                sum[row][i % 2] = fmaf(sum[row][i % 2], factor, weights);
+#pragma unroll
+                for (int j = 0; j < PADDED / 4; ++j) mixed[row][j / 2][half + j % 2] *= factor;
+            }
+            mix(scores, values, mixed);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 2 * ROW_TILES; ++i) {
+            const int row = i / 2, half = i % 2 * 2;
+            const int query = block.first_query + warp_query + 16 * row + g + 4 * half;
+            const float inverse = 1.0f / warp_sum<4>(sum[row][i % 2]);
+            if (query >= block.num_tokens) continue;
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM / 8; ++j) {
+                *reinterpret_cast<float2*>(block.out + size_t(query) * block.out_stride + 8 * j + 2 * t) =
+                    make_float2(mixed[row][j][half] * inverse, mixed[row][j][half + 1] * inverse);
+            }
+        }
+    }
+};

@@ -1,0 +1,115 @@
+// rows: how kernels share a row of float32 out: ROW_THREADS threads (32: a warp, more: the block) take VECTOR
+// neighbouring columns (4: 16 bytes, 1 where rows are not 16-byte aligned), STEPS times each, in registers.
+#pragma once
+
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+// A block of the warp form holds 4 rows, one of the block form holds one.
+__host__ __device__ constexpr int row_block_size(int row_threads) { return row_threads <= 32 ? 128 : row_threads; }
+
+// Registers for 1024 resident threads a multiprocessor (64 each): fewer do not keep enough loads in flight. With more
+// than 16 values a thread the loads of 512 do (128 registers), and 64 registers would spill.
+__host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
+    const int blocks = (steps > 4 ? 512 : 1024) / row_block_size(row_threads);
+    return blocks > 1 ? blocks : 1;
+}
+#define ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS) \
+    __launch_bounds__(row_block_size(ROW_THREADS), row_min_blocks(ROW_THREADS, STEPS))
+
+// The row of this thread; at or past num_rows for idle warps of the last block, which leave as a whole.
+template <int ROW_THREADS>
+__device__ __forceinline__ int row_of_thread() {
+    if constexpr (ROW_THREADS <= 32) {
+        return blockIdx.x * (row_block_size(ROW_THREADS) / ROW_THREADS) + threadIdx.x / ROW_THREADS;
+    } else {
+        return blockIdx.x;
+    }
+}
+
+// How loads and stores treat the caches: KEEP as usual; STREAM: nobody reads this again soon, evict it first.
+enum class Cache { KEEP, STREAM };
+
+template <Cache CACHE = Cache::KEEP, int VECTOR>
+__device__ __forceinline__ void load_columns(const float* address, float (&values)[VECTOR]) {
+    static_assert(VECTOR == 4 || VECTOR == 1, "16 bytes or one element");
+    if constexpr (VECTOR == 4) {
+        const float4* vector = reinterpret_cast<const float4*>(address);
+        const float4 loaded = CACHE == Cache::STREAM ? __ldcs(vector) : *vector;
+        values[0] = loaded.x, values[1] = loaded.y, values[2] = loaded.z, values[3] = loaded.w;
+    } else {
+        values[0] = CACHE == Cache::STREAM ? __ldcs(address) : *address;
+    }
+}
+
+// Widened exactly; four 16-bit values are one load of 8 bytes.
+template <typename T, int VECTOR>
+__device__ __forceinline__ void load_columns(const T* address, float (&values)[VECTOR]) {
+    static_assert(sizeof(T) == 2, "16-bit types; float has its own form");
+    if constexpr (VECTOR == 4) {
+        const uint2 bits = *reinterpret_cast<const uint2*>(address);
+        const T* loaded = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) values[v] = to_float(loaded[v]);
+    } else {
+        values[0] = to_float(*address);
+    }
+}
+
+template <Cache CACHE = Cache::KEEP, int VECTOR>
+__device__ __forceinline__ void store_columns(float* address, const float (&values)[VECTOR]) {
+    if constexpr (VECTOR == 4) {
+        float4* vector = reinterpret_cast<float4*>(address);
+        const float4 stored = make_float4(values[0], values[1], values[2], values[3]);
+        if constexpr (CACHE == Cache::STREAM) {
+            __stcs(vector, stored);
+        } else {
+            *vector = stored;
+        }
+    } else if constexpr (CACHE == Cache::STREAM) {
+        __stcs(address, values[0]);
+    } else {
+        *address = values[0];
+    }
+}
+
+// Rounded to nearest even; four 16-bit values are one store of 8 bytes.
+template <int VECTOR>
+__device__ __forceinline__ void store_columns(__half* address, const float (&values)[VECTOR]) {
+    if constexpr (VECTOR == 4) {
+        const __half2 pairs[2] = {__floats2half2_rn(values[0], values[1]), __floats2half2_rn(values[2], values[3])};
+        *reinterpret_cast<uint2*>(address) = *reinterpret_cast<const uint2*>(pairs);
+    } else {
+        *address = from_float<__half>(values[0]);
+    }
+}
+template <int VECTOR>
+__device__ __forceinline__ void store_columns(__nv_bfloat16* address, const float (&values)[VECTOR]) {
+    if constexpr (VECTOR == 4) {
+        const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(values[0], values[1]),
+                                         __floats2bfloat162_rn(values[2], values[3])};
+        *reinterpret_cast<uint2*>(address) = *reinterpret_cast<const uint2*>(pairs);
+    } else {
+        *address = from_float<__nv_bfloat16>(values[0]);
+    }
+}
+
+// Only __half has too few exponents for activations; the other types need no row scale.
+template <typename T>
+constexpr bool NEEDS_ROW_SCALE = false;
+template <>
+constexpr bool NEEDS_ROW_SCALE<__half> = true;
+
+// A row's scale and its inverse, both powers of two, so that multiplying and undoing it changes no bit of the mantissa.
+struct RowScale {
+    float scale;
+    float inverse;
+};
+
+// 1 unless the row's largest magnitude exceeds 2^15; then what brings that magnitude into [2^14, 2^15). NaN gives 1.
+template <typename T>
+__device__ __forceinline__ RowScale row_scale_for(float largest) {
+    if (!NEEDS_ROW_SCALE<T> || !(largest > 32768.0f)) return RowScale{1.0f, 1.0f};
+    const int exponent = __float_as_int(largest) >> 23;  // biased: 142 to 255
+    return RowScale{__int_as_float((exponent - 14) << 23), __int_as_float((268 - exponent) << 23)};
+}

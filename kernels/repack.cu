@@ -1,0 +1,197 @@
+// repack: weights, scales and zero points as a checkpoint stores them -> tiles (common/tile.cuh)
+//           Source: compressed_tensors pack_quantized; design 3
+// Shapes:   source rows of num_inputs weights SourceT or codes (int4: two a byte), row_bytes apart, any alignment that
+//           SourceT has; tiles [.][units][1024] bytes; scales: source [num_rows, source_groups] T -> [.][groups][16] T;
+//           zero points: source [ceil(num_rows * BITS / 32), source_groups] int32 -> [.][groups][16] uint8 flags int32
+//           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type; or null
+// Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). Source tile i goes to the tile
+//           tile_offset + i * tile_stride
+// Launch:   grid (ceil(elements / 256)), block (256); repack: an element is 16 bytes of tiles; repack_scales,
+//           repack_zero_points: one value
+// Traffic:  source read once, destination written once; a warp stores 512 contiguous bytes and reads 64 of each of 8
+//           rows
+// Numerics: codes and unconverted weights keep their bits; a conversion rounds to nearest even. Padding: codes of zero,
+//           zeros, scales 0
+// Choice:   one thread a 16-byte vector of the destination: stores are whole, sources are whole sectors; runs once, at
+//           load
+#include "common/tile.cuh"
+
+constexpr int BLOCK_SIZE = 256;
+constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2;
+
+struct SourceShape {
+    int num_rows, num_inputs, num_units, tile_offset, tile_stride;
+    unsigned long long row_bytes;
+};
+struct GroupShape {
+    int num_rows, source_groups, source_group_size, num_groups, group_size, tile_offset, tile_stride;
+};
+
+template <typename T>
+struct SourceBits {
+    static constexpr int VALUE = 8 * sizeof(T);
+};
+template <>
+struct SourceBits<Int4> {
+    static constexpr int VALUE = 4;
+};
+
+template <typename T>
+__device__ __forceinline__ bool is_finite(T value) {
+    return isfinite(to_float(value));
+}
+
+// 16 bytes of codes from an address of any alignment; of the last ones only `count` exist and the rest are `padding`.
+__device__ __forceinline__ uint4 load_codes(const unsigned char* source, int count, unsigned padding) {
+    const unsigned long long address = reinterpret_cast<unsigned long long>(source);
+    if (count >= 16 && address % 16 == 0) return *reinterpret_cast<const uint4*>(source);
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        words[i] = padding;
+        if (count >= 4 * i + 4 && address % 4 == 0) {
+            words[i] = *reinterpret_cast<const unsigned*>(source + 4 * i);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (4 * i + j < count) {
+                    const unsigned byte = source[4 * i + j];
+                    words[i] = (words[i] & ~(0xffu << (8 * j))) | byte << (8 * j);
+                }
+            }
+        }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <typename SourceT, typename WeightT>
+struct Vector {
+    // 16 bytes of WeightT from the `count` weights that exist.
+    __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
+        constexpr int SIZE = 16 / sizeof(WeightT);
+        const SourceT* values = reinterpret_cast<const SourceT*>(source);
+        Pack<WeightT> result;
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+            const SourceT value = i < count ? values[i] : from_float<SourceT>(0.0f);
+            result.values[i] = from_float<WeightT>(to_float(value));
+            if (!is_finite(value)) {
+                flags |= NOT_FINITE;
+            } else if (!is_finite(result.values[i])) {
+                flags |= OUT_OF_RANGE;
+            }
+        }
+        return *reinterpret_cast<const uint4*>(&result);
+    }
+};
+template <typename T>
+struct Vector<T, T> {
+    __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
+        constexpr int SIZE = 16 / sizeof(T);
+        Pack<T> result;
+        if (count >= SIZE && reinterpret_cast<unsigned long long>(source) % 16 == 0) {
+            result = Pack<T>::load(reinterpret_cast<const T*>(source));
+        } else {
+#pragma unroll
+            for (int i = 0; i < SIZE; ++i) {
+                result.values[i] = i < count ? reinterpret_cast<const T*>(source)[i] : from_float<T>(0.0f);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+            if (!is_finite(result.values[i])) flags |= NOT_FINITE;
+        }
+        return *reinterpret_cast<const uint4*>(&result);
+    }
+};
+template <>
+struct Vector<Int8, Int8> {
+    __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
+        return load_codes(source, count, 0x80808080u);
+    }
+};
+template <>
+struct Vector<Int4, Int4> {
+    __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
+        uint4 result = load_codes(source, (count + 1) / 2, 0x88888888u);
+        result.x = end_codes(result.x, count);
+        result.y = end_codes(result.y, count - 8);
+        result.z = end_codes(result.z, count - 16);
+        result.w = end_codes(result.w, count - 24);
+        return result;
+    }
+    // Of an odd count the last byte holds one code and nothing.
+    __device__ __forceinline__ static unsigned end_codes(unsigned word, int count) {
+        if (count <= 0 || count >= 8 || count % 2 == 0) return word;
+        return (word & ~(0xfu << (4 * count))) | 8u << (4 * count);
+    }
+};
+
+template <typename SourceT, typename WeightT>
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    repack(const unsigned char* __restrict__ source, unsigned char* __restrict__ tiles, int* flags, SourceShape shape) {
+    constexpr int VECTOR_INPUTS = TileFormat<WeightT>::UNIT_INPUTS / 4;
+    const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
+    const size_t unit_index = element / UNIT_VECTORS;
+    const int tile = static_cast<int>(unit_index / shape.num_units);
+    const int unit = static_cast<int>(unit_index % shape.num_units);
+    if (tile * TILE_ROWS >= shape.num_rows) return;
+    const int vector = element % UNIT_VECTORS, lane = vector % 32;
+    const int row = tile * TILE_ROWS + lane / 4 + 8 * (vector / 32);
+    const int input = unit * TileFormat<WeightT>::UNIT_INPUTS + lane % 4 * VECTOR_INPUTS;
+    const int count = row < shape.num_rows ? max(min(shape.num_inputs - input, VECTOR_INPUTS), 0) : 0;
+    // Addresses past the end of a row are formed, never read.
+    const size_t byte = static_cast<size_t>(input) * SourceBits<SourceT>::VALUE / 8;
+    int found = 0;
+    const uint4 value = Vector<SourceT, WeightT>::load(source + row * shape.row_bytes + byte, count, found);
+    const size_t destination = shape.tile_offset + static_cast<size_t>(tile) * shape.tile_stride;
+    reinterpret_cast<uint4*>(tiles)[(destination * shape.num_units + unit) * UNIT_VECTORS + vector] = value;
+    if (found != 0 && flags != nullptr) atomicOr(flags, found);
+}
+
+// Where a value of [tile][group][16] comes from: row `row` and group `group` of the source, if it exists there.
+struct GroupPlace {
+    size_t destination;
+    int row, group;
+    bool exists;
+};
+__device__ __forceinline__ GroupPlace group_place(const GroupShape& shape) {
+    const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
+    const int row_in_tile = element % TILE_ROWS;
+    const int group = element / TILE_ROWS % shape.num_groups;
+    const int tile = static_cast<int>(element / TILE_ROWS / shape.num_groups);
+    GroupPlace place;
+    place.row = tile * TILE_ROWS + row_in_tile;
+    // A stored group is a piece of one of the source's; those of padded inputs have no source.
+    const long long input = static_cast<long long>(group) * shape.group_size;
+    place.group = static_cast<int>(input / shape.source_group_size);
+    place.exists = place.row < shape.num_rows && place.group < shape.source_groups;
+    const size_t destination_tile = shape.tile_offset + static_cast<size_t>(tile) * shape.tile_stride;
+    place.destination = (destination_tile * shape.num_groups + group) * TILE_ROWS + row_in_tile;
+    return place;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    repack_scales(const T* __restrict__ source, T* __restrict__ scales, int* flags, GroupShape shape) {
+    const GroupPlace place = group_place(shape);
+    if (place.row / TILE_ROWS * TILE_ROWS >= shape.num_rows) return;
+    const size_t index = static_cast<size_t>(place.row) * shape.source_groups + place.group;
+    const T value = place.exists ? source[index] : from_float<T>(0.0f);
+    scales[place.destination] = value;
+    if (!is_finite(value) && flags != nullptr) atomicOr(flags, NOT_FINITE);
+}
+
+template <int BITS>
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    repack_zero_points(const unsigned* __restrict__ source, unsigned char* __restrict__ zero_points, GroupShape shape) {
+    const GroupPlace place = group_place(shape);
+    if (place.row / TILE_ROWS * TILE_ROWS >= shape.num_rows) return;
+    constexpr int PER_WORD = 32 / BITS;
+    unsigned value = 0;
+    if (place.exists) {
+        const unsigned word = source[static_cast<size_t>(place.row / PER_WORD) * shape.source_groups + place.group];
+        value = word >> (BITS * (place.row % PER_WORD)) & ((1u << BITS) - 1);
+    }
+    zero_points[place.destination] = static_cast<unsigned char>(value);
+}

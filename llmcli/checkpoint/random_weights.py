@@ -1,0 +1,133 @@
+"""Writes a model of a known shape with random weights, for measurements: through the exporter, or as plain bf16.
+
+Random numbers are made once and used again at other places, so that writing is as fast as the disk and the exporter.
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_plan import plan_export
+from llmcli.checkpoint.folder import CONFIG_NAME, WEIGHTS_NAME
+from llmcli.checkpoint.layout import EMBEDDING, HEAD
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.shapes import FORMATS, shape_source
+from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
+from llmcli.errors import OutputError
+from llmcli.quantization.floats import BF16_SHIFT, STORED_AS, Array
+
+OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
+
+# A prime, so that rows of any length begin at other places of the pool.
+POOL_SIZE = 8_388_593
+
+_BIAS_SCALE = 0.1
+_SPARE_BYTES = 64 * 2**20
+
+
+class RandomReader(TensorReader):
+    """Reads tensors that no file holds. Norms are ones; other weights are normal, scaled so that logits stay sane.
+
+    A tensor's bytes depend on its name, type and shape alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._normal = np.random.default_rng(0).standard_normal(POOL_SIZE, dtype=np.float32)
+        self._pools: dict[tuple[str, float], Array] = {}
+
+    def _read_range(self, info: TensorInfo, begin: int, view: memoryview) -> None:
+        target = np.frombuffer(view, STORED_AS[info.dtype])
+        if info.name.endswith("norm.weight"):
+            target[:] = _stored(np.ones(1, np.float32), info.dtype)
+            return
+        pool = self._pool(info.dtype, _scale(info))
+        place = (zlib.crc32(info.name.encode()) + begin // target.itemsize) % POOL_SIZE
+        done = 0
+        while done < len(target):
+            part = pool[place : place + len(target) - done]
+            target[done : done + len(part)] = part
+            done, place = done + len(part), 0
+
+    def _pool(self, dtype: str, scale: float) -> Array:
+        if (dtype, scale) not in self._pools:
+            self._pools[dtype, scale] = _stored(self._normal * np.float32(scale), dtype)
+        return self._pools[dtype, scale]
+
+
+def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress) -> None:
+    """Write the shape `name` in a format of `shapes.FORMATS` as a model folder, which must not exist.
+
+    Nothing is left behind if it fails or is stopped.
+    Raises: UsageError as `shape_source`; CheckpointError, OutputError for a disk that is full or cannot be written
+    """
+    scheme = FORMATS[form]
+    source_folder = destination.with_name(f"{destination.name}.source")
+    shutil.rmtree(source_folder, ignore_errors=True)
+    try:
+        source_folder.mkdir(parents=True)
+        model = shape_source(name, form)
+        source = replace(model, checkpoint=replace(model.checkpoint, folder=source_folder))
+        if scheme is None:
+            _write_plain(source, source_folder, on_progress)
+            source_folder.rename(destination)
+        else:
+            exporter = Exporter(plan_export(source, ExportOptions(scheme)), destination, name, open_reader=RandomReader)
+            workspace = exporter.prepare()
+            try:
+                exporter.run(workspace, on_progress, lambda module, quality: None)
+            except BaseException:
+                workspace.discard()
+                raise
+    except OSError as error:
+        raise OutputError(
+            f"{destination} cannot be written: {error.strerror or error}; give another folder with --scratch"
+        ) from error
+    finally:
+        shutil.rmtree(source_folder, ignore_errors=True)
+
+
+def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
+    """The float weights as they are, in one file. Not made durable: nobody needs them after a power cut."""
+    infos = model.checkpoint.tensors
+    total = sum(info.num_bytes for info in infos.values())
+    if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:
+        raise OutputError(
+            f"the disk of {folder.parent} has {free / 1e9:.2f} GB free, the model needs {total / 1e9:.2f} GB; "
+            "give another folder with --scratch"
+        )
+    (folder / CONFIG_NAME).write_text(json.dumps(model.checkpoint.config_json), encoding="utf-8")
+    tensors = [OutputTensor(info.name, info.dtype, info.shape) for info in infos.values()]
+    done = 0
+    with SafetensorsWriter(folder / WEIGHTS_NAME, tensors) as writer, RandomReader() as reader:
+        for info in infos.values():
+            for begin in range(0, info.num_bytes, CHUNK_BYTES):
+                chunk = bytearray(min(CHUNK_BYTES, info.num_bytes - begin))
+                reader.read_range_into(info, begin, chunk)
+                writer.write(info.name, chunk, begin)
+                done += len(chunk)
+                on_progress(done, total)
+
+
+def _scale(info: TensorInfo) -> float:
+    """Products keep the size of their input; the head spreads logits by about 2, and an embedding alone is small."""
+    if len(info.shape) == 1:
+        return _BIAS_SCALE
+    factor = 2.0 if info.name in (EMBEDDING, HEAD) else 1.0
+    return float(factor * info.shape[-1] ** -0.5)
+
+
+def _stored(values: Array, dtype: str) -> Array:
+    """Float32 values in a float type, bf16 cut off."""
+    if dtype == "BF16":
+        return (values.view(np.uint32) >> BF16_SHIFT).astype(np.uint16)
+    return values.astype(STORED_AS[dtype])

@@ -1,0 +1,278 @@
+"""`llmcli bench`: how fast a model is on this machine, and how near that comes to what its memory allows."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import (
+    OUTPUT_PANEL,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    FormatOption,
+    ModelOption,
+    QuietOption,
+    RowsOption,
+    SubjectArgument,
+    ThreadsOption,
+    chosen_model,
+)
+from llmcli.cli.tables import format_table
+from llmcli.cli.targets import LENGTHS, measure_subject, open_subject
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+
+MEASURING_PANEL = "Measuring"
+DEFAULT_NEW_TOKENS = 64
+
+
+def bench(
+    model: SubjectArgument = None,
+    model_option: ModelOption = None,
+    form: FormatOption = None,
+    rows: RowsOption = 1,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    prompt: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Length of a prompt; repeatable.",
+            show_default="128 and 2048, as the model's context allows",
+            rich_help_panel=MEASURING_PANEL,
+        ),
+    ] = None,
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens in the cache when decoding begins; repeatable.",
+            show_default="as --prompt",
+            rich_help_panel=MEASURING_PANEL,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens decoded in a run.", rich_help_panel=MEASURING_PANEL)
+    ] = DEFAULT_NEW_TOKENS,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Runs of each figure, fewer of long ones.", rich_help_panel=MEASURING_PANEL
+        ),
+    ] = 5,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where a SHAPE's random weights are written.",
+            show_default="the user's cache",
+            rich_help_panel=MEASURING_PANEL,
+        ),
+    ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Keep these weights; the next run takes them.", rich_help_panel=MEASURING_PANEL),
+    ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    csv_: Annotated[
+        bool, typer.Option("--csv", help="One line a figure instead of tables.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.
+
+    A SHAPE gets random weights, written as `quantize` writes them and loaded as `generate` loads them.
+
+    [bold]Examples[/bold]
+
+    llmcli bench path/to/model
+
+    llmcli bench Llama-2-7B --format int4 --rows 8 --depth 128 --depth 4000 --json
+    """
+    if json_ and csv_:
+        raise UsageError("--json and --csv exclude each other; give one of them")
+    options = RunnerOptions(device, dtype, threads)
+    subject = open_subject(chosen_model(model, model_option), form)
+    longest = subject.model.config.max_position_embeddings - tokens - 1
+    if longest < 1:
+        raise UsageError(f"--tokens {tokens} leaves no room in the {longest + tokens + 1} tokens of {subject.name}")
+    prompts = _lengths("--prompt", prompt, longest, tokens) if prompt else _default_lengths(longest)
+    depths = _lengths("--depth", depth, longest, tokens) if depth else prompts
+    report = measure_subject(
+        subject,
+        options,
+        prompts=prompts,
+        depths=depths,
+        num_rows=rows,
+        num_new_tokens=tokens,
+        repeats=repeats,
+        scratch=scratch,
+        keep=keep,
+    )
+    if json_:
+        terminal.write_json(_as_json(report))
+    elif csv_:
+        terminal.write(_as_csv(report))
+    else:
+        terminal.write(_as_text(report))
+
+
+def _default_lengths(longest: int) -> list[int]:
+    return sorted({min(length, longest) for length in LENGTHS})
+
+
+def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
+    if (largest := max(lengths)) > longest:
+        raise UsageError(
+            f"{flag} {largest} and {num_new_tokens} new tokens are over the model's context; use at most {longest}"
+        )
+    return sorted(set(lengths))
+
+
+def _as_text(report: BenchReport) -> str:
+    facts = (
+        ("model", f"{report.model}, {report.precision}, context {report.context}"),
+        ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
+        ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
+    )
+    text = "".join(f"{name:<18}{value}\n" for name, value in facts)
+    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
+    prompts = [
+        [
+            str(item.num_tokens),
+            f"{item.tokens_per_second:,.1f}",
+            _spread(item.num_tokens, item.seconds),
+            _or_dash(item.predicted_tokens_per_second, ",.1f"),
+            f"{item.first_token_seconds.median * 1e3:,.1f} ms",
+            f"{_milliseconds(item.predicted_first_token_seconds)}",
+            str(item.seconds.num_runs),
+        ]
+        for item in report.prompts
+    ]
+    text += "\n" + format_table(header, prompts)
+    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
+    decode = [
+        [
+            str(item.depth),
+            str(item.num_rows),
+            f"{item.tokens_per_second:,.1f}",
+            _spread(item.num_rows, item.step_seconds),
+            f"{item.predicted_tokens_per_second:,.1f}",
+            f"{item.bytes_per_second / 1e9:,.1f}",
+            f"{item.bandwidth_share:.1%}",
+            str(item.step_seconds.num_runs),
+        ]
+        for item in report.decode
+    ]
+    return text + "\n" + format_table(header, decode)
+
+
+def _spread(count: int, seconds: Spread) -> str:
+    return f"{count / seconds.slowest:,.1f} to {count / seconds.fastest:,.1f}"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+
+
+def _as_json(report: BenchReport) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(report),
+        "prompts": [_prompt_record(item) for item in report.prompts],
+        "decode": [_decode_record(item) for item in report.decode],
+    }
+
+
+def _prompt_record(item: PromptFigures) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(item),
+        "tokens_per_second": item.tokens_per_second,
+        "predicted_tokens_per_second": item.predicted_tokens_per_second,
+    }
+
+
+def _decode_record(item: DecodeFigures) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(item),
+        "tokens_per_second": item.tokens_per_second,
+        "predicted_tokens_per_second": item.predicted_tokens_per_second,
+        "gbps": item.bytes_per_second / 1e9,
+    }
+
+
+CSV_COLUMNS = (
+    "model",
+    "device",
+    "figure",
+    "length",
+    "rows",
+    "runs",
+    "tokens_per_second",
+    "slowest_tokens_per_second",
+    "fastest_tokens_per_second",
+    "predicted_tokens_per_second",
+    "first_token_seconds",
+    "predicted_first_token_seconds",
+    "gbps",
+    "bandwidth_share",
+)
+
+
+def _as_csv(report: BenchReport) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for prompt in report.prompts:
+        writer.writerow(
+            {
+                **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
+                "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
+                "first_token_seconds": prompt.first_token_seconds.median,
+                "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
+            }
+        )
+    for decode in report.decode:
+        rows = decode.num_rows
+        writer.writerow(
+            {
+                **_csv_rates(report, "decode", decode.depth, rows, rows, decode.step_seconds),
+                "predicted_tokens_per_second": decode.predicted_tokens_per_second,
+                "gbps": decode.bytes_per_second / 1e9,
+                "bandwidth_share": decode.bandwidth_share,
+            }
+        )
+    return text.getvalue()
+
+
+def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
+    return {
+        "model": report.model,
+        "device": report.device,
+        "figure": figure,
+        "length": length,
+        "rows": rows,
+        "runs": seconds.num_runs,
+        "tokens_per_second": count / seconds.median,
+        "slowest_tokens_per_second": count / seconds.slowest,
+        "fastest_tokens_per_second": count / seconds.fastest,
+    }

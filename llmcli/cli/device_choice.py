@@ -1,0 +1,120 @@
+"""Which device runs a model and why, and the loading of its runner; what is slow to import comes with the load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llmcli.cli.terminal import OnProgress, terminal
+from llmcli.errors import DeviceError, UsageError
+from llmcli.kernels.environment import find_driver
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
+    from llmcli.runners.base import Runner
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+CPU_DTYPES = {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+
+# Rows decoded in one batch: one pass over the weights serves them all.
+MAX_BATCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How the model is to be run, as the flags say it."""
+
+    device: str
+    dtype: str
+    num_threads: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names, and a card that was asked for and cannot be used."""
+        if not _DEVICE.fullmatch(self.device):
+            raise UsageError(f"--device is {self.device!r}, expected auto, cpu, cuda or cuda:N")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        if self.device.startswith("cuda"):
+            if (problem := _card_problem(self._named_card)) is not None:
+                raise DeviceError(f"--device {self.device}: {problem}; use --device cpu")
+        elif self.device == "cpu" and self.dtype not in CPU_DTYPES:
+            raise UsageError(f"--dtype {self.dtype} is for CUDA; on the CPU use float32 or bfloat16")
+
+    @property
+    def _named_card(self) -> int:
+        return int(self.device.partition(":")[2] or 0)
+
+    @cached_property
+    def card(self) -> int | None:
+        """The card to use in the driver's order, None for the CPU.
+
+        Where `auto` finds a driver but no card it can use, a line says why.
+        Raises: UsageError if `auto` ends on the CPU, which lacks the dtype.
+        """
+        if self.device.startswith("cuda"):
+            return self._named_card
+        if self.device == "cpu":
+            return None
+        problem = _card_problem(0)
+        if problem is None:
+            return 0
+        if self.dtype not in CPU_DTYPES:
+            raise UsageError(f"--dtype {self.dtype} is for CUDA, and {problem}; use float32 or bfloat16")
+        if has_driver():
+            terminal.warn(f"running on the CPU: {problem}")
+        return None
+
+    @property
+    def note(self) -> str:
+        """Why `auto` takes the device it takes; what has had its own line is not said again."""
+        return " (no NVIDIA driver)" if self.device == "auto" and not has_driver() else ""
+
+
+def has_driver() -> bool:
+    """Whether this machine has an NVIDIA driver at all; asking costs next to nothing where it has none."""
+    return find_driver() is not None
+
+
+def _card_problem(index: int) -> str | None:
+    """Why a card cannot be used, None if it can."""
+    if not has_driver():
+        return "there is no NVIDIA driver"
+    from llmcli.kernels.device import find_problem
+
+    return find_problem(index)
+
+
+def load_runner(
+    model: Model, options: RunnerOptions, context: int, num_samples: int, on_progress: OnProgress
+) -> Runner:
+    """Read the weights to where the options say.
+
+    A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
+    Raises: LLMCliError and its subclasses
+    """
+    if options.card is None:
+        from llmcli.runners.torch.load import load
+
+        return load(
+            model,
+            max_seq_len=context,
+            dtype=CPU_DTYPES[options.dtype],
+            num_threads=options.num_threads,
+            on_progress=on_progress,
+        )
+    from llmcli.runners.cuda.load import load as load_on_card
+
+    return load_on_card(
+        model,
+        card=options.card,
+        max_seq_len=context,
+        num_rows=min(num_samples, MAX_BATCH_ROWS),
+        allows_fewer_rows=True,
+        dtype=options.dtype,
+        on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once"),
+        on_progress=on_progress,
+    )

@@ -1,0 +1,140 @@
+"""`llmcli plan`: memory and speed of a model or of a shape, before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import (
+    MODEL_PANEL,
+    ContextOption,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    FormatOption,
+    ModelOption,
+    QuietOption,
+    RowsOption,
+    SubjectArgument,
+    ThreadsOption,
+    chosen_model,
+)
+from llmcli.cli.tables import format_table
+from llmcli.cli.targets import distant_card, open_subject, open_target, plan_subject
+from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.measure.plan import MemoryUse, Plan
+
+
+def plan(
+    model: SubjectArgument = None,
+    model_option: ModelOption = None,
+    form: FormatOption = None,
+    context: ContextOption = None,
+    rows: RowsOption = 1,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="GiB",
+            help="Plan for a card of this memory; needs --bandwidth.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="GB/s",
+            help="Read bandwidth of the card that --memory describes.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Say what memory a model takes and how fast it will be on this machine, before a weight is read.
+
+    What does not fit is refused with the largest context that does.
+
+    [bold]Examples[/bold]
+
+    llmcli plan path/to/model --context 32768
+
+    llmcli plan Llama-3.1-70B --format int4 --memory 48 --bandwidth 960
+    """
+    if (memory is None) != (bandwidth is None):
+        raise UsageError("--memory and --bandwidth describe a card together; give both or neither")
+    if memory is not None and (device, threads) != ("auto", None):
+        raise UsageError("--memory and --bandwidth describe a card that is not here; leave out --device and --threads")
+    options = RunnerOptions(device, dtype, threads)
+    subject = open_subject(chosen_model(model, model_option), form)
+    if memory is not None and bandwidth is not None:
+        target = distant_card(memory, bandwidth, dtype)
+    else:
+        target = open_target(options, subject)
+    facts = plan_subject(subject, target, dtype, context, rows)
+    if json_:
+        terminal.write_json(_as_json(facts))
+        return
+    source = "as given" if memory is not None else "measured"
+    terminal.write("".join(f"{name:<18}{value}\n" for name, value in _lines(facts, source)))
+    terminal.write("\n" + format_table(*_decode_table(facts)))
+    if facts.prompts[0].first_token_seconds is not None:
+        terminal.write("\n" + format_table(*_prompt_table(facts)))
+
+
+def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
+    memory = facts.memory
+    parts = f"weights {_size(memory.weight_bytes)} + KV cache {_size(memory.cache_bytes)}"
+    rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
+    return [
+        ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
+        ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
+        ("memory", f"{_size(memory.total_bytes)} of {_size(memory.available_bytes)} that are free"),
+        ("", f"{parts} + workspace {_size(memory.workspace_bytes)}"),
+        ("context", f"{facts.context} tokens{rows}; {memory.largest_context} would fit"),
+    ]
+
+
+def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
+    header = ["depth", "read per step", "tokens/s"]
+    rows = [
+        [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", f"{item.tokens_per_second:,.1f}"]
+        for item in facts.decode
+    ]
+    return header, rows
+
+
+def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
+    header = ["prompt", "tokens/s", "first token"]
+    rows = [
+        [
+            str(item.num_tokens),
+            f"{item.tokens_per_second:,.0f}",
+            f"{item.first_token_seconds * 1e3:,.1f} ms",
+        ]
+        for item in facts.prompts
+        if item.tokens_per_second is not None and item.first_token_seconds is not None
+    ]
+    return header, rows
+
+
+def _as_json(facts: Plan) -> dict[str, object]:
+    def with_total(memory: MemoryUse) -> dict[str, int]:
+        return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
+
+    return {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,147 @@
+"""Launcher of attention_decode.cu: norm, rotary, cache and attention of one new token in each of a few rows."""
+
+import math
+
+import numpy as np
+
+from llmcli.kernels.arguments import Array, c_type, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout, check_cache, check_layout, check_window, column_address, row_stride
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+SPEC = KernelSpec(
+    "attention_decode",
+    "norm, rotary, cache and attention of one token",
+    (
+        *(f"attention_decode<float, {size}, 4>" for size in (48, 64, 128)),
+        "attention_decode<float, 256, 2>",
+        *(f"attention_decode<__half, {size}, 8>" for size in (8, 64, 96, 128, 256)),
+        *(f"attention_decode<__nv_bfloat16, {size}, 8>" for size in (64, 80, 128, 256)),
+        *(f"attention_decode<{kind}, {size}, 16>" for kind in ("__half", "__nv_bfloat16") for size in (64, 128)),
+    ),
+)
+
+PARTIAL_EXTRA = 4  # beside the weighted values: maximum, sum, and two floats that keep 16-byte alignment
+_BLOCK_SIZE = 128
+_MAX_SPLITS = 256
+_MIN_SPLIT_TOKENS = 128
+# By head tile: head_dim up to which three blocks fit a multiprocessor; beyond two do.
+_THREE_BLOCKS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
+_WIDE_HEAD_DIM = 128
+
+
+def head_tile(layout: QkvLayout, itemsize: int) -> int:
+    """Query heads that one block takes together; keys and values are read once for each tile of a group."""
+    is_wide = layout.head_dim > _WIDE_HEAD_DIM  # fewer heads find room in the registers
+    if itemsize == 4:
+        return 2 if is_wide else 4
+    return 8 if is_wide or layout.group_size <= 8 else 16
+
+
+def grid_heads(layout: QkvLayout, itemsize: int) -> int:
+    """Blocks a row and split takes: the counters of a row."""
+    return layout.num_key_value_heads * -(-layout.group_size // head_tile(layout, itemsize))
+
+
+def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_seq_len: int) -> int:
+    """Parts into which a row's tokens are cut at most: one row fills the card once, and no part is very small.
+
+    Depends on nothing that changes after load, and never on the number of rows, so that a row's bits do not either.
+    """
+    small = layout.head_dim <= _THREE_BLOCKS_HEAD_DIM[head_tile(layout, itemsize)]
+    filling = (3 if small else 2) * num_multiprocessors // grid_heads(layout, itemsize)
+    return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
+
+
+def kernel_name(layout: QkvLayout, keys: Array) -> str:
+    """The name expression for these heads and this cache."""
+    return f"attention_decode<{c_type(keys)}, {layout.head_dim}, {head_tile(layout, keys.dtype.itemsize)}>"
+
+
+def attention_decode(
+    device: Device,
+    *,
+    qkv: Array,
+    layout: QkvLayout,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    eps: float,
+    cos_sin: Array | None,
+    rows: Array,
+    positions: Array,
+    keys: Array,
+    values: Array,
+    window: int | None,
+    partials: Array,
+    counters: Array,
+    out: Array,
+) -> None:
+    """Append the new token of each row to the cache and attend from it to every token its window shows.
+
+    `counters` holds zeros before the first call and after every call. Rows of the cache must differ.
+    Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
+            float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
+            positions [R] int32; keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's,
+            in-out; partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
+            grid_heads] uint32; out [R, layout.q_size] float32
+    Raises: ValueError
+    """
+    kernel = "attention_decode"
+    check_layout(kernel, layout)
+    stride = row_stride(kernel, qkv, layout)
+    num_rows, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
+    max_seq_len = check_cache(kernel, keys, values, layout)
+    if cos_sin is not None:
+        check(kernel, "cos_sin", cos_sin, dtype=np.float32, shape=(max_seq_len, head_dim // 2, 2))
+    check(kernel, "rows", rows, dtype=np.int32, shape=(num_rows,), aligned=4)
+    check(kernel, "positions", positions, dtype=np.int32, shape=(num_rows,), aligned=4)
+    partials_shape = (None, layout.num_attention_heads, None, head_dim + PARTIAL_EXTRA)
+    check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
+    check(kernel, "out", out, dtype=np.float32, shape=(num_rows, layout.q_size))
+    num_splits = partials.shape[2]
+    if not 1 <= num_splits <= _MAX_SPLITS:
+        raise ValueError(f"{kernel}: partials are for {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if min(partials.shape[0], counters.shape[0]) < num_rows:
+        raise ValueError(f"{kernel}: partials and counters are too small for {num_rows} rows")
+    device.launch(
+        kernel,
+        kernel_name(layout, keys),
+        grid=(num_splits, grid_heads(layout, itemsize), num_rows),
+        block=_BLOCK_SIZE,
+        arguments=(
+            qkv,
+            column_address(qkv, layout.k_offset),
+            column_address(qkv, layout.v_offset),
+            np.int32(stride),
+            q_norm,
+            k_norm,
+            np.float32(eps),
+            np.float32(head_dim**-0.5 * math.log2(math.e)),
+            cos_sin,
+            rows,
+            positions,
+            keys,
+            values,
+            np.int32(max_seq_len),
+            check_window(kernel, window),
+            np.int32(layout.num_attention_heads),
+            np.int32(layout.num_key_value_heads),
+            partials,
+            counters,
+            out,
+        ),
+        overlaps=True,
+    )
+
+
+def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int) -> KernelCost:
+    """What one call needs; `num_seen` are the tokens each row sees, its own included."""
+    cached = sum(seen - 1 for seen in num_seen)
+    new = len(num_seen)
+    queries = 4 * new * layout.q_size
+    reads = 2 * cached * layout.kv_size * itemsize + queries + 8 * new * layout.kv_size
+    return KernelCost(reads, queries + 2 * new * layout.kv_size * itemsize, 4 * (cached + new) * layout.q_size)

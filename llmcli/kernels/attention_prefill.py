@@ -1,0 +1,101 @@
+"""Launcher of attention_prefill.cu: many new tokens of one row against everything cached up to each of them."""
+
+import math
+
+import numpy as np
+
+from llmcli.kernels.arguments import Array, c_type, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout, check_cache, check_layout, check_window, row_stride
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+SPEC = KernelSpec(
+    "attention_prefill",
+    "causal attention of many tokens",
+    (
+        *(f"attention_prefill<float, {size}>" for size in (48, 128, 256)),
+        *(f"attention_prefill<__half, {size}>" for size in (8, 64, 96, 128, 256)),
+        *(f"attention_prefill<__nv_bfloat16, {size}>" for size in (64, 80, 128, 256)),
+    ),
+)
+
+_BLOCK_SIZE = 128
+
+
+def kernel_name(keys: Array) -> str:
+    """The name expression for this cache."""
+    return f"attention_prefill<{c_type(keys)}, {keys.shape[3]}>"
+
+
+def attention_prefill(
+    device: Device,
+    *,
+    qkv: Array,
+    layout: QkvLayout,
+    keys: Array,
+    values: Array,
+    row: int,
+    start: int,
+    window: int | None,
+    out: Array,
+) -> None:
+    """Attend from n tokens of cache row `row`, the first at position `start`, whose keys and values are cached already.
+
+    With a window a token sees only that many tokens, itself included.
+    Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
+            [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's; out [n, layout.q_size] float32
+    Raises: ValueError
+    """
+    check_layout("attention_prefill", layout)
+    stride = row_stride("attention_prefill", qkv, layout)
+    num_tokens = qkv.shape[0]
+    max_seq_len = check_cache("attention_prefill", keys, values, layout)
+    check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
+    if not 0 <= row < keys.shape[0]:
+        raise ValueError(f"attention_prefill: row is {row}, the cache has {keys.shape[0]}")
+    if start < 0 or start + num_tokens > max_seq_len:
+        raise ValueError(
+            f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit a cache of {max_seq_len}"
+        )
+    block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
+    device.launch(
+        "attention_prefill",
+        kernel_name(keys),
+        grid=(layout.num_attention_heads, -(-num_tokens // block_queries)),
+        block=_BLOCK_SIZE,
+        arguments=(
+            qkv,
+            np.int32(stride),
+            keys,
+            values,
+            np.int32(max_seq_len),
+            np.int32(layout.num_key_value_heads),
+            np.int32(num_tokens),
+            np.int32(row),
+            np.int32(start),
+            check_window("attention_prefill", window),
+            np.float32(layout.head_dim**-0.5 * math.log2(math.e)),
+            out,
+        ),
+        shared_bytes=shared_bytes,
+    )
+
+
+def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
+    """Queries and bytes of shared memory of a block, as prefill_mma.cuh and prefill_float.cuh lay them out."""
+    if itemsize == 4:
+        return 32, 4 * ((32 + 32) * (head_dim + 4) + 32 * 36)
+    queries, tokens = (128, 64) if head_dim <= 128 else (64, 32)
+    return queries, 2 * (queries + 2 * tokens) * (-(-head_dim // 16) * 16 + 8)
+
+
+def attention_prefill_cost(
+    num_tokens: int, start: int, layout: QkvLayout, itemsize: int, window: int | None
+) -> KernelCost:
+    """What one call needs at least: every visible token once, and the products that are not masked."""
+    positions = range(start, start + num_tokens)
+    seen = sum(min(position + 1, window or position + 1) for position in positions)
+    first = max(0, start + 1 - window) if window else 0
+    cached = 2 * (start + num_tokens - first) * layout.kv_size * itemsize
+    queries = 4 * num_tokens * layout.q_size
+    return KernelCost(queries + cached, queries, 4 * seen * layout.q_size)

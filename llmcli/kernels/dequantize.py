@@ -1,0 +1,92 @@
+"""Some tiles of a matrix as plain rows in the type of prefill's activations, for the matrix library."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import check
+from llmcli.kernels.device import Device
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+
+BLOCK_SIZE = 256
+
+# What activations are multiplied in; bfloat16 is kept as uint16.
+ACTIVATION_DTYPES: dict[str, np.dtype[Any]] = {
+    "int8": np.dtype(np.float16),
+    "int4": np.dtype(np.float16),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "float32": np.dtype(np.float32),
+}
+_ONE_GROUP = 31  # a shift that takes every input to group 0
+
+SPEC = KernelSpec(
+    "dequantize",
+    "tiles to plain rows",
+    (
+        *(f"dequantize<{codes}, {scale}>" for codes in ("Int8", "Int4") for scale in SCALE_C_TYPES.values()),
+        *(f"dequantize<{weight}, float>" for weight in ("__half", "__nv_bfloat16", "float")),
+    ),
+)
+
+
+class DequantizeShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_tiles", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_units", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("group_shift", ctypes.c_int32),
+        ("out_stride", ctypes.c_int32),
+    )
+
+
+def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
+    """Write tiles [first_tile, first_tile + num_tiles) as rows; padded rows of the matrix are zeros.
+
+    Shapes: out [16 * num_tiles, num_inputs] in ACTIVATION_DTYPES[weight_type], rows any distance apart; fast where
+            that distance is a multiple of 16 bytes
+    Raises: ValueError
+    """
+    layout = matrix.layout
+    if not 0 <= first_tile < first_tile + num_tiles <= layout.num_tiles:
+        raise ValueError(f"dequantize: tiles {first_tile} to {first_tile + num_tiles} of {layout.num_tiles}")
+    shape = (num_tiles * TILE_ROWS, layout.num_inputs)
+    dtype = ACTIVATION_DTYPES[layout.weight_type]
+    check("dequantize", "out", out, dtype=dtype, shape=shape, row_stride=True)
+    wanted = slice(first_tile, first_tile + num_tiles)
+    device.launch(
+        "dequantize",
+        f"dequantize<{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}>",
+        grid=(-(-num_tiles * layout.num_units * (UNIT_BYTES // 16) // BLOCK_SIZE),),
+        block=BLOCK_SIZE,
+        arguments=(
+            matrix.tiles[wanted],
+            None if matrix.scales is None else matrix.scales[wanted],
+            None if matrix.zero_points is None else matrix.zero_points[wanted],
+            out,
+            DequantizeShape(
+                num_tiles=num_tiles,
+                num_inputs=layout.num_inputs,
+                num_units=layout.num_units,
+                num_groups=layout.num_groups,
+                group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
+                out_stride=out.strides[0] // out.dtype.itemsize,
+            ),
+        ),
+    )
+
+
+def dequantize_cost(*, layout: TileLayout, num_tiles: int) -> KernelCost:
+    """What one call moves."""
+    rows = num_tiles * TILE_ROWS
+    itemsize = ACTIVATION_DTYPES[layout.weight_type].itemsize
+    return KernelCost(
+        read_bytes=layout.num_bytes // layout.num_tiles * num_tiles,
+        written_bytes=rows * layout.num_inputs * itemsize,
+        flops=rows * layout.num_inputs if layout.has_codes else 0,
+    )

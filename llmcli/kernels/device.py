@@ -1,0 +1,247 @@
+"""One card: its compiled kernels, its stream, and launches on it. What fails there is told in one line.
+
+Nothing here imports CuPy before the driver has shown a card that can be used.
+"""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import DeviceError, InsufficientMemoryError
+from llmcli.kernels import environment
+from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.compiler import CompiledKernels
+from llmcli.kernels.driver import LaunchDriver
+from llmcli.resources import kernel_cache_folder
+
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
+
+
+@dataclass
+class _Kernel:
+    """One loaded function; its module is held so that it stays loaded."""
+
+    module: Any
+    function: int
+    max_dynamic_shared_bytes: int
+
+
+class Device:
+    """One card, ready for launches, all on one non-blocking stream. Made by `Device.open`.
+
+    `trace`, when a list, gets (stem, name) of every launch.
+    """
+
+    def __init__(self, card: environment.Card, cache: KernelCache) -> None:
+        """For `open`, which checks first that the card can be used."""
+        import cupy
+
+        self.index = card.index
+        self.name = card.name
+        self.arch = "sm_{}{}".format(*card.compute_capability)
+        self.trace: list[tuple[str, str]] | None = None
+        self._cache = cache
+        self._kernels: dict[tuple[str, str], _Kernel] = {}
+        self._cupy = cupy
+        with device_errors():
+            self.activate()
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            runtime = cupy.cuda.runtime
+            attribute = runtime.deviceGetAttribute
+            # Cards have it from sm_90, and graphs record it from CUDA 12.3.
+            self._can_overlap = card.compute_capability >= (9, 0) and runtime.driverGetVersion() >= 12030
+            self.num_multiprocessors = int(attribute(runtime.cudaDevAttrMultiProcessorCount, card.index))
+            self.l2_bytes = int(attribute(runtime.cudaDevAttrL2CacheSize, card.index))
+            self.shared_bytes_per_block = int(attribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, card.index))
+        self._driver = LaunchDriver(self.shared_bytes_per_block)
+
+    @classmethod
+    def open(cls, index: int = 0) -> "Device":
+        """Card `index` in the driver's order.
+
+        Raises: DeviceError saying why it cannot be used
+        """
+        driver = environment.find_driver()
+        problem = _problem(driver, index)
+        if driver is None or problem is not None:
+            raise DeviceError(f"CUDA cannot be used: {problem}")
+        return cls(driver.cards[index], KernelCache())
+
+    def activate(self) -> None:
+        """Make this the current card of the calling thread; every thread that launches does this once."""
+        self._cupy.cuda.Device(self.index).use()
+
+    def prepare(self, stem: str, names: Iterable[str]) -> None:
+        """Load these name expressions of one `.cu` file now, compiling what the cache does not hold.
+
+        Raises: DeviceError
+        """
+        self.prepare_all({stem: names})
+
+    def prepare_all(self, wanted: Mapping[str, Iterable[str]], on_compile: Callable[[int], None] | None = None) -> None:
+        """Like `prepare` for many files.
+
+        `on_compile` is called with the number of files to compile before that begins; on a warm start it is not.
+        Raises: DeviceError
+        """
+        missing = {
+            stem: absent
+            for stem, names in wanted.items()
+            if (absent := sorted({name for name in names if (stem, name) not in self._kernels}))
+        }
+        found = {stem: self._cache.find(stem, names, self.arch) for stem, names in missing.items()}
+        num_absent = sum(compiled is None for compiled in found.values())
+        if num_absent and on_compile is not None:
+            on_compile(num_absent)
+        # One after the other: the compiler library takes no second thread in.
+        for stem, names in missing.items():
+            self._load(stem, names, found[stem] or self._cache.compile(stem, names, self.arch))
+
+    def _load(self, stem: str, names: Sequence[str], compiled: CompiledKernels) -> None:
+        with device_errors():
+            module = self._cupy.cuda.function.Module()
+            module.load(compiled.cubin)
+            for name in names:
+                function = int(module.get_function(compiled.lowered[name]).ptr)
+                limit = _DEFAULT_SHARED_LIMIT - compiled.resources[name].shared_bytes
+                self._kernels[stem, name] = _Kernel(module, function, limit)
+
+    def launch(
+        self,
+        stem: str,
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        block: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+        overlaps: bool = False,
+    ) -> None:
+        """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
+
+        Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
+        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself.
+        Raises: TypeError, ValueError for what CUDA would misread; DeviceError
+        """
+        kernel = self._kernels.get((stem, name))
+        if kernel is None:
+            self.prepare(stem, [name])
+            kernel = self._kernels[stem, name]
+        if shared_bytes > kernel.max_dynamic_shared_bytes:
+            self._driver.allow_shared(stem, kernel.function, shared_bytes)
+            kernel.max_dynamic_shared_bytes = shared_bytes
+        overlaps = overlaps and self._can_overlap
+        stream = self.stream.ptr
+        self._driver.launch(stem, kernel.function, grid, block, arguments, shared_bytes, stream, overlaps)
+        if self.trace is not None:
+            self.trace.append((stem, name))
+
+    def synchronize(self) -> None:
+        """Wait for everything launched so far.
+
+        Raises: DeviceError if a kernel failed
+        """
+        with device_errors():
+            self.stream.synchronize()
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Turn what CuPy raises inside into DeviceError, and a full card into InsufficientMemoryError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # By name, since importing these classes loads CuPy and, for cuBLAS, a library that may not be there.
+        library = type(error).__module__.partition(".")[0]
+        if library not in ("cupy", "cupy_backends"):
+            raise
+        if isinstance(error, MemoryError) or getattr(error, "status", None) == _OUT_OF_MEMORY:
+            raise InsufficientMemoryError(f"the card's memory is full ({_first_line(error)})") from error
+        raise DeviceError(f"the card failed: {_first_line(error)}") from error
+
+
+def find_problem(index: int = 0) -> str | None:
+    """Why card `index` cannot be used, in one line, or None. Compilers are not asked: a warm start needs none."""
+    return _problem(environment.find_driver(), index)
+
+
+def _problem(driver: environment.Driver | None, index: int) -> str | None:
+    if driver is None:
+        return "there is no NVIDIA driver on this machine"
+    return _card_problem(driver, index) or _cupy_problem(driver.cuda_version)
+
+
+def _card_problem(driver: environment.Driver, index: int) -> str | None:
+    if driver.problem:
+        return driver.problem
+    if driver.cuda_version < environment.MIN_CUDA_VERSION:
+        need = _dotted(environment.MIN_CUDA_VERSION)
+        return f"the NVIDIA driver is for CUDA {_dotted(driver.cuda_version)}; install one for CUDA {need} or newer"
+    if not driver.cards:
+        hidden = "; CUDA_VISIBLE_DEVICES is set" if "CUDA_VISIBLE_DEVICES" in os.environ else ""
+        return f"the NVIDIA driver sees no card{hidden}"
+    if not 0 <= index < len(driver.cards):
+        numbers = "only card 0" if len(driver.cards) == 1 else f"cards 0 to {len(driver.cards) - 1}"
+        return f"there is no card {index}, the NVIDIA driver sees {numbers}"
+    card = driver.cards[index]
+    if card.compute_capability < environment.MIN_COMPUTE_CAPABILITY:
+        have, need = _dotted(card.compute_capability), _dotted(environment.MIN_COMPUTE_CAPABILITY)
+        return f"card {index}, {card.name}, has compute capability {have}; {need} or more (Ampere) is needed"
+    return None
+
+
+def _cupy_problem(cuda_version: tuple[int, int]) -> str | None:
+    found = environment.cupy_distributions()
+    install = f'pip install "llmcli[cuda{13 if cuda_version >= (13, 0) else 12}]"'
+    if not found:
+        return f"CuPy is not installed; {install}"
+    if len(found) > 1:
+        return f"{' and '.join(found)} overwrite each other; pip uninstall {' '.join(found)}, then {install}"
+    if "cupy-cuda13x" in found and cuda_version < (13, 0):
+        version = _dotted(cuda_version)
+        return f"cupy-cuda13x cannot use a driver for CUDA {version}; pip uninstall cupy-cuda13x, then {install}"
+    return _import_problem()
+
+
+@functools.cache
+def _import_problem() -> str | None:
+    keep_cupy_out_of_home()
+    try:
+        environment.prefer_libraries_of_cupy()
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # a broken installation fails in as many ways as there are libraries
+        return f"CuPy does not start: {_first_line(error)}"
+    return None
+
+
+def keep_cupy_out_of_home() -> None:
+    """Give CuPy a cache folder of ours before it is imported: importing it fails where its own cannot be made.
+
+    Our kernels never use that cache.
+    """
+    if os.environ.get("CUPY_CACHE_DIR"):
+        return
+    folder = kernel_cache_folder() / "cupy"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # CuPy asks for a folder that exists, and leaves it alone then.
+        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+        folder = Path(tempfile.gettempdir())
+    os.environ["CUPY_CACHE_DIR"] = str(folder)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,44 @@
+"""Launcher of kernels/embedding.cu: the vectors of tokens, widened to the residual stream's float32."""
+
+import numpy as np
+
+from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.rows import VECTOR
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+SPEC = KernelSpec(
+    "embedding",
+    "rows of a table, widened",
+    tuple(f"embedding<{c}, {v}>" for c in C_TYPES.values() for v in (VECTOR, 1)),
+)
+
+_BLOCK = 256
+
+
+def embedding(device: Device, *, table: Array, token_ids: Array, out: Array) -> None:
+    """Write table[token_ids] to `out`. Ids are checked by the caller; one that is not in the table gives a row of NaN.
+
+    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32; out [num_tokens,
+    hidden_size] float32
+    Raises: ValueError for arrays that do not fit
+    """
+    check("embedding", "table", table, dtype=tuple(C_TYPES), shape=(None, None))
+    vocab_size, hidden_size = table.shape
+    check("embedding", "token_ids", token_ids, dtype=np.int32, shape=(None,), aligned=4)
+    (num_tokens,) = token_ids.shape
+    check("embedding", "out", out, dtype=np.float32, shape=(num_tokens, hidden_size))
+    vector = VECTOR if hidden_size % VECTOR == 0 else 1
+    device.launch(
+        "embedding",
+        f"embedding<{c_type(table)}, {vector}>",
+        grid=(num_tokens,),
+        block=_BLOCK,
+        arguments=(table, token_ids, out, np.int32(vocab_size), np.int32(hidden_size)),
+    )
+
+
+def embedding_cost(*, num_tokens: int, hidden_size: int, itemsize: int) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the table."""
+    count = num_tokens * hidden_size
+    return KernelCost(itemsize * count + 4 * num_tokens, 4 * count, 0)

@@ -1,0 +1,222 @@
+"""Weights, scales and zero points as a checkpoint stores them, copied on the card into the tiles of a matrix."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import c_type, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.tiles import TILE_ROWS, UNIT_BYTES, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+
+BLOCK_SIZE = 256
+NOT_FINITE = 1  # flags: the source has NaN or infinity
+OUT_OF_RANGE = 2  # flags: a finite value that the new type cannot hold
+
+_FLOATS = ("float", "__half", "__nv_bfloat16")
+
+SPEC = KernelSpec(
+    "repack",
+    "checkpoint tensors into tiles",
+    (
+        "repack<Int8, Int8>",
+        "repack<Int4, Int4>",
+        *(f"repack<{source}, {weight}>" for source in _FLOATS for weight in _FLOATS),
+        *(f"repack_scales<{scale}>" for scale in _FLOATS),
+        "repack_zero_points<4>",
+        "repack_zero_points<8>",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tiles that a tensor's rows go to: tile i to `tile_offset` + i * `tile_stride` of the matrix.
+
+    A stride of 2 makes room for another tensor's tiles between them.
+    """
+
+    num_rows: int
+    tile_offset: int = 0
+    tile_stride: int = 1
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles that the rows fill, the last one padded."""
+        return -(-self.num_rows // TILE_ROWS)
+
+    def check_fits(self, layout: TileLayout) -> None:
+        """Refuse tiles outside the matrix.
+
+        Raises: ValueError
+        """
+        last = self.tile_offset + (self.num_tiles - 1) * self.tile_stride
+        if self.num_rows < 1 or self.tile_offset < 0 or self.tile_stride < 1 or last >= layout.num_tiles:
+            raise ValueError(f"repack: {self} does not lie in {layout.num_tiles} tiles")
+
+
+class SourceShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_units", ctypes.c_int32),
+        ("tile_offset", ctypes.c_int32),
+        ("tile_stride", ctypes.c_int32),
+        ("row_bytes", ctypes.c_uint64),
+    )
+
+
+class GroupShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("source_groups", ctypes.c_int32),
+        ("source_group_size", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("tile_offset", ctypes.c_int32),
+        ("tile_stride", ctypes.c_int32),
+    )
+
+
+def row_bytes(weight_type: str, num_inputs: int) -> int:
+    """Bytes of a row in a checkpoint, where codes fill whole int32."""
+    bits = num_inputs * WEIGHT_BITS[weight_type]
+    return -(-bits // 32) * 4 if weight_type in ("int8", "int4") else bits // 8
+
+
+def repack(
+    device: Device,
+    *,
+    source: Any,
+    source_type: str,
+    segment: Segment,
+    matrix: TiledMatrix,
+    flags: Any | None = None,
+) -> None:
+    """Put the rows of one weight or weight_packed tensor into their tiles, converted to the matrix's type.
+
+    Shapes: source uint8 [num_rows * row_bytes], the tensor's bytes as on disk, aligned to its elements (codes: to
+            nothing); flags int32 [1], to which NOT_FINITE and OUT_OF_RANGE are added
+    Raises: ValueError
+    """
+    layout = matrix.layout
+    pitch = row_bytes(source_type, layout.num_inputs)
+    alignment = 1 if layout.has_codes else WEIGHT_BITS[source_type] // 8
+    check("repack", "source", source, dtype="uint8", shape=(segment.num_rows * pitch,), aligned=alignment)
+    if layout.has_codes and source_type != layout.weight_type:
+        raise ValueError(f"repack: {source_type} weights do not become {layout.weight_type} codes")
+    _check_flags(flags)
+    segment.check_fits(layout)
+    shape = SourceShape(
+        num_rows=segment.num_rows,
+        num_inputs=layout.num_inputs,
+        num_units=layout.num_units,
+        tile_offset=segment.tile_offset,
+        tile_stride=segment.tile_stride,
+        row_bytes=pitch,
+    )
+    vectors = segment.num_tiles * layout.num_units * (UNIT_BYTES // 16)
+    device.launch(
+        "repack",
+        f"repack<{WEIGHT_C_TYPES[source_type]}, {WEIGHT_C_TYPES[layout.weight_type]}>",
+        grid=(-(-vectors // BLOCK_SIZE),),
+        block=BLOCK_SIZE,
+        arguments=(source, matrix.tiles, flags, shape),
+    )
+
+
+def repack_scales(
+    device: Device,
+    *,
+    source: Any,
+    group_size: int | None,
+    segment: Segment,
+    matrix: TiledMatrix,
+    flags: Any | None = None,
+) -> None:
+    """Put one weight_scale tensor into the matrix; `group_size` is the checkpoint's.
+
+    Shapes: source [num_rows, groups] in the matrix's scale type; flags as in `repack`
+    Raises: ValueError
+    """
+    layout = matrix.layout
+    if matrix.scales is None:
+        raise ValueError(f"repack: {layout.weight_type} weights have no scales")
+    groups = _source_groups(layout, group_size)
+    shape = (segment.num_rows, groups)
+    check("repack", "source", source, dtype=matrix.scales.dtype, shape=shape, aligned=source.dtype.itemsize)
+    _check_flags(flags)
+    segment.check_fits(layout)
+    device.launch(
+        "repack",
+        f"repack_scales<{c_type(matrix.scales)}>",
+        grid=_group_grid(layout, segment),
+        block=BLOCK_SIZE,
+        arguments=(source, matrix.scales, flags, _group_shape(layout, group_size, segment)),
+    )
+
+
+def repack_zero_points(
+    device: Device, *, source: Any, group_size: int | None, segment: Segment, matrix: TiledMatrix
+) -> None:
+    """Put one weight_zero_point tensor into the matrix; `group_size` is the checkpoint's.
+
+    Shapes: source int32 [ceil(num_rows * bits / 32), groups]
+    Raises: ValueError
+    """
+    layout = matrix.layout
+    if matrix.zero_points is None:
+        raise ValueError("repack: a symmetric matrix has no zero points")
+    bits = WEIGHT_BITS[layout.weight_type]
+    words = -(-segment.num_rows * bits // 32)
+    shape = (words, _source_groups(layout, group_size))
+    check("repack", "source", source, dtype="int32", shape=shape, aligned=4)
+    segment.check_fits(layout)
+    device.launch(
+        "repack",
+        f"repack_zero_points<{bits}>",
+        grid=_group_grid(layout, segment),
+        block=BLOCK_SIZE,
+        arguments=(source, matrix.zero_points, _group_shape(layout, group_size, segment)),
+    )
+
+
+def repack_cost(*, source_type: str, segment: Segment, layout: TileLayout) -> KernelCost:
+    """What `repack` of one weight tensor moves."""
+    return KernelCost(
+        read_bytes=segment.num_rows * row_bytes(source_type, layout.num_inputs),
+        written_bytes=segment.num_tiles * layout.num_units * UNIT_BYTES,
+        flops=0,
+    )
+
+
+def _check_flags(flags: Any | None) -> None:
+    if flags is not None:
+        check("repack", "flags", flags, dtype=np.int32, shape=(1,), aligned=4)
+
+
+def _source_groups(layout: TileLayout, group_size: int | None) -> int:
+    return 1 if group_size is None else -(-layout.num_inputs // group_size)
+
+
+def _group_grid(layout: TileLayout, segment: Segment) -> tuple[int]:
+    return (-(-segment.num_tiles * layout.num_groups * TILE_ROWS // BLOCK_SIZE),)
+
+
+def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment) -> GroupShape:
+    whole_row = layout.num_units * layout.unit_inputs
+    return GroupShape(
+        num_rows=segment.num_rows,
+        source_groups=_source_groups(layout, group_size),
+        source_group_size=group_size or whole_row,
+        num_groups=layout.num_groups,
+        group_size=layout.group_size or whole_row,
+        tile_offset=segment.tile_offset,
+        tile_stride=segment.tile_stride,
+    )

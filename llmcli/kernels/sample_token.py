@@ -1,0 +1,145 @@
+"""Launches sample_token.cu, the sampler chain on the card, and says how the state it keeps for each row is laid out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcli.kernels.arguments import Array, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+NAME = "sample_token"
+SPEC = KernelSpec("sample_token", "sampler chain, from logits to the next token", (NAME,))
+
+BLOCK_SIZE = 512
+MAX_BLOCKS = 32  # of a row; more wait longer for each other than they save
+TOKENS_PER_BLOCK = 2048  # with fewer a block has nothing to do but wait
+MAX_VOCAB_SIZE = 2**19  # the sums of probabilities have 64 bits
+
+NUM_DRY_AMOUNTS = 65
+NUM_RESULTS = 16  # results that a row keeps for the host, one of each of its last runs
+IS_PROBLEM = 1 << 31  # in the low half of a result: the rest is the number of a problem, else it is the token id
+
+IS_END, IS_BREAKER = 1, 2  # in a token's mark
+
+# struct RowSampler of kernels/common/sample_state.cuh
+ROW_SAMPLER = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("log_min_p", np.float64),
+        ("typical_p", np.float64),
+        ("xtc_probability", np.float64),
+        ("xtc_threshold", np.float64),
+        ("repetition_penalty", np.float64),
+        ("presence_penalty", np.float64),
+        ("frequency_penalty", np.float64),
+        ("dry_amounts", np.float64, NUM_DRY_AMOUNTS),
+        ("seed", np.uint64),
+        ("sample_index", np.uint32),
+        ("top_k", np.int32),
+        ("penalty_window", np.int32),
+        ("num_prompt_tokens", np.int32),
+        ("min_new_tokens", np.int32),
+        ("dry_window", np.int32),
+        ("dry_allowed_length", np.int32),
+        ("uses_dry", np.int32),
+        ("uses_bias", np.int32),
+        ("uses_ends", np.int32),
+        ("ignores_ends", np.int32),
+        ("step", np.uint32),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where things lie in the state of one row, as struct Row of kernels/common/sample_state.cuh has it.
+
+    The state starts with a ROW_SAMPLER; all that the host does not write is zero before the first run.
+    Units: bytes
+    """
+
+    vocab_size: int
+
+    _BEFORE_TOKENS = 88320
+
+    @property
+    def bias_start(self) -> int:
+        """A float64 for each token, after the 8 bytes of each token's key."""
+        return self._BEFORE_TOKENS + 8 * self._num_tokens
+
+    @property
+    def marks_start(self) -> int:
+        """A byte for each token, after keys, bias, and two tables of 4 bytes."""
+        return self._BEFORE_TOKENS + 24 * self._num_tokens
+
+    @property
+    def row_bytes(self) -> int:
+        """All of a row, padded so that the next begins with a line of its own."""
+        return -(-(self._BEFORE_TOKENS + 25 * self._num_tokens) // 128) * 128
+
+    @property
+    def _num_tokens(self) -> int:
+        return -(-self.vocab_size // 16) * 16
+
+
+def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -> int:
+    """How many blocks share a row. They wait for each other, so each must find a multiprocessor of its own.
+
+    Raises: ValueError if there are more tokens than multiprocessors
+    """
+    if num_tokens > num_multiprocessors:
+        raise ValueError(f"sample_token: {num_tokens} rows, this card can sample {num_multiprocessors} at once")
+    return max(1, min(MAX_BLOCKS, num_multiprocessors // num_tokens, -(-vocab_size // TOKENS_PER_BLOCK)))
+
+
+def sample_token(
+    device: Device,
+    *,
+    logits: Array,
+    rows: Array,
+    positions: Array,
+    token_ids: Array,
+    history: Array,
+    state: Array,
+    results: Array,
+) -> None:
+    """Choose the token that follows each row's last, append it to `history`, and move `positions` and `token_ids` on.
+
+    A row whose logits or bans leave no token stays as it is. `results` gets step << 32 | token id (or IS_PROBLEM |
+    problem) at [row, step % NUM_RESULTS]; the step is the number of the row's runs since its sampler was written.
+
+    Shapes: logits [num_tokens, vocab_size] float32; rows, positions, token_ids [num_tokens] int32, rows all different;
+    history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see RowLayout; results [num_rows,
+    NUM_RESULTS] uint64, host memory that the card can write
+    """
+    num_tokens, vocab_size = logits.shape
+    num_rows, max_seq_len = history.shape
+    row_bytes = RowLayout(vocab_size).row_bytes
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"sample_token: a vocabulary of {vocab_size}, {MAX_VOCAB_SIZE} is the most")
+    check(NAME, "logits", logits, dtype=np.float32, shape=(num_tokens, vocab_size), aligned=4)
+    for name, array in (("rows", rows), ("positions", positions), ("token_ids", token_ids)):
+        check(NAME, name, array, dtype=np.int32, shape=(num_tokens,), aligned=4)
+    check(NAME, "history", history, dtype=np.int32, shape=(num_rows, max_seq_len), aligned=4)
+    check(NAME, "state", state, dtype=np.uint8, shape=(num_rows, row_bytes), aligned=128)
+    check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, NUM_RESULTS))
+    device.launch(
+        SPEC.stem,
+        NAME,
+        grid=(blocks_per_row(device.num_multiprocessors, num_tokens, vocab_size), num_tokens),
+        block=BLOCK_SIZE,
+        arguments=(
+            logits, rows, positions, token_ids, history, state, results,
+            np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
+        ),
+        overlaps=True,
+    )  # fmt: skip
+
+
+def sample_token_cost(num_tokens: int, vocab_size: int, is_greedy: bool) -> KernelCost:
+    """What one call moves at least: the logits, and at a temperature above 0 a key for each token."""
+    keys = 0 if is_greedy else 8 * vocab_size
+    return KernelCost(num_tokens * 4 * vocab_size, num_tokens * keys, 0)

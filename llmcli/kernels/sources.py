@@ -1,0 +1,48 @@
+"""CUDA sources as one text each: the compiler gets no folder to search, and equal texts mean equal kernels.
+
+Every `#include "..."` is replaced by the file once, with `#line` so that messages name the original place.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmcli.resources import resource_folder
+
+_INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+_PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+
+
+def kernels_folder() -> Path:
+    """Where the `.cu` files lie; includes are named from here."""
+    return resource_folder("kernels")
+
+
+def flatten(stem: str, folder: Path | None = None) -> str:
+    """The text of kernel `stem` with its own includes inlined, each once, where it is first named.
+
+    Raises: ValueError for a missing file or a character that is not ASCII
+    """
+    return "".join(_inline(folder or kernels_folder(), f"{stem}.cu", "", set()))
+
+
+def _inline(folder: Path, name: str, included_from: str, seen: set[str]) -> Iterator[str]:
+    seen.add(name)
+    try:
+        # Compilers read the text through the locale's encoding on some systems.
+        lines = (folder / name).read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        raise ValueError(f"kernels/{name} does not exist{included_from}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"kernels/{name} is not ASCII at byte {error.start}") from None
+    yield f'#line 1 "kernels/{name}"\n'
+    for number, line in enumerate(lines, start=1):
+        include = _INCLUDE.match(line)
+        if include:
+            if include[1] not in seen:
+                yield from _inline(folder, include[1], f", included from kernels/{name}:{number}", seen)
+            yield f'#line {number + 1} "kernels/{name}"\n'
+        elif _PRAGMA_ONCE.match(line):
+            yield "\n"
+        else:
+            yield f"{line}\n"

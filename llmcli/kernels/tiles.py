@@ -1,0 +1,231 @@
+"""Weight matrices on the card in tiles of 16 rows: their sizes, before a byte is allocated, and the arrays themselves.
+
+The layout is told in kernels/common/tile.cuh. Nothing here needs a card.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TILE_ROWS = 16
+UNIT_BYTES = 1024  # 64 bytes of each row of a tile
+_UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
+_MAX_GROUPS_PER_UNIT = 8
+ALIGNMENT = 256  # of every array inside an arena, in bytes
+
+WEIGHT_BITS = {"int8": 8, "int4": 4, "float16": 16, "bfloat16": 16, "float32": 32}
+WEIGHT_C_TYPES = {
+    "int8": "Int8",
+    "int4": "Int4",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+}
+SCALE_C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+SCALE_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """One matrix [num_rows, num_inputs] as tiles, without its bytes.
+
+    weight_type is a key of WEIGHT_BITS. Codes have scales of `scale_type`, one for each `group_size` inputs of a row
+    (None: one a row), and zero points if they are not symmetric. `group_size` is a stored size (`stored_group_size`).
+    """
+
+    weight_type: str
+    num_rows: int
+    num_inputs: int
+    group_size: int | None = None
+    scale_type: str | None = None
+    is_symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel reads.
+
+        Raises: ValueError
+        """
+        if self.num_rows < 1 or self.num_inputs < 1:
+            raise ValueError(f"a matrix of {self.num_rows} x {self.num_inputs} weights has no tiles")
+        if self.has_codes != (self.scale_type is not None):
+            raise ValueError(f"{self.weight_type} weights with scales of type {self.scale_type}")
+        if not self.has_codes and (self.group_size is not None or not self.is_symmetric):
+            raise ValueError(f"{self.weight_type} weights have neither groups nor zero points")
+        if self.has_codes and self.group_size != stored_group_size(
+            self.weight_type, self.group_size, self.num_inputs, self.is_symmetric
+        ):
+            raise ValueError(f"group size {self.group_size} is not a stored one")
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether weights are integers with scales."""
+        return self.weight_type in ("int8", "int4")
+
+    @property
+    def unit_inputs(self) -> int:
+        """Inputs of one unit: what 64 bytes of a row hold."""
+        return _UNIT_ROW_BYTES * 8 // WEIGHT_BITS[self.weight_type]
+
+    @property
+    def num_units(self) -> int:
+        """Units of a tile, the last one padded."""
+        return -(-self.num_inputs // self.unit_inputs)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the matrix, the last one padded."""
+        return -(-self.num_rows // TILE_ROWS)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that the tiles hold."""
+        return self.num_tiles * TILE_ROWS
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of a row as stored: those of whole units, so that each unit's groups exist. 0 without scales."""
+        if not self.has_codes:
+            return 0
+        if self.group_size is None:
+            return 1
+        if self.group_size <= self.unit_inputs:
+            return self.num_units * (self.unit_inputs // self.group_size)
+        return -(-self.num_units * self.unit_inputs // self.group_size)
+
+    @property
+    def tiles_bytes(self) -> int:
+        """Bytes of the weights or codes."""
+        return self.num_tiles * self.num_units * UNIT_BYTES
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales."""
+        itemsize = SCALE_DTYPES[self.scale_type].itemsize if self.scale_type else 0
+        return self.padded_rows * self.num_groups * itemsize
+
+    @property
+    def zero_points_bytes(self) -> int:
+        """Bytes of the zero points."""
+        return 0 if self.is_symmetric else self.padded_rows * self.num_groups
+
+    @property
+    def num_bytes(self) -> int:
+        """What one pass over the matrix reads."""
+        return self.tiles_bytes + self.scales_bytes + self.zero_points_bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the matrix takes of an arena: every array rounded up to ALIGNMENT."""
+        return sum(map(aligned, (self.tiles_bytes, self.scales_bytes, self.zero_points_bytes)))
+
+    def place(self, memory: Any) -> "TiledMatrix":
+        """The matrix over the first `arena_bytes` of `memory`, which is left as it is.
+
+        Shapes: memory uint8 [at least arena_bytes], its address a multiple of ALIGNMENT; a CuPy or NumPy array
+        Raises: ValueError if it is too small
+        """
+        if memory.nbytes < self.arena_bytes:
+            raise ValueError(f"{memory.nbytes} bytes cannot hold a matrix of {self.arena_bytes}")
+        first = aligned(self.tiles_bytes)
+        second = first + aligned(self.scales_bytes)
+        shape = (self.num_tiles, self.num_groups, TILE_ROWS)
+        scales = zero_points = None
+        if self.scale_type is not None:
+            scales = memory[first : first + self.scales_bytes].view(SCALE_DTYPES[self.scale_type]).reshape(shape)
+        if not self.is_symmetric:
+            zero_points = memory[second : second + self.zero_points_bytes].reshape(shape)
+        tiles = memory[: self.tiles_bytes].reshape(self.num_tiles, self.num_units, UNIT_BYTES)
+        return TiledMatrix(self, tiles, scales, zero_points)
+
+
+@dataclass(frozen=True)
+class TiledMatrix:
+    """One matrix on the card.
+
+    Shapes: tiles uint8 [num_tiles, num_units, 1024]; scales [num_tiles, num_groups, 16] in the stored type (bfloat16 as
+            uint16) or None; zero_points uint8, alike, or None for a symmetric scheme
+    """
+
+    layout: TileLayout
+    tiles: Any
+    scales: Any | None
+    zero_points: Any | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What one pass over the matrix reads."""
+        return self.layout.num_bytes
+
+
+def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int, is_symmetric: bool) -> int | None:
+    """The group size that kernels see: a power of two that divides `group_size`, whose scales are then repeated.
+
+    None means one scale a row. Rows of one asymmetric group get a group that holds them all.
+    Raises: ValueError for groups too small to lie in a unit
+    """
+    if group_size is None or group_size >= num_inputs:
+        return None if is_symmetric else max(_power_of_two_from(num_inputs), _unit_inputs(weight_type))
+    power = group_size & -group_size
+    smallest = _unit_inputs(weight_type) // _MAX_GROUPS_PER_UNIT
+    if power < smallest:
+        raise ValueError(f"groups of {group_size} {weight_type} weights; a multiple of {smallest} is needed")
+    return power
+
+
+def tiled_bytes(
+    weight_type: str,
+    num_rows: int,
+    num_inputs: int,
+    group_size: int | None = None,
+    scale_type: str | None = None,
+    is_symmetric: bool = True,
+) -> int:
+    """What a matrix takes of an arena, from the group size as the checkpoint has it.
+
+    Raises: ValueError for groups too small to lie in a unit
+    """
+    return tile_layout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric).arena_bytes
+
+
+def tile_layout(
+    weight_type: str,
+    num_rows: int,
+    num_inputs: int,
+    group_size: int | None = None,
+    scale_type: str | None = None,
+    is_symmetric: bool = True,
+) -> TileLayout:
+    """The layout of a matrix, from the group size as the checkpoint has it.
+
+    Raises: ValueError for groups too small to lie in a unit
+    """
+    if weight_type in ("int8", "int4"):
+        group_size = stored_group_size(weight_type, group_size, num_inputs, is_symmetric)
+    return TileLayout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric)
+
+
+def segment_offsets(segment_rows: Iterable[int]) -> list[int]:
+    """Where the rows of each segment of a fused matrix begin, and where the last one ends: each fills whole tiles."""
+    offsets = [0]
+    for rows in segment_rows:
+        offsets.append(offsets[-1] + -(-rows // TILE_ROWS) * TILE_ROWS)
+    return offsets
+
+
+def aligned(num_bytes: int) -> int:
+    """Rounded up to ALIGNMENT."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _unit_inputs(weight_type: str) -> int:
+    return _UNIT_ROW_BYTES * 8 // WEIGHT_BITS[weight_type]
+
+
+def _power_of_two_from(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,256 @@
+"""Measures a runner: prompts of several lengths, decoding at several depths, each beside what was predicted.
+
+What is timed is what `generate` does, which is checked first. Medians over a few runs, after one that warms up.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from llmcli.engine.events import Token
+from llmcli.engine.generation import Generation, Request
+from llmcli.errors import DeviceError
+from llmcli.measure.plan import Predictor
+from llmcli.runners.base import Runner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+
+NUM_CHECKED_TOKENS = 32
+DEFAULT_REPEATS = 5
+
+# Where the repeats of one figure would take longer, fewer are made.
+_SECONDS_A_FIGURE = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds of several runs of the same."""
+
+    median: float
+    fastest: float
+    slowest: float
+    num_runs: int
+
+
+@dataclass(frozen=True)
+class PromptFigures:
+    """A prompt of `num_tokens` in one row: until its logits are there, and until the first new token is.
+
+    Units: tokens a second; seconds
+    """
+
+    num_tokens: int
+    seconds: Spread
+    first_token_seconds: Spread
+    predicted_seconds: float | None
+    predicted_first_token_seconds: float | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the median run."""
+        return self.num_tokens / self.seconds.median
+
+    @property
+    def predicted_tokens_per_second(self) -> float | None:
+        """As `plan` says."""
+        return None if self.predicted_seconds is None else self.num_tokens / self.predicted_seconds
+
+
+@dataclass(frozen=True)
+class DecodeFigures:
+    """Decoding `num_new_tokens` in each of `num_rows` rows that held `depth` tokens; a step is a token for each row.
+
+    Units: `bytes_per_step` are read, halfway through; `bandwidth_share` is of the read bandwidth
+    """
+
+    depth: int
+    num_rows: int
+    num_new_tokens: int
+    step_seconds: Spread
+    bytes_per_step: int
+    bandwidth_share: float
+    predicted_step_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the median run, over all rows."""
+        return self.num_rows / self.step_seconds.median
+
+    @property
+    def predicted_tokens_per_second(self) -> float:
+        """As `plan` says."""
+        return self.num_rows / self.predicted_step_seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Read in the median run."""
+        return self.bytes_per_step / self.step_seconds.median
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. Prompts and depths must leave room in the runner's rows for the new tokens."""
+
+    prompts: Sequence[int]
+    depths: Sequence[int]
+    num_rows: int
+    num_new_tokens: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`."""
+
+    model: str
+    precision: str
+    device: str
+    context: int
+    read_bytes_per_second: float
+    load_seconds: float
+    num_checked_tokens: int
+    prompts: tuple[PromptFigures, ...]
+    decode: tuple[DecodeFigures, ...]
+
+
+class Bench:
+    """Measures one runner. `read_bytes` is the bandwidth of its memory, in bytes a second."""
+
+    def __init__(self, runner: Runner, predictor: Predictor, read_bytes: float, options: BenchOptions):
+        self._runner = runner
+        self._predictor = predictor
+        self._read_bytes = read_bytes
+        self._options = options
+        self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
+
+    def check_tokens(self) -> int:
+        """Generate by `Generation`, as `generate` does, and by the loop that is timed; returns how many tokens agree.
+
+        Raises: DeviceError if they differ
+        """
+        prompt = self._prompt(min(self._options.depths))
+        count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
+        request = Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
+        events = Generation(self._runner, _NoText(self._runner.config.vocab_size), request).events()
+        expected = [event.token_id for event in events if isinstance(event, Token)]
+        self._fill(prompt)
+        steps = self._decode()
+        rows = list(zip(*(next(steps) for _ in range(count)), strict=True))
+        steps.close()
+        for row, token_ids in enumerate(rows):
+            if list(token_ids) != expected:
+                position = next(i for i, (a, b) in enumerate(zip(token_ids, expected, strict=True)) if a != b)
+                raise DeviceError(
+                    f"bench decodes token {token_ids[position]} where generate decodes {expected[position]}, at new "
+                    f"token {position} of row {row}: its figures would mean nothing; please report it"
+                )
+        return count
+
+    def measure_prompt(self, num_tokens: int) -> PromptFigures:
+        """Time a prompt and the token after it."""
+        prompt = self._prompt(num_tokens)
+
+        def run() -> tuple[float, float]:
+            self._runner.truncate(0, 0)
+            start = time.perf_counter()
+            for _ in self._runner.prefill(0, prompt):
+                pass
+            prefilled = time.perf_counter()
+            steps = self._runner.decode([0], [self._sampler])
+            next(steps)
+            end = time.perf_counter()
+            steps.close()
+            return prefilled - start, end - start
+
+        runs = self._repeat(run)
+        return PromptFigures(
+            num_tokens,
+            _spread([seconds for seconds, _ in runs]),
+            _spread([seconds for _, seconds in runs]),
+            self._predictor.prefill_seconds(num_tokens),
+            self._predictor.first_token_seconds(num_tokens),
+        )
+
+    def measure_decode(self, depth: int) -> DecodeFigures:
+        """Time a run of tokens from the first new one on, which the prompt's logits have already decided."""
+        options = self._options
+        count, num_rows = options.num_new_tokens, options.num_rows
+        self._fill(self._prompt(depth))
+
+        def run() -> float:
+            for row in range(num_rows):
+                self._runner.truncate(row, depth)
+            steps = self._decode()
+            next(steps)
+            start = time.perf_counter()
+            for _ in range(count):
+                next(steps)
+            seconds = time.perf_counter() - start
+            steps.close()
+            return seconds / count
+
+        spread = _spread(self._repeat(run))
+        halfway = depth + (count + 1) // 2
+        bytes_per_step = self._predictor.decode_bytes(halfway, num_rows)
+        return DecodeFigures(
+            depth,
+            num_rows,
+            count,
+            spread,
+            bytes_per_step,
+            bytes_per_step / spread.median / self._read_bytes,
+            self._predictor.decode_seconds(halfway, num_rows),
+        )
+
+    def _decode(self) -> Generator[list[int], None, None]:
+        rows = range(self._options.num_rows)
+        return self._runner.decode(rows, [self._sampler] * len(rows))
+
+    def _fill(self, prompt: list[int]) -> None:
+        """Make every row hold the prompt, with its logits."""
+        for _ in self._runner.prefill(0, prompt):
+            pass
+        for row in range(1, self._options.num_rows):
+            self._runner.copy_row(0, row)
+
+    def _prompt(self, num_tokens: int) -> list[int]:
+        """Random ids: nothing that is timed depends on which they are."""
+        return random.Random(0).choices(range(self._runner.config.vocab_size), k=num_tokens)
+
+    def _repeat(self, run: Callable[[], T]) -> list[T]:
+        start = time.perf_counter()
+        first = run()
+        num_runs = min(self._options.repeats, int(_SECONDS_A_FIGURE / (time.perf_counter() - start)))
+        return [run() for _ in range(num_runs)] or [first]
+
+
+class _NoText(Tokenizer):
+    """Stands for a tokenizer where there is none: shapes have no words, and the figures need none."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.bos_token_id = None
+        self.eos_token_ids = self.special_token_ids = frozenset()
+        self.strips_leading_space = False
+
+    def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
+        return []
+
+    def token_id(self, content: str) -> int | None:
+        return None
+
+    def piece(self, token_id: int) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
+
+def _spread(times: Sequence[float]) -> Spread:
+    return Spread(statistics.median(times), min(times), max(times), len(times))

@@ -1,0 +1,229 @@
+"""How long a model takes on a card, from the bytes and operations of every launch. Nothing here needs CuPy.
+
+All constants that are neither bytes nor measured in the same process stand here, each with its source.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llmcli.kernels.attention_prefill import attention_prefill_cost
+from llmcli.kernels.cublas import matmul_cost
+from llmcli.kernels.dequantize import dequantize_cost
+from llmcli.kernels.embedding import embedding_cost
+from llmcli.kernels.gemm_packed import gemm_packed_cost
+from llmcli.kernels.gemv import Epilogue, gemv_cost, plan_gemv
+from llmcli.kernels.head_norm import head_norm_cost
+from llmcli.kernels.kv_append import kv_append_cost
+from llmcli.kernels.residual_add import residual_add_cost
+from llmcli.kernels.rms_norm import rms_norm_cost
+from llmcli.kernels.rotary import rotary_cost
+from llmcli.kernels.round_rows import round_rows_cost
+from llmcli.kernels.scale_bias import scale_bias_cost
+from llmcli.kernels.spec import KernelCost
+from llmcli.kernels.swiglu import swiglu_cost
+from llmcli.kernels.tiles import TILE_ROWS
+from llmcli.runners.cuda.matrices import LayerMatrices, MatrixPlan
+from llmcli.runners.cuda.memory import MAX_BATCH, WIDENED_BYTES, MemoryPlan, has_bias, qkv_layout, tiles_at_a_time
+from llmcli.runners.cuda.products import way_of
+from llmcli.runners.cuda.regions import ARRAY_DTYPES
+
+# What a kernel inside a decode graph costs beside its bytes: the memory pipe drains and fills again. H200: the graph of
+# five plain kernels a layer took 567 us a token for Llama-3.2-1B int8 (80 kernels), whose bytes take 274 us.
+GRAPH_KERNEL_SECONDS = 3.6e-6
+# Shares of the measured rates that kernels reach: of reading in decode, of the matrix library's product in prefill.
+READ_SHARE = 1.0
+MATMUL_SHARE = 0.9
+ATTENTION_SHARE = 0.35
+# A launch from the host, which prefill waits for where its kernels are shorter, and a kernel's own start and end.
+LAUNCH_SECONDS = 8e-6
+KERNEL_SECONDS = 2e-6
+# From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
+FIRST_TOKEN_SECONDS = 150e-6
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a card reaches, measured or as its maker says; without rates of products, prefill is not predicted.
+
+    Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it
+    """
+
+    read_bytes: float
+    flops: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: what it moves and computes, and the rate at which it computes, if that may be what takes long."""
+
+    cost: KernelCost
+    flops_per_second: float | None = None
+
+    def seconds(self, read_bytes_per_second: float) -> float:
+        """The longer of moving and computing, with the kernel's own start and end."""
+        moving = (self.cost.read_bytes + self.cost.written_bytes) / read_bytes_per_second
+        computing = self.cost.flops / self.flops_per_second if self.flops_per_second else 0.0
+        return max(moving, computing) + KERNEL_SECONDS
+
+
+class CardPredictor:
+    """Times of a model that is laid out as `plan` on a card of these rates."""
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        rates: Rates,
+        *,
+        num_multiprocessors: int = 132,
+        shared_bytes_per_block: int = 227 * 1024,
+    ):
+        self._plan = plan
+        self._rates = rates
+        self._num_multiprocessors = num_multiprocessors
+        self._shared_bytes_per_block = shared_bytes_per_block
+        self._config = plan.stored.config
+        self._qkv = qkv_layout(self._config)
+        self._itemsize = ARRAY_DTYPES[plan.stored.compute_type].itemsize
+
+    def decode_bytes(self, depth: int, num_rows: int = 1) -> int:
+        """Bytes that one step reads for `num_rows` rows of `depth` tokens each: weights, keys and values."""
+        config = self._config
+        total = num_rows * config.hidden_size * self._itemsize  # of the embedding
+        total += 4 * config.hidden_size * (2 * config.num_hidden_layers + 1)  # norms
+        for matrix, epilogue in self._products():
+            passes = self._num_launches(matrix, epilogue, num_rows)
+            bias_bytes = 4 * matrix.layout.padded_rows if has_bias(config, matrix) else 0
+            total += passes * (matrix.layout.num_bytes + bias_bytes)
+        return total + num_rows * self._cache_bytes(depth)
+
+    def decode_seconds(self, depth: int, num_rows: int = 1) -> float:
+        """One step of `num_rows` rows of `depth` tokens each."""
+        reading = self.decode_bytes(depth, num_rows) / (READ_SHARE * self._rates.read_bytes)
+        return reading + self.decode_kernels(num_rows) * GRAPH_KERNEL_SECONDS
+
+    def decode_kernels(self, num_rows: int = 1) -> int:
+        """Kernels of one step."""
+        num_products = sum(self._num_launches(*product, num_rows) for product in self._products())
+        return num_products + self._config.num_hidden_layers + 2  # attention; embedding and sampling
+
+    def prefill_seconds(self, num_tokens: int) -> float | None:
+        """The logits after a prompt."""
+        if not self._rates.flops:
+            return None
+        chunk = self._plan.chunk_tokens
+        begins = range(0, num_tokens, chunk)
+        return (
+            sum(self._chunk_seconds(min(chunk, num_tokens - begin), begin) for begin in begins) + self._head_seconds()
+        )
+
+    def first_token_seconds(self, num_tokens: int) -> float | None:
+        """A prompt and the first token after it."""
+        prefill = self.prefill_seconds(num_tokens)
+        return None if prefill is None else prefill + FIRST_TOKEN_SECONDS
+
+    def _chunk_seconds(self, count: int, start: int) -> float:
+        if count <= MAX_BATCH:
+            return self.decode_seconds(start + count, count) - self._head_seconds()
+        launches = self.chunk_launches(count, start)
+        computing = sum(launch.seconds(self._rates.read_bytes) for launch in launches)
+        return max(computing, len(launches) * LAUNCH_SECONDS)
+
+    def chunk_launches(self, count: int, start: int) -> list[Launch]:
+        """The kernels of a chunk of more than 8 tokens from position `start` on, without the head's."""
+        embedding = embedding_cost(num_tokens=count, hidden_size=self._config.hidden_size, itemsize=self._itemsize)
+        launches = [Launch(embedding)]
+        for index, layer in enumerate(self._plan.matrices.layers):
+            launches += self._layer(index, layer, count, start)
+        return launches
+
+    def _head_seconds(self) -> float:
+        head = gemv_cost(layout=self._plan.matrices.head.layout, num_rows=1, has_norm=True)
+        return Launch(head).seconds(self._rates.read_bytes)
+
+    def _layer(self, index: int, layer: LayerMatrices, count: int, start: int) -> Iterator[Launch]:
+        """The launches of one layer for a chunk of a prompt, as `Forward` makes them."""
+        config, qkv = self._config, self._qkv
+        itemsize = ARRAY_DTYPES[layer.o.format.activation_type].itemsize
+        hidden = config.hidden_size
+        norm = rms_norm_cost(num_rows=count, num_columns=hidden, itemsize=itemsize)
+        for matrix in layer.qkv:
+            yield Launch(norm)
+            yield from self._product(matrix, count)
+            if has_bias(config, matrix) or matrix.format.activation_type == "float16":
+                width = matrix.layout.num_rows
+                yield Launch(scale_bias_cost(num_rows=count, num_columns=width, has_bias=has_bias(config, matrix)))
+        yield from self._attention(index, count, start)
+        yield Launch(round_rows_cost(num_rows=count, num_columns=qkv.q_size, itemsize=itemsize))
+        yield from self._product(layer.o, count)
+        add = residual_add_cost(num_rows=count, num_columns=hidden, has_bias=has_bias(config, layer.o))
+        yield Launch(add)
+        yield Launch(norm)
+        yield from self._product(layer.gate_up, count)
+        if has_bias(config, layer.gate_up):
+            width = layer.gate_up.layout.num_rows
+            yield Launch(scale_bias_cost(num_rows=count, num_columns=width, has_bias=True))
+        yield Launch(swiglu_cost(num_rows=count, num_columns=config.intermediate_size, itemsize=itemsize))
+        yield from self._product(layer.down, count)
+        yield Launch(add)
+
+    def _attention(self, index: int, count: int, start: int) -> Iterator[Launch]:
+        config, qkv = self._config, self._qkv
+        if config.traits.qk_norm:
+            for num_heads in (qkv.num_attention_heads, qkv.num_key_value_heads):
+                yield Launch(head_norm_cost(num_rows=count, num_heads=num_heads, head_dim=qkv.head_dim))
+        if config.traits.uses_rope[index]:
+            yield Launch(rotary_cost(count, qkv))
+        yield Launch(kv_append_cost(count, qkv, self._itemsize))
+        window = config.traits.sliding_windows[index]
+        cost = attention_prefill_cost(count, start, qkv, self._itemsize, window)
+        yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.compute_type))
+
+    def _product(self, matrix: MatrixPlan, count: int) -> Iterator[Launch]:
+        layout, kind = matrix.layout, matrix.format.activation_type
+        rate = MATMUL_SHARE * self._flops(kind)
+        if way_of(layout, count) == "packed":
+            yield Launch(gemm_packed_cost(layout=layout, num_tokens=count), rate)
+            return
+        itemsize = ARRAY_DTYPES[kind].itemsize
+        step = tiles_at_a_time(layout, itemsize, WIDENED_BYTES)
+        for first in range(0, layout.num_tiles, step):
+            tiles = min(step, layout.num_tiles - first)
+            yield Launch(dequantize_cost(layout=layout, num_tiles=tiles))
+            rows = tiles * TILE_ROWS
+            cost = matmul_cost(num_tokens=count, num_rows=rows, num_inputs=layout.num_inputs, itemsize=itemsize)
+            yield Launch(cost, rate)
+
+    def _flops(self, kind: str) -> float:
+        flops = self._rates.flops
+        return flops[kind] if kind in flops else max(flops.values())
+
+    def _products(self) -> Iterator[tuple[MatrixPlan, Epilogue]]:
+        """Every product of a decode step, and what its kernel does with the result."""
+        matrices = self._plan.matrices
+        for layer in matrices.layers:
+            for matrix in layer.qkv:
+                yield matrix, "store"
+            yield layer.o, "add"
+            yield layer.gate_up, "swiglu"
+            yield layer.down, "add"
+        yield matrices.head, "store"
+
+    def _num_launches(self, matrix: MatrixPlan, epilogue: Epilogue, num_rows: int) -> int:
+        """Launches, and so passes over the matrix: where shared memory is short, fewer rows go into one."""
+        launches, left = 0, num_rows
+        while left > 0:
+            left -= plan_gemv(
+                matrix.layout,
+                left,
+                epilogue,
+                num_multiprocessors=self._num_multiprocessors,
+                shared_bytes_per_block=self._shared_bytes_per_block,
+            ).num_rows
+            launches += 1
+        return launches
+
+    def _cache_bytes(self, depth: int) -> int:
+        """Keys and values that a token reads after `depth` others, over all layers."""
+        windows = self._config.traits.sliding_windows
+        per_token = 2 * self._config.kv_size * self._itemsize
+        return sum(per_token * min(depth, window or depth) for window in windows)

@@ -1,0 +1,29 @@
+"""Finds out which kernels a model needs, by going through its launches without launching any."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.kernels.device import Device
+
+
+class Rehearsal:
+    """Stands in for a `Device` and notes every kernel's name.
+
+    Attributes: wanted: the name expressions by `.cu` stem
+    """
+
+    def __init__(self, device: Device):
+        self.num_multiprocessors = device.num_multiprocessors
+        self.shared_bytes_per_block = device.shared_bytes_per_block
+        self.l2_bytes = device.l2_bytes
+        self.arch = device.arch
+        self._wanted: dict[str, set[str]] = {}
+
+    def launch(self, stem: str, name: str, **launch: Any) -> None:
+        """Note the name."""
+        self._wanted.setdefault(stem, set()).add(name)
+
+    @property
+    def wanted(self) -> Mapping[str, set[str]]:
+        """What has been asked for."""
+        return self._wanted

@@ -1,0 +1,97 @@
+"""`StoredModel`: what a model's memory depends on, whether its files exist or not, and the types it is held in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
+from llmcli.config.llama import LlamaConfig
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.regions import STORED_DTYPES
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
+
+
+@dataclass(frozen=True)
+class MatrixFormat:
+    """How the weights of a matrix are held: in a float type, or as codes of `scheme` with scales of `scale_type`."""
+
+    weight_type: str
+    scheme: WeightScheme | None = None
+    scale_type: str | None = None
+
+    @property
+    def activation_type(self) -> str:
+        """The type in which a product of many tokens takes its input."""
+        return self.weight_type if self.scheme is None else "float16"
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model's shape and the types of its tensors; `dtype` is what was asked for, `auto` keeps float types as stored.
+
+    `head` names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each
+    float tensor by name.
+    """
+
+    config: LlamaConfig
+    head: str
+    packed: Mapping[str, WeightScheme]
+    dtypes: Mapping[str, str]
+    dtype: str = "auto"
+
+    @classmethod
+    def of_model(cls, model: Model, dtype: str = "auto") -> StoredModel:
+        """A model whose files are there."""
+        infos = model.tensors.tensors
+        return cls(
+            model.config,
+            model.tensors.head,
+            {name: layer.scheme for name, layer in model.tensors.packed.items()},
+            {name: STORED_DTYPES[info.dtype] for name, info in infos.items() if info.dtype in STORED_DTYPES},
+            dtype,
+        )
+
+    @classmethod
+    def of_config(
+        cls, config: LlamaConfig, *, stored_dtype: str, scheme: WeightScheme | None = None, dtype: str = "auto"
+    ) -> StoredModel:
+        """A model as `llmcli quantize` writes it: every linear layer but the head in `scheme`, if there is one."""
+        packed = {
+            tensor.layer: scheme if scheme.divides(tensor.shape[1]) else WeightScheme(scheme.num_bits, None)
+            for tensor in expected_tensors(config)
+            if tensor.is_linear and scheme is not None
+        }
+        head = EMBEDDING if config.tie_word_embeddings else HEAD
+        return cls(config, head, packed, defaultdict(lambda: stored_dtype), dtype)
+
+    @property
+    def compute_type(self) -> str:
+        """The type of embedding and KV cache."""
+        return self._held_type(EMBEDDING)
+
+    def format_of(self, module: str) -> MatrixFormat:
+        """How the weights of one linear layer are held."""
+        scheme = self.packed.get(module)
+        if scheme is not None:
+            # Scales keep their type: what they were rounded to is part of the quantization.
+            return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"])
+        return MatrixFormat(self._held_type(f"{module}.weight"))
+
+    @property
+    def precision(self) -> str:
+        """The precision of the weights for the user: `int8 group 128`, or the type of plain ones."""
+        names = sorted({_scheme_name(scheme) for scheme in self.packed.values()})
+        return " and ".join(names) if names else self.compute_type
+
+    def _held_type(self, name: str) -> str:
+        return self.dtypes[name] if self.dtype == "auto" else self.dtype
+
+
+def _scheme_name(scheme: WeightScheme) -> str:
+    granularity = "channel" if scheme.group_size is None else f"group {scheme.group_size}"
+    return f"int{scheme.num_bits} {granularity}{'' if scheme.is_symmetric else ' asymmetric'}"

@@ -1,0 +1,253 @@
+"""`llmcli bench` and `llmcli plan`: what they say, what they refuse, what they leave behind."""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from results import Result
+from tiny_models import CONFIG, write_tiny_llama
+
+from llmcli.checkpoint.model import open_model
+
+Llmcli = Callable[..., Result]
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 320}
+QUICK = ("--prompt", 20, "--prompt", 50, "--depth", 30, "--tokens", 4, "--repeats", 2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of this machine are not what is tested."""
+    monkeypatch.setattr("llmcli.runners.torch.predict.READ_BYTES", 2**20)
+    monkeypatch.setattr("llmcli.runners.torch.predict._PROBE_ROWS", 16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "model"
+    return write_tiny_llama(folder, with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+
+
+@pytest.fixture
+def shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "configs" / "models").mkdir(parents=True)
+    config = {**CONFIG, **SIZES, "dtype": "bfloat16"}
+    (tmp_path / "configs" / "models" / "Tiny.json").write_text(json.dumps(config))
+    monkeypatch.setattr("llmcli.checkpoint.shapes.resource_folder", lambda name: tmp_path / name)
+    return "Tiny"
+
+
+def test_bench_table(llmcli: Llmcli, model: Path) -> None:
+    result = llmcli("bench", model, *QUICK)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(r"model +model, bfloat16, context 55", lines[0])
+    assert re.fullmatch(r"device +CPU, float32, 1 thread, reads [\d.,]+ GB/s", lines[1])
+    assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
+    assert lines[4].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
+    assert [line.split()[0] for line in lines[5:7]] == ["20", "50"]
+    assert lines[8].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
+    assert lines[9].split()[:2] == ["30", "1"]
+    assert len(lines) == 10
+    assert all(line.endswith(" 2") for line in (*lines[5:7], lines[9]))
+    assert [line.split(":")[0] for line in result.stderr.splitlines()][-1] == "model"
+
+
+def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("bench", model, *QUICK, "--rows", 3, "--json").stdout)
+    assert set(facts) == {
+        *("model", "precision", "device", "context", "read_bytes_per_second", "load_seconds", "num_checked_tokens"),
+        *("prompts", "decode"),
+    }
+    assert [item["num_tokens"] for item in facts["prompts"]] == [20, 50]
+    for item in facts["prompts"]:
+        assert item["tokens_per_second"] == pytest.approx(item["num_tokens"] / item["seconds"]["median"])
+        assert item["first_token_seconds"]["fastest"] > item["seconds"]["fastest"]
+        assert item["predicted_first_token_seconds"] > 0
+        assert item["predicted_tokens_per_second"] > 0
+    (item,) = facts["decode"]
+    assert (item["depth"], item["num_rows"], item["num_new_tokens"], item["step_seconds"]["num_runs"]) == (30, 3, 4, 2)
+    seconds = item["step_seconds"]["median"]
+    assert item["step_seconds"]["fastest"] <= seconds <= item["step_seconds"]["slowest"]
+    assert item["tokens_per_second"] == pytest.approx(3 / seconds)
+    assert item["gbps"] == pytest.approx(item["bytes_per_step"] / seconds / 1e9)
+    assert item["bandwidth_share"] == pytest.approx(item["gbps"] * 1e9 / facts["read_bytes_per_second"])
+    # Rows are run one after the other on the CPU; what is held in float32 is read once for each.
+    num_weights = 2 * (128 * 128 * 2 + 128 * 32 * 2 + 3 * 128 * 256 + 2 * 128) + 128 + 320 * 128 + 128
+    keys_and_values = 2 * 2 * 2 * 16
+    assert item["bytes_per_step"] == 3 * 4 * (num_weights + 32 * keys_and_values)
+
+
+def test_bench_csv(llmcli: Llmcli, model: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(llmcli("bench", model, *QUICK, "--csv").stdout)))
+    assert [(row["figure"], row["length"], row["rows"]) for row in rows] == [
+        ("prompt", "20", "1"),
+        ("prompt", "50", "1"),
+        ("decode", "30", "1"),
+    ]
+    for row in rows:
+        slowest, median, fastest = (float(row[f"{word}tokens_per_second"]) for word in ("slowest_", "", "fastest_"))
+        assert 0 < slowest <= median <= fastest
+        assert float(row["predicted_tokens_per_second"]) > 0
+        assert (row["gbps"] == "") == (row["figure"] == "prompt") == (row["first_token_seconds"] != "")
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
+def test_a_shape_is_written_measured_and_removed(llmcli: Llmcli, shape: str, form: str, tmp_path: Path) -> None:
+    result = llmcli("bench", shape, "--format", form, *QUICK, "--scratch", tmp_path / "scratch", "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["model"] == f"Tiny {form}"
+    assert facts["precision"] == {"int8": "int8 group 128", "int4": "int4 group 128", "bf16": "bfloat16"}[form]
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_kept_shape_is_taken_again(llmcli: Llmcli, shape: str, tmp_path: Path) -> None:
+    arguments = ("bench", shape, *QUICK, "--scratch", tmp_path)
+    kept = tmp_path / "Tiny-int8"
+    assert f"kept {kept}" in llmcli(*arguments, "--keep").stderr
+    assert str(open_model(kept).tensors.packed["model.layers.0.mlp.up_proj"].scheme) == "int8, groups of 128"
+    before = (kept / "model.safetensors").stat().st_mtime_ns
+    assert f"using {kept}" in llmcli(*arguments).stderr
+    assert (kept / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_what_a_killed_run_left_is_removed(llmcli: Llmcli, shape: str, tmp_path: Path) -> None:
+    finished = subprocess.Popen(["true"])
+    finished.wait()
+    abandoned = (f"Llama-2-7B-int8.{finished.pid}", f".Tiny-int4.{finished.pid}.partial-0123456789abcdef")
+    others = (f"Tiny-int8.{os.getppid()}", "Tiny-int4", "notes.txt")
+    for name in (*abandoned, *others):
+        (tmp_path / "scratch" / name).mkdir(parents=True)
+    assert llmcli("bench", shape, *QUICK, "--scratch", tmp_path / "scratch").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == sorted(others)
+
+
+def test_an_interrupt_leaves_nothing(
+    llmcli: Llmcli, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        assert len(list((tmp_path / "scratch").iterdir())) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmcli.measure.bench.Bench.measure_decode", interrupt)
+    result = llmcli("bench", shape, *QUICK, "--scratch", tmp_path / "scratch")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llmcli("bench", model, "--format", "int8").expect_error(2, "--format is for a shape")
+    llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, bf16")
+    llmcli("bench", "Llama-9").expect_error(2, "'Llama-9' is no model folder and no shape; the shapes are Tiny")
+    llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv exclude each other")
+    llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
+    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 491")
+    llmcli("bench", model, "--rows", 9).expect_error(2, "'--rows': Input should be less than or equal to 8")
+    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
+    result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
+    result.expect_error(4, "Tiny at float32 with context 512 needs", "follows from --prompt, --depth and --tokens")
+
+
+def test_bench_on_a_full_or_forbidden_disk(llmcli: Llmcli, shape: str) -> None:
+    result = llmcli("bench", shape, *QUICK, "--scratch", "/proc/none", "--quiet")
+    result.expect_error(5, "/proc/none/Tiny-int8.", "cannot be written", "--scratch")
+
+
+def test_lengths_follow_the_context(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("bench", model, "--tokens", 2, "--repeats", 1, "--json").stdout)
+    assert [item["num_tokens"] for item in facts["prompts"]] == [128, 509]
+    assert [item["depth"] for item in facts["decode"]] == [128, 509]
+    assert facts["context"] == 512
+
+
+def test_plan_table(llmcli: Llmcli, model: Path) -> None:
+    result = llmcli("plan", model)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    layer = 2 * 128 * 128 + 2 * 128 * 32 + 3 * 128 * 256 + 2 * 128
+    assert lines[0].split(maxsplit=1) == ["model", f"model, bfloat16, {2 * layer + 2 * 320 * 128 + 128:,} parameters"]
+    assert re.fullmatch(r"device +CPU, float32, reads [\d.,]+ GB/s \(measured\)", lines[1])
+    assert re.fullmatch(r"context +512 tokens; 512 would fit", lines[4])
+    assert lines[6].split() == ["depth", "read", "per", "step", "tokens/s"]
+    assert [line.split()[0] for line in lines[7:9]] == ["128", "511"]
+    assert lines[10].split() == ["prompt", "tokens/s", "first", "token"]
+    assert [line.split()[0] for line in lines[11:13]] == ["128", "511"]
+
+
+def test_plan_json_has_what_the_files_hold(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("plan", model, "--context", 300, "--rows", 2, "--json", "--dtype", "bfloat16").stdout)
+    memory = facts["memory"]
+    data_bytes = sum(info.num_bytes for info in open_model(model).checkpoint.tensors.values())
+    assert memory["weight_bytes"] == data_bytes
+    assert memory["cache_bytes"] == 2 * 300 * 2 * 2 * 2 * 16 * 2
+    parts = ("weight_bytes", "cache_bytes", "workspace_bytes")
+    assert memory["total_bytes"] == sum(memory[part] for part in parts)
+    assert [item["depth"] for item in facts["decode"]] == [128, 299]
+    assert all(item["num_rows"] == 2 and item["tokens_per_second"] > 0 for item in facts["decode"])
+    assert all(math.isfinite(item["first_token_seconds"]) for item in facts["prompts"])
+
+
+def test_plan_for_a_card_that_is_not_here(llmcli: Llmcli) -> None:
+    arguments = ("plan", "Llama-2-7B", "--memory", 24, "--bandwidth", 1008, "--json")
+    facts = json.loads(llmcli(*arguments).stdout)
+    linear, head = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32000 * 4096
+    norms, a_row = 65 * 4096 * 4, 4096 * 2
+    cache = 2 * 32 * 4096 * 2
+    assert facts["num_parameters"] == 6_738_415_616
+    assert facts["decode"][0]["bytes_per_step"] == linear * 130 // 128 + 2 * head + norms + a_row + 128 * cache
+    assert facts["memory"]["cache_bytes"] == 4096 * cache
+    most = 1008e9 / facts["decode"][0]["bytes_per_step"]
+    assert 0.5 * most < facts["decode"][0]["tokens_per_second"] < most
+    assert facts["prompts"][0]["first_token_seconds"] is None
+    table = llmcli(*arguments[:-1]).stdout
+    assert "a card of 24 GiB, reads 1,008.0 GB/s (as given)" in table
+    assert "first token" not in table
+
+
+def test_the_context_that_a_refusal_names_is_accepted(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = ("plan", "Llama-2-13B", "--format", "int4", "--memory", 9, "--bandwidth", 500)
+    host = ("plan", model)
+    needed = json.loads(llmcli(*host, "--json").stdout)["memory"]["total_bytes"]
+    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: needed - 1_000_000)
+    for arguments, longest in ((card, 4096), (host, 512)):
+        result = llmcli(*arguments, "--context", longest)
+        result.expect_error(4, "is available: use --context ")
+        context = int(re.search(r"use --context (\d+) or less", result.stderr)[1])
+        assert 128 <= context < longest
+        facts = json.loads(llmcli(*arguments, "--context", context, "--json").stdout)
+        assert facts["memory"]["largest_context"] == context
+        assert facts["memory"]["total_bytes"] <= facts["memory"]["available_bytes"]
+        llmcli(*arguments, "--context", context + 1).expect_error(4, f"use --context {context} or less")
+
+
+def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
+    llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the 512 tokens model was made for")
+    llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
+    both = ("--memory", 8, "--bandwidth", 100)
+    llmcli("plan", model, *both, "--device", "cpu").expect_error(2, "leave out --device and --threads")
+    llmcli("plan", model, *both, "--dtype", "int8").expect_error(2, "--dtype is 'int8'")
+    llmcli("plan", model, "--device", "cuda").expect_error(4, "there is no NVIDIA driver")
+    llmcli("plan", "no/such", "--memory", 8).expect_error(2, "together")
+
+
+def test_plan_reads_no_weights(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    copy.mkdir()
+    content = (model / "model.safetensors").read_bytes()
+    header_bytes = int.from_bytes(content[:8], "little")
+    (copy / "config.json").write_bytes((model / "config.json").read_bytes())
+    with (copy / "model.safetensors").open("wb") as file:
+        file.write(content[: 8 + header_bytes])
+        file.truncate(len(content))  # zeros that nobody looks at
+    assert llmcli("plan", copy).exit_code == 0

@@ -1,0 +1,95 @@
+"""Which device a command takes, and what it says where it cannot have the one it was asked for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from results import Result
+
+from llmcli.cli import device_choice
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.output.stats import decode_wall_seconds
+from llmcli.engine.events import Timings
+from llmcli.errors import DeviceError, UsageError
+from llmcli.kernels import device
+from llmcli.kernels.environment import Card, Driver
+
+OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)
+NEW_CARD = Card(1, "New Card", (9, 0), 80 * 2**30)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver | None], None]:
+    """A machine with such a driver, where CuPy works."""
+
+    def become(driver: Driver | None) -> None:
+        monkeypatch.setattr(device_choice, "find_driver", lambda: driver)
+        monkeypatch.setattr(device.environment, "find_driver", lambda: driver)
+        monkeypatch.setattr(device.environment, "cupy_distributions", lambda: {"cupy-cuda12x": "14.2.0"})
+        monkeypatch.setattr(device, "_import_problem", lambda: None)
+
+    return become
+
+
+def test_auto_takes_the_first_card(machine: Callable[[Driver | None], None]) -> None:
+    machine(Driver((13, 0), (NEW_CARD,)))
+    assert RunnerOptions("auto", "auto", None).card == 0
+    assert RunnerOptions("auto", "auto", None).note == ""
+    assert RunnerOptions("cpu", "auto", None).card is None
+
+
+def test_a_card_is_chosen_by_number(machine: Callable[[Driver | None], None]) -> None:
+    machine(Driver((13, 0), (NEW_CARD, NEW_CARD)))
+    assert RunnerOptions("cuda", "auto", None).card == 0
+    assert RunnerOptions("cuda:1", "bfloat16", None).card == 1
+    with pytest.raises(DeviceError, match=r"--device cuda:2: there is no card 2, .* 0 to 1; use --device cpu"):
+        RunnerOptions("cuda:2", "auto", None)
+
+
+def test_cuda_without_a_driver_exits_4(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    result = llmcli("generate", "Hi", "-m", tiny_llama, "--device", "cuda")
+    result.expect_error(4, "--device cuda: there is no NVIDIA driver; use --device cpu")
+
+
+def test_a_card_that_is_too_old_is_named(
+    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
+) -> None:
+    machine(Driver((13, 0), (OLD_CARD,)))
+    arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 1, "--seed", 1)
+    llmcli(*arguments, "--device", "cuda").expect_error(4, "--device cuda: card 0, Old Card,", "use --device cpu")
+    first, second = llmcli(*arguments).stderr.splitlines()
+    assert first.startswith("warning: running on the CPU: card 0, Old Card, has compute capability 7.5")
+    assert second.startswith("tiny-llama: CPU, float32")
+    assert "driver" not in second
+    assert llmcli(*arguments, "--device", "cpu").stderr.count("\n") == 1
+
+
+def test_two_models_warn_once(
+    machine: Callable[[Driver | None], None], llmcli: Callable[..., Result], tiny_llama: Path
+) -> None:
+    machine(Driver((13, 0), ()))
+    result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 1)
+    assert result.stderr.count("warning: running on the CPU: the NVIDIA driver sees no card") == 1
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "cpu:0", ""])
+def test_names_that_are_no_device(name: str) -> None:
+    with pytest.raises(UsageError, match="expected auto, cpu, cuda or cuda:N"):
+        RunnerOptions(name, "auto", None)
+
+
+def test_float16_needs_a_card(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    arguments = ("generate", "Hi", "-m", tiny_llama, "--dtype", "float16")
+    llmcli(*arguments, "--device", "cpu").expect_error(2, "--dtype float16 is for CUDA", "float32 or bfloat16")
+    llmcli(*arguments).expect_error(2, "--dtype float16 is for CUDA, and there is no NVIDIA driver")
+
+
+def timings(first_token: float, decode_seconds: float) -> Timings:
+    return Timings(10, 0.1, first_token, 50, decode_seconds)
+
+
+def test_time_that_samples_share_counts_once() -> None:
+    assert decode_wall_seconds([timings(1.0, 2.0)]) == pytest.approx(2.0)
+    assert decode_wall_seconds([timings(1.0, 2.0), timings(1.0, 3.0), timings(1.5, 1.0)]) == pytest.approx(3.0)
+    assert decode_wall_seconds([timings(5.0, 2.0), timings(1.0, 3.0)]) == pytest.approx(5.0)
+    assert decode_wall_seconds([]) == 0

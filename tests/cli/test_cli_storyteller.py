@@ -1,0 +1,112 @@
+"""The built-in model, where none is named: what it says, what it takes its settings from, and that it tells stories."""
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from results import Result
+
+from llmcli.config.presets import load_preset
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.conversation_file import SavedConversation, save_conversation
+from llmcli.resources import STORYTELLER, resource_folder
+
+SAID = "no model given: this is the built-in storyteller, a small demonstration; --model takes another\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def test_it_tells_a_story_to_its_end(llmcli: Callable[..., Result]) -> None:
+    answer = json.loads(llmcli("generate", "Once upon a time", "--seed", 1, "--json").stdout)
+    assert answer["finish_reason"] == "eos"
+    assert answer["model"] == STORYTELLER
+    assert len(answer["token_ids"]) > 256  # longer than other models' default
+    assert len(re.findall(r"[.!?]", answer["text"])) > 10
+    assert answer["text"].count("\n\n") >= 2
+
+
+def test_one_line_says_so(llmcli: Callable[..., Result]) -> None:
+    arguments = ("generate", "Once", "--seed", 1, "--max-new-tokens", 4)
+    first = llmcli(*arguments)
+    assert first.stderr.startswith(SAID)
+    assert first.stderr.count("\n") == 2  # and the line about the run
+    assert llmcli(*arguments, "--quiet").stderr == ""
+    named = llmcli(*arguments, "-m", STORYTELLER)
+    assert named.stdout == first.stdout
+    assert named.stderr == first.stderr.removeprefix(SAID)
+
+
+def test_a_folder_of_its_name_is_a_folder(
+    llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / STORYTELLER).mkdir()
+    monkeypatch.chdir(tmp_path)
+    llmcli("tokenize", "Hi", "-m", STORYTELLER).expect_error(3, STORYTELLER, "tokenizer")
+    assert llmcli("tokenize", "Hi").exit_code == 0
+
+
+def test_its_defaults_are_the_story_preset(llmcli: Callable[..., Result]) -> None:
+    stderr = llmcli("generate", "Once", "--seed", 1, "--max-new-tokens", 2, "--stats").stderr
+    for name, value in load_preset("story").sampling.items():
+        assert re.search(rf"^{name} +{value} \(generation_config.json\)$", stderr, re.MULTILINE)
+
+
+def test_a_conversation_of_four_turns(llmcli: Callable[..., Result]) -> None:
+    messages = (
+        "Tell me a story about a mouse called Pip and a lantern.",
+        "Who is the story about?",
+        "Tell me another ending, please.",
+        "Thank you!",
+    )
+    flags = [part for message in messages for part in ("--message", message)]
+    result = llmcli("chat", "--seed", 1, "--json", *flags)
+    assert result.stderr.startswith(SAID)
+    answer = json.loads(result.stdout)
+    assert answer["model"] == STORYTELLER
+    assert [turn["finish_reason"] for turn in answer["turns"]] == ["eos"] * 4
+    story, who, *_ = [turn["answer"] for turn in answer["turns"]]
+    assert "Pip" in story
+    assert "Pip" in who
+
+
+def test_a_saved_conversation_names_it(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    save_conversation(saved, SavedConversation(STORYTELLER, Conversation()))
+    result = llmcli("chat", "--resume", saved, "--seed", 1, "--message", "Hello!", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["model"] == STORYTELLER
+    assert SAID not in result.stderr
+
+
+def test_info_tokenize_and_eval(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    information = llmcli("info", "--json")
+    assert information.stderr == SAID
+    assert json.loads(information.stdout)["folder"] == str(resource_folder(STORYTELLER))
+    tokens = llmcli("tokenize", "Once upon a time", "--json")
+    assert tokens.stderr == SAID
+    assert json.loads(tokens.stdout)["text"] == "Once upon a time"
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a mouse whose name was Pip.")
+    assert llmcli("eval", "--file", text).stdout.startswith("storyteller: perplexity ")
+
+
+@pytest.mark.parametrize("command", ["chat", "info", "eval"])
+def test_a_model_is_named_once(llmcli: Callable[..., Result], command: str) -> None:
+    llmcli(command, "one", "--model", "two").expect_error(2, "the model is given twice")
+
+
+@pytest.mark.parametrize("command", ["info", "eval"])
+def test_the_model_may_be_a_flag(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, command: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a mouse.")
+    flags = ("--file", text) if command == "eval" else ()
+    assert llmcli(command, tiny_llama, *flags).stdout == llmcli(command, "-m", tiny_llama, *flags).stdout

@@ -1,0 +1,123 @@
+"""Sampler chains, logits for them, and what the host chooses: no CuPy here, so that worker processes can load it."""
+
+import multiprocessing
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+
+from llmcli.sampling.chain import choose
+from llmcli.sampling.params import SPECS, SamplingParams
+from llmcli.sampling.sampler import Sampler
+
+NUM_PROMPT_TOKENS = 40
+OFF = {"top_p": 1.0, "temperature": 1.0}
+EVERY_STEP = {
+    "temperature": 1.3, "top_k": 300, "top_p": 0.98, "min_p": 0.0005, "typical_p": 0.93, "xtc_probability": 0.4,
+    "xtc_threshold": 0.03, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3,
+    "penalty_window": 90, "dry_multiplier": 0.8, "dry_window": 200, "min_new_tokens": 200,
+    "eos_token_ids": frozenset({3, 5}), "dry_breaker_token_ids": frozenset({2, 7}),
+    "logit_bias": {8: 1.0, 11: -1.5, 13: -np.inf, 10**9: 2.0},
+}  # fmt: skip
+
+# Settings besides OFF, by the chain's name: parameters and fields of Sampler.
+CHAINS: Mapping[str, Mapping] = {
+    "greedy": {"temperature": 0},
+    "greedy with penalties": {
+        "temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2,
+        "dry_multiplier": 0.8, "logit_bias": {1: 2.0, 4: -np.inf}, "eos_token_ids": frozenset({0, 9}),
+        "ignore_eos": True,
+    },
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 3.0},
+    "default": {"temperature": 0.8, "top_p": 0.95},
+    "usual": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    "top_k": {"top_k": 50},
+    "top_k of many": {"temperature": 1.5, "top_k": 700},
+    "top_p near 1": {"temperature": 2.0, "top_p": 0.9999},
+    "min_p": {"min_p": 0.02},
+    "typical_p": {"temperature": 0.9, "typical_p": 0.7},
+    "xtc": {"temperature": 0.9, "xtc_probability": 0.6, "xtc_threshold": 0.05, "eos_token_ids": frozenset({1, 6})},
+    "typical_p and xtc": {"typical_p": 0.5, "xtc_probability": 0.7, "xtc_threshold": 0.001},
+    "penalties": {
+        "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.15, "presence_penalty": -0.4,
+        "frequency_penalty": 0.1, "penalty_window": 64,
+    },
+    "dry": {
+        "temperature": 0.5, "dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1, "dry_window": 12,
+        "dry_breaker_token_ids": frozenset({0}),
+    },
+    "every step": EVERY_STEP,
+}  # fmt: skip
+
+
+def make_sampler(settings: Mapping, seed: int, sample_index: int = 0) -> Sampler:
+    """A sampler with everything off but for the parameters and fields that are named."""
+    settings = {"num_prompt_tokens": NUM_PROMPT_TOKENS} | dict(settings)
+    params = {name: value for name, value in settings.items() if name in SPECS}
+    others = {name: value for name, value in settings.items() if name not in SPECS}
+    return Sampler(SamplingParams(**(OFF | params)), seed=seed, sample_index=sample_index, **others)
+
+
+def make_logits(num_rows: int, vocab_size: int, seed: int) -> np.ndarray:
+    """Rows of many kinds: a few likely tokens over a tail, flat, coarse (with ties), masked, far apart.
+
+    Some low ids are likely, so that ends, breakers and biases play a part, and texts repeat themselves.
+    Shapes: result [num_rows, vocab_size] float32
+    """
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((num_rows, vocab_size)) * 2.5
+    for row, values in enumerate(logits):
+        values[rng.integers(0, vocab_size, 12)] += rng.uniform(2, 11, 12)
+        values[rng.integers(0, min(vocab_size, 16), 6)] += rng.uniform(5, 12, 6)
+        kind = row % 6
+        if kind == 1:
+            values *= 0.2
+        if kind == 2:
+            values[:] = np.round(values * 4) / 4
+        if kind == 3:
+            values[rng.permutation(vocab_size)[: vocab_size // 2]] = -np.inf
+        if kind == 4:
+            values *= 6
+    return logits.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A row that the card has written: step i had row (first_logits + i) % len(pool) of the pool of logits.
+
+    Shapes: history [num_tokens] int32, NUM_PROMPT_TOKENS of them the prompt
+    """
+
+    sampler: Sampler
+    history: np.ndarray
+    first_logits: int
+    num_pool_rows: int
+    vocab_size: int
+    pool_seed: int
+
+
+def first_difference(text: Text) -> str | None:
+    """Where the host chooses another token than the card after the same ones, or None."""
+    pool = make_logits(text.num_pool_rows, text.vocab_size, text.pool_seed)
+    for position in range(NUM_PROMPT_TOKENS, len(text.history)):
+        logits = pool[(text.first_logits + position - NUM_PROMPT_TOKENS) % len(pool)]
+        expected = choose(logits, text.history[:position], text.sampler).token_id
+        if text.history[position] != expected:
+            return f"position {position}: {text.history[position]}, the host {expected}; {text.sampler}"
+    return None
+
+
+def first_differences(texts: Iterable[Text]) -> list[str]:
+    """Every text's first difference, found side by side: the host's chain takes about a millisecond a token."""
+    # A process with a CUDA context must not fork.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        return [found for found in pool.map(first_difference, texts) if found is not None]
+
+
+def prompts(num_rows: int, vocab_size: int, seed: int) -> list[np.ndarray]:
+    """Prompts that repeat themselves, [NUM_PROMPT_TOKENS] int32 each."""
+    rngs = map(np.random.default_rng, zip(repeat(seed), range(num_rows)))
+    return [rng.integers(0, min(vocab_size, 6), NUM_PROMPT_TOKENS).astype(np.int32) for rng in rngs]

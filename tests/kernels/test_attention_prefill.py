@@ -1,0 +1,215 @@
+"""attention_prefill against float64: chunks, windows, groups, sizes, and what it must not read."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import attention_reference as reference
+import numpy as np
+import pytest
+from fenced import Fenced, assert_same_bits, assert_within, fenced, to_float64, to_host, to_storage
+
+from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+
+F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
+KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+LLAMA = QkvLayout(4, 2, 64)
+NUM_ROWS, ROW = 3, 1
+
+
+def upload(array: np.ndarray) -> Fenced:
+    import cupy
+
+    fence = fenced(array.shape, array.dtype)
+    fence.array[...] = cupy.asarray(array)
+    return fence
+
+
+class Problem:
+    """Queries of `num_tokens` tokens from `start` on; the cache is NaN wherever none of them may look."""
+
+    def __init__(
+        self,
+        layout: QkvLayout,
+        dtype: np.dtype,
+        start: int,
+        num_tokens: int,
+        *,
+        window: int | None = None,
+        spare: int = 70,
+        magnitude: float = 1.0,
+    ) -> None:
+        generator = np.random.default_rng(start + num_tokens + layout.head_dim)
+        self.layout, self.dtype, self.start, self.num_tokens, self.window = layout, dtype, start, num_tokens, window
+        end = start + num_tokens
+        self.qkv = np.full((num_tokens, layout.width + 16), np.nan, np.float32)
+        self.qkv[:, : layout.q_size] = magnitude * generator.normal(size=(num_tokens, layout.q_size))
+        shape = (NUM_ROWS, layout.num_key_value_heads, end + spare, layout.head_dim)
+        self.keys, self.values = (to_storage(generator.normal(size=shape), dtype) for _ in range(2))
+        for cache in (self.keys, self.values):
+            for hidden in (cache[:ROW], cache[ROW + 1 :], cache[ROW, :, end:]):
+                hidden.view(np.uint8)[...] = 0xFF
+
+    def run(self, device: Device) -> np.ndarray:
+        """The kernel's output; nothing but it may change."""
+        qkv, keys, values = upload(self.qkv), upload(self.keys), upload(self.values)
+        out = fenced((self.num_tokens, self.layout.q_size), F32)
+        attention_prefill(
+            device,
+            qkv=qkv.array[:, : self.layout.width],
+            layout=self.layout,
+            keys=keys.array,
+            values=values.array,
+            row=ROW,
+            start=self.start,
+            window=self.window,
+            out=out.array,
+        )
+        device.synchronize()
+        out.check()
+        for fence, source in ((qkv, self.qkv), (keys, self.keys), (values, self.values)):
+            fence.check()
+            assert to_host(fence.array).tobytes() == source.tobytes()
+        return to_host(out.array)
+
+    def verify(self, device: Device, tokens: list[int] | None = None) -> None:
+        """Compare all tokens, or some of them, with float64."""
+        actual = self.run(device)
+        chosen = np.arange(self.num_tokens) if tokens is None else np.array(tokens)
+        layout = self.layout
+        query = self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim)
+        seen = slice(0, self.start + self.num_tokens)
+        expected = reference.attend(
+            reference.exact(query),
+            to_float64(self.keys[ROW, :, seen]),
+            to_float64(self.values[ROW, :, seen]),
+            self.start + chosen,
+            self.window,
+            query_error=reference.ROUNDED[self.dtype],
+            query_floor=reference.FLOOR[self.dtype],
+            weight_error=reference.ROUNDED[self.dtype],
+            tensor_cores=self.dtype != F32,
+        )
+        assert np.isfinite(actual).all()
+        assert_within(actual[chosen], expected.value, expected.error)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 48, 64, 80, 96, 112, 128, 136, 160, 192, 256])
+def test_head_dims(device: Device, dtype: np.dtype, head_dim: int) -> None:
+    Problem(QkvLayout(2, 1, head_dim), dtype, 30, 150).verify(device)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
+@pytest.mark.parametrize("start", [0, 1, 62, 64, 100])
+def test_chunks(device: Device, dtype: np.dtype, start: int, num_tokens: int) -> None:
+    Problem(QkvLayout(2, 2, 64), dtype, start, num_tokens).verify(device)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 63, 64, 65, 95, 127, 128, 1000])
+@pytest.mark.parametrize("start", [0, 50])
+def test_windows(device: Device, dtype: np.dtype, start: int, window: int) -> None:
+    Problem(QkvLayout(2, 2, 64), dtype, start, 260, window=window).verify(device)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (3, 3), (7, 1), (8, 2), (16, 1)])
+def test_groups(device: Device, dtype: np.dtype, num_heads: int, num_key_value_heads: int) -> None:
+    Problem(QkvLayout(num_heads, num_key_value_heads, 32), dtype, 3, 70).verify(device)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("magnitude", [0.0, 0.01, 10.0])
+def test_flat_and_steep_weights(device: Device, dtype: np.dtype, magnitude: float) -> None:
+    Problem(LLAMA, dtype, 10, 150, magnitude=magnitude).verify(device)
+
+
+@pytest.mark.cuda
+def test_fp16_queries_beyond_its_range_saturate(device: Device) -> None:
+    problem = Problem(LLAMA, F16, 0, 40)
+    problem.qkv[:, : LLAMA.q_size] *= 1e7
+    problem.keys[ROW, :, :, 0] = 0.0  # where infinity would become NaN
+    assert np.isfinite(problem.run(device)).all()
+
+
+@pytest.mark.cuda
+@KINDS
+def test_long(device: Device, dtype: np.dtype) -> None:
+    tokens = [0, 1, 127, 128, 700, 1023]
+    Problem(QkvLayout(4, 1, 128), dtype, 1500, 1024).verify(device, tokens)
+
+
+@pytest.mark.cuda
+@KINDS
+def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
+    problem = Problem(LLAMA, dtype, 20, 140)
+    for _ in range(5):
+        assert_same_bits(lambda: problem.run(device))
+
+
+class Recorder:
+    """Stands in for a card: remembers launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+
+    def launch(self, stem: str, name: str, **details: Any) -> None:
+        self.launches.append({"stem": stem, "name": name, **details})
+
+
+def host(shape: tuple[int, ...], dtype: Any) -> Any:
+    array = np.zeros(shape, dtype)
+    return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
+
+
+def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **changes: Any) -> None:
+    cache = host((3, layout.num_key_value_heads, 100, layout.head_dim), dtype)
+    arguments: dict[str, Any] = {
+        "qkv": host((40, layout.width), F32),
+        "keys": cache,
+        "values": cache,
+        "row": 2,
+        "start": 60,
+        "window": None,
+        "out": host((40, layout.q_size), F32),
+    }
+    attention_prefill(device, layout=layout, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_shared_memory_fits_every_card(head_dim: int, dtype: np.dtype) -> None:
+    recorder = Recorder()
+    call(recorder, QkvLayout(4, 2, head_dim), dtype)
+    assert recorder.launches[0]["shared_bytes"] <= 99 * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": 61}, "tokens 61 to 100 do not fit a cache of 100"),
+        ({"start": -1}, "tokens -1 to 38"),
+        ({"row": 3}, "row is 3, the cache has 3"),
+        ({"window": 0}, "a window of 0 tokens"),
+        ({"out": host((40, 128), F32)}, r"out is \[40, 128\], expected \[40, 256\]"),
+        ({"layout": QkvLayout(4, 2, 60)}, "head_dim is 60"),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Recorder(), **changes)
+
+
+def test_cost_counts_what_is_seen() -> None:
+    layout = QkvLayout(4, 2, 64)
+    assert attention_prefill_cost(3, 2, layout, 2, None).flops == 4 * (3 + 4 + 5) * 256
+    assert attention_prefill_cost(3, 2, layout, 2, 2).flops == 4 * (2 + 2 + 2) * 256
+    assert attention_prefill_cost(3, 2, layout, 2, 2).read_bytes == 4 * 3 * 256 + 2 * 4 * 128 * 2

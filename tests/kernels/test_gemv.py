@@ -1,0 +1,280 @@
+"""gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; rows that ignore each other."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import Fenced, assert_within, fenced, to_host
+from tiled import StoredMatrix, random_matrix, tiles_of, upload
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemv import Epilogue, gemv, gemv_cost, plan_gemv
+from llmcli.kernels.tiles import TileLayout, tile_layout
+
+# What x loses as hi + lo, of each product and of the row's largest value.
+SPLIT_ERROR = {"int8": 2.0**-22, "int4": 2.0**-22, "float16": 2.0**-22, "bfloat16": 2.0**-18, "float32": 0.0}
+FLOOR_ERROR = {"int8": 2.0**-39, "int4": 2.0**-39, "float16": 2.0**-39}
+U = 2.0**-24
+EPS = 1e-5
+
+
+@dataclasses.dataclass
+class Case:
+    """One product on the host, and what its error may be."""
+
+    stored: StoredMatrix
+    x: np.ndarray
+    norm_weight: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    before: np.ndarray | None = None
+
+    def product(self) -> tuple[np.ndarray, np.ndarray]:
+        """x' @ W.T + bias and its bound, float64 [num_rows, num_outputs]."""
+        x = self.x.astype(np.float64)
+        normed = x if self.norm_weight is None else x * self.norm_weight.astype(np.float64)
+        inverse = 1.0
+        if self.norm_weight is not None:
+            inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPS)
+        weights = self.stored.weights
+        y = normed @ weights.T * inverse
+        magnitude = np.abs(normed) @ np.abs(weights).T * inverse
+        floor = FLOOR_ERROR.get(self.stored.weight_type, 0) * np.max(np.abs(normed), axis=1, keepdims=True)
+        num_terms = x.shape[1]
+        # The sum, a rounding of x * w and of each scale, then hi + lo; the mean of the squares counts with a half.
+        bound = (np.sqrt(num_terms) + 4) * U * magnitude + SPLIT_ERROR[self.stored.weight_type] * magnitude
+        bound += floor * inverse * np.sum(np.abs(weights), axis=1)
+        bound += (4 + np.sqrt(num_terms) / 2 * (self.norm_weight is not None)) * U * np.abs(y)
+        if self.bias is not None:
+            y = y + self.bias.astype(np.float64)[: y.shape[1]]
+            bound += 2 * U * np.abs(y)
+        return y, bound
+
+
+def make_case(
+    stored: StoredMatrix, num_rows: int, seed: int = 0, has_norm: bool = False, has_bias: bool = False
+) -> Case:
+    """Rows of different sizes; with four rows or more a zero row, a constant one, and one with an outlier of 1e4."""
+    rng = np.random.default_rng(seed)
+    num_inputs = stored.values.shape[1]
+    x = rng.standard_normal((num_rows, num_inputs)).astype(np.float32)
+    x *= 2.0 ** rng.integers(-40, 40, (num_rows, 1))
+    if num_rows >= 4:
+        x[1] = 0
+        x[2] = 0.3
+        x[3, num_inputs // 2] = 1e4
+    norm_weight = rng.uniform(0.5, 2, num_inputs).astype(np.float32) if has_norm else None
+    bias = rng.standard_normal(stored.layout.padded_rows).astype(np.float32) if has_bias else None
+    return Case(stored, x, norm_weight, bias)
+
+
+def run(
+    device: Device, case: Case, epilogue: Epilogue = "store", rows: slice = slice(None), num_outputs: int | None = None
+) -> Fenced:
+    """The kernel's output for some rows, x at a distance and out between canaries."""
+    import cupy
+
+    x = cupy.full((len(case.x), case.x.shape[1] + 12), np.nan, dtype=np.float32)
+    x[:, : case.x.shape[1]] = cupy.asarray(case.x)
+    x = x[rows, : case.x.shape[1]]
+    result = fenced((x.shape[0], num_outputs or case.stored.values.shape[0]), np.float32)
+    if epilogue == "add":
+        assert case.before is not None
+        result.array[...] = cupy.asarray(case.before[rows])
+    matrix = upload(tiles_of(case.stored))
+    device.synchronize()  # gemv reads weights before the kernels in front of it have ended
+    gemv(
+        device,
+        matrix=matrix,
+        x=x,
+        out=result.array,
+        norm_weight=None if case.norm_weight is None else cupy.asarray(case.norm_weight),
+        eps=EPS,
+        bias=None if case.bias is None else cupy.asarray(case.bias),
+        epilogue=epilogue,
+    )
+    device.synchronize()
+    result.check()
+    return result
+
+
+FORMATS: list[dict[str, Any]] = [
+    {"weight_type": "int8", "scale_type": "float32"},
+    {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "int8", "scale_type": "float16", "group_size": 64},
+    {"weight_type": "int8", "scale_type": "float32", "group_size": 32},
+    {"weight_type": "int8", "scale_type": "float16", "group_size": 16, "is_symmetric": False},
+    {"weight_type": "int8", "scale_type": "float16", "group_size": 8},
+    {"weight_type": "int8", "scale_type": "float16", "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "float16"},
+    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "int4", "scale_type": "float16", "group_size": 256, "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "float32", "group_size": 64, "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 32},
+    {"weight_type": "int4", "scale_type": "float16", "group_size": 32, "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "float32", "group_size": 16, "is_symmetric": False},
+    {"weight_type": "float16"},
+    {"weight_type": "bfloat16"},
+    {"weight_type": "float32"},
+]
+FORMAT_IDS = ["-".join(str(value) for value in form.values()) for form in FORMATS]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("num_rows", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (40, 2304)])
+@pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
+def test_formats_and_tails(device: Device, form: dict[str, Any], num_rows: int, num_inputs: int) -> None:
+    case = make_case(random_matrix(num_inputs, num_rows=num_rows, num_inputs=num_inputs, **form), num_rows=1)
+    assert_within(run(device, case).array, *case.product())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
+def test_a_row_ignores_the_others(device: Device, form: dict[str, Any]) -> None:
+    """Eight rows are right, and each has the bits that it has in every smaller batch: one, three, five rows."""
+    case = make_case(random_matrix(1, num_rows=40, num_inputs=600, **form), num_rows=8, has_norm=True)
+    batch = run(device, case).array
+    assert_within(batch, *case.product())
+    together = to_host(batch).view(np.uint32)
+    for size in (1, 3, 5):
+        for begin in range(0, 8, size):
+            alone = to_host(run(device, case, rows=slice(begin, begin + size)).array).view(np.uint32)
+            np.testing.assert_array_equal(alone, together[begin : begin + size])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_rows", [2, 4, 8, 11])
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[11], FORMATS[15], FORMATS[16]])
+def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> None:
+    stored = random_matrix(2, num_rows=96, num_inputs=320, **form)
+    case = make_case(stored, num_rows, has_norm=True, has_bias=True)
+    y, bound = case.product()
+    assert_within(run(device, case).array, y, bound)
+
+    case.before = np.random.default_rng(3).standard_normal((num_rows, 96)).astype(np.float32)
+    total = case.before + y
+    assert_within(run(device, case, "add").array, total, bound + 2 * U * np.abs(total))
+
+    # Tiles alternate gate and up; 40 columns leave the last pair of tiles half used.
+    tiles = y.reshape(num_rows, 3, 2, 16)
+    bounds = bound.reshape(num_rows, 3, 2, 16)
+    gate, up = (tiles[:, :, i].reshape(num_rows, 48)[:, :40] for i in (0, 1))
+    gate_bound, up_bound = (bounds[:, :, i].reshape(num_rows, 48)[:, :40] for i in (0, 1))
+    silu = gate / (1 + np.exp(-gate))
+    # The slope of silu is at most 1.1; its own exponential and quotient take 4 roundings.
+    error = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 8 * U * np.abs(silu * up)
+    assert_within(run(device, case, "swiglu", num_outputs=40).array, silu * up, error)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("form", "num_inputs", "num_rows"), [(FORMATS[0], 11008, 1), (FORMATS[1], 11008, 8), (FORMATS[8], 14336, 8)]
+)
+def test_long_rows(device: Device, form: dict[str, Any], num_inputs: int, num_rows: int) -> None:
+    case = make_case(random_matrix(3, num_rows=64, num_inputs=num_inputs, **form), num_rows)
+    assert_within(run(device, case).array, *case.product())
+
+
+class SmallCard:
+    """A card with less shared memory, so that x comes in chunks."""
+
+    def __init__(self, device: Device, shared_bytes_per_block: int):
+        self._device = device
+        self.shared_bytes_per_block = shared_bytes_per_block
+        self.num_multiprocessors = 3
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[1], FORMATS[10], FORMATS[14], FORMATS[16]])
+def test_chunks_and_cards_change_no_bits(device: Device, form: dict[str, Any]) -> None:
+    case = make_case(random_matrix(4, num_rows=80, num_inputs=5000, **form), num_rows=8, has_norm=True)
+    whole = run(device, case).array
+    assert_within(whole, *case.product())
+    small: Any = SmallCard(device, 99 * 1024)
+    np.testing.assert_array_equal(to_host(run(small, case).array).view("u4"), to_host(whole).view("u4"))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[8], FORMATS[15]])
+def test_ten_runs_give_the_same_bits(device: Device, form: dict[str, Any]) -> None:
+    case = make_case(random_matrix(5, num_rows=1040, num_inputs=1024, **form), num_rows=4, has_norm=True)
+    first = to_host(run(device, case).array).view(np.uint32)
+    for _ in range(9):
+        np.testing.assert_array_equal(to_host(run(device, case).array).view(np.uint32), first)
+
+
+@pytest.mark.cuda
+def test_nan_shows_in_its_row_alone(device: Device) -> None:
+    case = make_case(random_matrix(6, "int8", 16, 128), num_rows=2)
+    case.x[0, 5] = np.nan
+    result = to_host(run(device, case).array)
+    assert np.isnan(result[0]).all()
+    assert np.isfinite(result[1]).all()
+
+
+@pytest.mark.cuda
+def test_wrong_arrays_are_refused(device: Device) -> None:
+    import cupy
+
+    matrix = upload(tiles_of(random_matrix(7, "int8", 40, 128)))
+    x, out = cupy.zeros((1, 128), dtype=np.float32), cupy.zeros((1, 40), dtype=np.float32)
+    with pytest.raises(ValueError, match=r"gemv: x is \[1, 64\], expected"):
+        gemv(device, matrix=matrix, x=x[:, :64], out=out)
+    with pytest.raises(ValueError, match="out has 16 columns, expected 3 tiles"):
+        gemv(device, matrix=matrix, x=x, out=out[:, :16])
+    with pytest.raises(ValueError, match="out has 40 columns"):
+        gemv(device, matrix=matrix, x=x, out=out, epilogue="swiglu")
+    with pytest.raises(ValueError, match="bias is"):
+        gemv(device, matrix=matrix, x=x, out=out, bias=x[0, :40])
+
+
+CARDS = {"H200": (132, 232448), "A100": (108, 166912), "RTX 4090": (128, 101376), "RTX 3050": (20, 101376)}
+LAYOUTS = [
+    tile_layout("int8", 12288, 4096, 128, "bfloat16"),
+    tile_layout("int8", 4096, 14336, None, "float32"),
+    tile_layout("int4", 28672, 8192, 32, "float32", is_symmetric=False),
+    tile_layout("bfloat16", 128256, 4096),
+    tile_layout("float32", 2048, 28672),
+]
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.weight_type}-{layout.num_inputs}")
+def test_plans_fit_their_card(layout: TileLayout, card: str) -> None:
+    multiprocessors, shared_bytes = CARDS[card]
+    epilogues: tuple[Epilogue, ...] = ("store", "add", "swiglu")
+    for num_rows in range(1, 9):
+        for epilogue in epilogues:
+            plan = plan_gemv(
+                layout,
+                num_rows,
+                epilogue,
+                num_multiprocessors=multiprocessors,
+                shared_bytes_per_block=shared_bytes,
+            )
+            assert 1 <= plan.num_rows <= num_rows
+            assert plan.shared_bytes + 1024 <= shared_bytes
+            items = layout.num_tiles // (2 if epilogue == "swiglu" else 1)
+            assert 1 <= plan.num_blocks <= min(items, 2 * multiprocessors)
+            chunk_inputs = plan.chunk_units * layout.unit_inputs
+            assert chunk_inputs >= layout.num_inputs or chunk_inputs % 2048 == 0
+
+
+def test_one_row_of_a_usual_model_is_never_cut() -> None:
+    for layout in LAYOUTS[:2]:
+        plan = plan_gemv(layout, 1, "store", num_multiprocessors=128, shared_bytes_per_block=101376)
+        assert plan.chunk_units == layout.num_units
+
+
+def test_cost_counts_the_matrix_once_for_eight_rows() -> None:
+    layout = tile_layout("int8", 4096, 4096, 128, "float16")
+    assert layout.num_bytes == 4096 * 4096 + 4096 * 32 * 2
+    one, eight, nine = (gemv_cost(layout=layout, num_rows=rows) for rows in (1, 8, 9))
+    assert one.read_bytes == layout.num_bytes + 4 * 4096
+    assert eight.read_bytes == layout.num_bytes + 8 * 4 * 4096
+    assert nine.read_bytes == 2 * layout.num_bytes + 9 * 4 * 4096
+    assert one.written_bytes == 4 * 4096
+    assert one.flops == 2 * 4096 * 4096

@@ -1,0 +1,169 @@
+"""The kernel cache: a warm start compiles nothing, and no state of the folder is an error."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from llmcli.kernels import cache, compiler, environment
+from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.compiler import CompiledKernels, KernelResources
+
+NAMES = ("scale<float>", "scale<short>")
+
+
+class Compilations:
+    """Stands in for the compiler: other machine code each time, and a record of what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, tuple[str, ...], str]] = []
+
+    def __call__(self, source: str, stem: str, names: tuple[str, ...], arch: str) -> CompiledKernels:
+        self.calls.append((source, stem, tuple(names), arch))
+        resources = {name: KernelResources(len(self.calls), 2, 3, 4, 5) for name in names}
+        return CompiledKernels(os.urandom(1000) + b"\n", {name: f"_{name}" for name in names}, resources)
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
+    fake = Compilations()
+    monkeypatch.setattr(compiler, "compile_kernels", fake)
+    monkeypatch.setattr(compiler, "nearest_architecture", lambda arch: arch)
+    monkeypatch.setattr(environment, "compiler_identity", lambda: "13.0.88")
+    return fake
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "kernels"
+    (folder / "common").mkdir(parents=True)
+    (folder / "common" / "part.cuh").write_text("int part;\n")
+    (folder / "scale.cu").write_text('#include "common/part.cuh"\n')
+    return folder
+
+
+def test_what_was_compiled_is_found_again(tmp_path: Path, sources: Path, compilations: Compilations) -> None:
+    first = KernelCache(tmp_path / "new" / "cache", sources)
+    assert first.find("scale", NAMES, "sm_90") is None
+    compiled = first.get("scale", NAMES, "sm_90")
+    assert KernelCache(tmp_path / "new" / "cache", sources).find("scale", NAMES, "sm_90") == compiled
+    assert first.get("scale", NAMES, "sm_90") == compiled
+    assert len(compilations.calls) == 1
+
+
+def test_each_input_of_a_compilation_makes_another_entry(
+    tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = KernelCache(tmp_path / "cache", sources)
+    kernels.get("scale", NAMES, "sm_90")
+    assert kernels.find("scale", NAMES[:1], "sm_90") is None
+    assert kernels.find("scale", NAMES, "sm_80") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "compiler_identity", lambda: "13.4.92")
+        assert kernels.find("scale", NAMES, "sm_90") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "OPTIONS", ("--std=c++20",))
+        assert kernels.find("scale", NAMES, "sm_90") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_FORMAT", b"llmcli kernels 0\n")
+        assert kernels.find("scale", NAMES, "sm_90") is None
+    (sources / "common" / "part.cuh").write_text("int other;\n")
+    assert kernels.find("scale", NAMES, "sm_90") is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a folder"])
+def test_a_damaged_entry_is_compiled_again(
+    tmp_path: Path, sources: Path, compilations: Compilations, damage: str
+) -> None:
+    kernels = KernelCache(tmp_path / "cache", sources)
+    kernels.get("scale", NAMES, "sm_90")
+    (path,) = (tmp_path / "cache").iterdir()
+    content = path.read_bytes()
+    if damage == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        path.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}[damage])
+    assert kernels.find("scale", NAMES, "sm_90") is None
+    again = kernels.get("scale", NAMES, "sm_90")
+    assert again.resources[NAMES[0]].registers == 2
+    if damage != "a folder":
+        assert kernels.find("scale", NAMES, "sm_90") == again
+
+
+@pytest.mark.parametrize("obstacle", ["read-only", "a file"])
+def test_without_a_folder_nothing_is_kept_and_nothing_fails(
+    tmp_path: Path, sources: Path, compilations: Compilations, obstacle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    if obstacle == "a file":
+        folder.write_text("in the way")
+    else:
+        folder.mkdir()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError("read-only")  # permissions do not stop root
+
+        monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
+    kernels = KernelCache(folder, sources)
+    for calls in (1, 2):
+        assert kernels.get("scale", NAMES, "sm_90").cubin
+        assert len(compilations.calls) == calls
+
+
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    assert KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90").cubin
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_writers_at_once_leave_one_whole_entry(tmp_path: Path, sources: Path, compilations: Compilations) -> None:
+    start = threading.Barrier(8)
+
+    def write() -> None:
+        start.wait()
+        for _ in range(20):
+            KernelCache(tmp_path / "cache", sources).compile("scale", NAMES, "sm_90")
+            found.append(KernelCache(tmp_path / "cache", sources).find("scale", NAMES, "sm_90"))
+
+    found: list[CompiledKernels | None] = []
+    writers = [threading.Thread(target=write) for _ in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(found) == 160
+    assert None not in found
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_warm_start_loads_no_compiler(
+    tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
+    monkeypatch.undo()
+    monkeypatch.setattr(environment.metadata, "version", lambda name: "13.0.88")
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the compiler was loaded")
+
+    monkeypatch.setattr(environment, "nvrtc_version", fail)
+    monkeypatch.setattr(compiler, "compile_kernels", fail)
+    assert KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90").lowered[NAMES[0]] == "_scale<float>"
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_real_machine_code_survives(tmp_path: Path, sources: Path) -> None:
+    (sources / "scale.cu").write_text("template <typename T>\n__global__ void scale(T* x) { *x *= 2; }\n")
+    kernels = KernelCache(tmp_path / "cache", sources)
+    compiled = kernels.get("scale", NAMES, "sm_80")
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert kernels.find("scale", NAMES, "sm_80") == compiled

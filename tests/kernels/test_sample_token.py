@@ -1,0 +1,293 @@
+"""The sampler chain on the card against the host's: 10,000 tokens of each chain, batches, ties, errors, determinism."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import fenced, to_host
+from sampling_chains import (
+    CHAINS,
+    NUM_PROMPT_TOKENS,
+    Text,
+    first_differences,
+    make_logits,
+    make_sampler,
+    prompts,
+)
+
+from llmcli.kernels.sample_token import MAX_BLOCKS, NUM_RESULTS, ROW_SAMPLER, RowLayout, blocks_per_row, sample_token
+from llmcli.sampling.chain import choose
+from llmcli.sampling.sampler import Sampler
+
+cupy = pytest.importorskip("cupy")
+device_sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
+
+POOL_SEED = 7
+
+
+@dataclass
+class Batch:
+    """Rows under way on the card; `lanes` says which KV row each of the batch is."""
+
+    sampler: Any
+    lanes: list[int]
+    rows: Any
+    positions: Any
+    token_ids: Any
+    history: Any
+
+    def step(self, logits: Any) -> None:
+        self.sampler.enqueue(
+            logits=logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids, history=self.history
+        )
+
+    def texts(self) -> list[np.ndarray]:
+        history, positions = to_host(self.history), to_host(self.positions)
+        return [history[row, : end + 1] for row, end in zip(self.lanes, positions, strict=True)]
+
+
+def begin(device, samplers, histories, vocab_size, max_seq_len, lanes=None, num_rows=None) -> Batch:
+    lanes = list(range(len(samplers))) if lanes is None else lanes
+    num_rows = num_rows or max(lanes) + 1
+    device_sampler = device_sampling.DeviceSampler(device, num_rows, vocab_size)
+    device_sampler.set_samplers(lanes, samplers)
+    history = np.full((num_rows, max_seq_len), -1, np.int32)
+    for row, tokens in zip(lanes, histories, strict=True):
+        history[row, : len(tokens)] = tokens
+    positions = [len(tokens) - 1 for tokens in histories]
+    return Batch(
+        device_sampler, lanes, cupy.asarray(lanes, cupy.int32), cupy.asarray(positions, cupy.int32),
+        cupy.full(len(lanes), -1, cupy.int32), cupy.asarray(history),
+    )  # fmt: skip
+
+
+def write_texts(device, samplers, vocab_size, num_steps, lanes=None) -> list[Text]:
+    """Let the card write `num_steps` tokens a row, with logits that move on through one pool."""
+    num_rows = len(samplers)
+    num_pool_rows = 48
+    pool = make_logits(num_pool_rows, vocab_size, POOL_SEED)
+    on_card = cupy.asarray(np.concatenate([pool, pool[: num_rows - 1]]))  # any `num_rows` from any row on
+    histories = prompts(num_rows, vocab_size, 5)
+    batch = begin(device, samplers, histories, vocab_size, NUM_PROMPT_TOKENS + num_steps, lanes)
+    for step in range(num_steps):
+        first = step % num_pool_rows
+        batch.step(on_card[first : first + num_rows])
+    return [
+        Text(sampler, history, index, num_pool_rows, vocab_size, POOL_SEED)
+        for index, (sampler, history) in enumerate(zip(samplers, batch.texts(), strict=True))
+    ]
+
+
+def test_the_packed_parameters_have_the_size_of_the_kernels_struct():
+    assert ROW_SAMPLER.itemsize == 648
+    layout = RowLayout(1001)
+    assert layout.bias_start == 88320 + 8 * 1008
+    assert layout.row_bytes % 128 == 0
+    assert layout.row_bytes >= layout.marks_start + 1008
+
+
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "num_tokens", "vocab_size", "expected"),
+    [(132, 1, 128_256, MAX_BLOCKS), (132, 8, 128_256, 16), (28, 8, 128_256, 3), (28, 1, 500, 1), (2, 2, 32_000, 1)],
+)
+def test_no_more_blocks_than_multiprocessors(num_multiprocessors, num_tokens, vocab_size, expected):
+    assert blocks_per_row(num_multiprocessors, num_tokens, vocab_size) == expected
+
+
+def test_more_rows_than_multiprocessors_are_refused():
+    with pytest.raises(ValueError, match="9 rows, this card can sample 8 at once"):
+        blocks_per_row(8, 9, 1000)
+
+
+@pytest.mark.cuda
+def test_ten_thousand_tokens_of_every_chain_are_the_hosts(device):
+    texts = []
+    for settings in CHAINS.values():
+        samplers = [make_sampler(settings, 2**63 + row, row) for row in range(8)]
+        texts += write_texts(device, samplers, 2500, 1250)
+    assert all(len(text.history) == NUM_PROMPT_TOKENS + 1250 for text in texts)
+    assert first_differences(texts) == []
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("vocab_size", [512, 32_000, 128_256, 151_936])
+def test_rows_of_all_chains_side_by_side(device, vocab_size):
+    samplers = [make_sampler(settings, 99, index) for index, settings in enumerate(CHAINS.values())]
+    texts = write_texts(device, samplers[:8], vocab_size, 40) + write_texts(device, samplers[8:], vocab_size, 40)
+    assert first_differences(texts) == []
+
+
+@pytest.mark.cuda
+def test_the_hosts_own_scene_of_every_step(device):
+    sampler = make_sampler(CHAINS["every step"] | {"top_k": 30, "num_prompt_tokens": 5}, 42)
+    history = [3, 17, 8, 30, 3, 2, 17, 8, 25, 30, 17, 8, 31, 6, 17, 8]
+    logits = np.random.default_rng(7).standard_normal((1, 40)).astype(np.float32) * 1.5
+    drawn = set()
+    for sample_index in range(300):
+        sampler = make_sampler(CHAINS["every step"] | {"top_k": 30, "num_prompt_tokens": 5}, 42, sample_index)
+        batch = begin(device, [sampler], [history], 40, 100)
+        batch.step(cupy.asarray(logits))
+        token_id = batch.texts()[0][-1]
+        assert token_id == choose(logits[0], history, sampler).token_id
+        drawn.add(int(token_id))
+    assert len(drawn) > 8
+
+
+@pytest.mark.cuda
+def test_a_row_alone_is_the_row_in_a_batch(device):
+    """Alone it has more blocks and another place, too."""
+    settings = list(CHAINS.values())[-5:]
+    samplers = [make_sampler(chain, 3, index) for index, chain in enumerate(settings)]
+    vocab_size, num_steps = 32_000, 30
+    logits = cupy.asarray(make_logits(num_steps * len(samplers), vocab_size, 1).reshape(num_steps, -1, vocab_size))
+    histories = prompts(len(samplers), vocab_size, 5)
+    together = begin(device, samplers, histories, vocab_size, 100, lanes=[4, 0, 2, 1, 3])
+    for step in range(num_steps):
+        together.step(logits[step])
+    for index, (sampler, history) in enumerate(zip(samplers, histories, strict=True)):
+        alone = begin(device, [sampler], [history], vocab_size, 100, lanes=[1], num_rows=3)
+        for step in range(num_steps):
+            alone.step(logits[step, index : index + 1])
+        np.testing.assert_array_equal(alone.texts()[0], together.texts()[index])
+
+
+@pytest.mark.cuda
+def test_ten_runs_draw_the_same(device):
+    samplers = [make_sampler(CHAINS[name], 1, 0) for name in ("default", "typical_p and xtc", "every step", "dry")]
+    runs = [np.stack([text.history for text in write_texts(device, samplers, 128_256, 20)]) for _ in range(10)]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run, runs[0])
+
+
+def tied(kind: str, vocab_size: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    logits = np.zeros(vocab_size) if kind == "equal" else rng.choice([0.0, -1.0, -40.0], vocab_size)
+    if kind == "all but one":
+        logits = np.full(vocab_size, -3.0)
+        logits[vocab_size // 2] = 9.0
+    if kind == "300 alike":
+        logits = np.full(vocab_size, -40.0)
+        logits[rng.permutation(vocab_size)[:300]] = 2.0
+    if kind == "far apart":
+        logits = rng.standard_normal(vocab_size) * 1e37
+    if kind == "nearly equal":
+        logits = rng.standard_normal(vocab_size) * 1e-6
+    return logits.astype(np.float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["equal", "three values", "all but one", "300 alike", "far apart", "nearly equal"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"top_p": 0.5},
+        {"top_p": 0.9, "temperature": 0.3},
+        {"top_p": 1e-9},
+        {"top_p": 1 - 1e-6},
+        {"top_k": 700},
+        {"top_k": 45, "top_p": 0.9},
+        {"typical_p": 0.5},
+        {"xtc_probability": 1, "xtc_threshold": 1e-30},
+        {"xtc_probability": 1, "xtc_threshold": 0.5},
+        {"temperature": 1e-3},
+        {"temperature": 1e300, "top_k": 9},
+        {"top_k": 9000, "top_p": 0.999, "min_p": 1e-10, "typical_p": 0.95, "xtc_probability": 1},
+    ],
+    ids=str,
+)
+def test_ties_and_extremes(device, kind, settings):
+    """Where one bin holds more than is compared in one go, the selection goes down to bits and ids."""
+    vocab_size = 20_011
+    logits = tied(kind, vocab_size)
+    samplers = [make_sampler(settings, 5, index) for index in range(8)]
+    batch = begin(device, samplers, [[1]] * 8, vocab_size, 9)
+    batch.step(cupy.asarray(np.broadcast_to(logits, (8, vocab_size)).copy()))
+    for sampler, text in zip(samplers, batch.texts(), strict=True):
+        assert text[1] == choose(logits, [1], sampler).token_id
+
+
+@pytest.mark.cuda
+def test_a_long_history(device):
+    """One long loop is the worst case of DRY, and one token that is all of a text that of the counts."""
+    max_seq_len = 30_000
+    histories = [np.tile([4, 5, 6], 9_999), np.full(29_990, 9), np.arange(29_000) % 2500]
+    samplers = [make_sampler(CHAINS["every step"] | {"dry_window": 0, "penalty_window": 0}, 1, i) for i in range(3)]
+    logits = make_logits(3, 2500, 2)
+    batch = begin(device, samplers, histories, 2500, max_seq_len)
+    batch.step(cupy.asarray(logits))
+    for index, text in enumerate(batch.texts()):
+        assert text[-1] == choose(logits[index], histories[index], samplers[index]).token_id
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dry_window", "expected"), [(10, 4), (0, 0)])
+def test_dry_counts_no_repetition_beyond_its_window(device, dry_window, expected):
+    """A loop of three goes on with 4; seven repeated tokens cost 0.016, all 27 of them more than 5."""
+    settings = {"temperature": 0, "dry_multiplier": 0.001, "dry_window": dry_window}
+    logits = np.zeros((1, 600), np.float32)
+    logits[0, 4] = 5
+    history = [4, 5, 6] * 10
+    batch = begin(device, [make_sampler(settings, 0)], [history], 600, 40)
+    batch.step(cupy.asarray(logits))
+    assert batch.texts()[0][-1] == choose(logits[0], history, make_sampler(settings, 0)).token_id == expected
+
+
+@pytest.mark.cuda
+def test_only_the_next_place_is_written(device):
+    vocab_size, max_seq_len = 3001, 12
+    history = fenced((2, max_seq_len), np.int32)
+    integers = {name: fenced(1, np.int32) for name in ("rows", "positions", "token_ids")}
+    state = fenced((2, RowLayout(vocab_size).row_bytes), np.uint8)
+    results = fenced((2, NUM_RESULTS), np.uint64)
+    greedy = np.zeros(1, ROW_SAMPLER)
+    greedy["repetition_penalty"] = 1
+    state.array[:] = 0
+    state.array[:, : ROW_SAMPLER.itemsize] = cupy.asarray(greedy.view(np.uint8))
+    results.array[:] = 0
+    history.array[1, :3] = cupy.asarray([5, 6, 7], cupy.int32)
+    integers["rows"].array[:] = 1
+    integers["positions"].array[:] = 2
+    before = to_host(history.array)
+    logits = make_logits(1, vocab_size, 0)
+    sample_token(
+        device, logits=cupy.asarray(logits), history=history.array, state=state.array, results=results.array,
+        **{name: array.array for name, array in integers.items()},
+    )  # fmt: skip
+    for array in (history, state, results, *integers.values()):
+        array.check()
+    expected = int(logits.argmax())
+    after = to_host(history.array)
+    assert after[1, 3] == expected
+    after[1, 3] = before[1, 3]
+    np.testing.assert_array_equal(after, before)
+    assert int(integers["positions"].array[0]) == 3
+    assert int(integers["token_ids"].array[0]) == expected
+    assert int(results.array[1, 1]) == 1 << 32 | expected
+    assert not to_host(results.array)[0].any()
+
+
+@pytest.mark.cuda
+def test_a_full_row_tells_its_token_and_stays(device):
+    sampler = make_sampler(CHAINS["temperature"], 1)
+    batch = begin(device, [sampler], [[1, 2, 3]], 600, 4)
+    logits = make_logits(1, 600, 0)
+    for _ in range(2):
+        batch.step(cupy.asarray(logits))
+    history = to_host(batch.history)[0]
+    assert to_host(batch.positions)[0] == 3
+    assert batch.sampler.wait(0, 2, 4) == choose(logits[0], history, sampler).token_id
+    assert to_host(batch.token_ids)[0] == history[3]
+
+
+@pytest.mark.cuda
+def test_wrong_arrays_are_refused(device):
+    sampler = Sampler(make_sampler({}, 0).params, 0)
+    batch = begin(device, [sampler], [[1]], 600, 9)
+    with pytest.raises(ValueError, match=r"sample_token: state is \[1, .*\], expected \[1, "):
+        batch.step(cupy.zeros((1, 700), cupy.float32))
+    with pytest.raises(ValueError, match="sample_token: logits is float64, expected float32"):
+        batch.step(cupy.zeros((1, 600), cupy.float64))
+    with pytest.raises(ValueError, match="a vocabulary of 600000"):
+        batch.step(cupy.zeros((1, 600_000), cupy.float32))

@@ -1,0 +1,128 @@
+"""Matrices for kernel tests: as a checkpoint stores them, as tiles by a NumPy reference, and exactly in float64."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fenced import to_float64, to_storage
+
+from llmcli.kernels.tiles import ALIGNMENT, TILE_ROWS, WEIGHT_BITS, TiledMatrix, TileLayout, tile_layout
+from llmcli.quantization.packing import pack_rows, pack_zero_points
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """One weight as in a checkpoint: `values` [num_rows, num_inputs] are codes uint8, or floats as stored."""
+
+    weight_type: str
+    values: np.ndarray
+    group_size: int | None = None
+    scale_type: str | None = None
+    scales: np.ndarray | None = None  # [num_rows, groups]
+    zero_points: np.ndarray | None = None  # uint8 [num_rows, groups]
+
+    @property
+    def layout(self) -> TileLayout:
+        rows, inputs = self.values.shape
+        is_symmetric = self.zero_points is None
+        return tile_layout(self.weight_type, rows, inputs, self.group_size, self.scale_type, is_symmetric)
+
+    @property
+    def source(self) -> np.ndarray:
+        """The tensor's bytes as on disk."""
+        if self.scales is None:
+            return np.ascontiguousarray(self.values).view(np.uint8).reshape(-1)
+        return pack_rows(self.values, WEIGHT_BITS[self.weight_type]).view(np.uint8).reshape(-1)
+
+    @property
+    def packed_zero_points(self) -> np.ndarray:
+        assert self.zero_points is not None
+        return pack_zero_points(self.zero_points, WEIGHT_BITS[self.weight_type])
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The exact weights, float64 [num_rows, num_inputs]."""
+        if self.scales is None:
+            return to_float64(self.values)
+        inputs = self.values.shape[1]
+        group = np.arange(inputs) // (self.group_size or inputs)
+        zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
+        return (self.values.astype(np.float64) - zeros) * to_float64(self.scales)[:, group]
+
+
+def random_matrix(
+    seed: int,
+    weight_type: str,
+    num_rows: int,
+    num_inputs: int,
+    group_size: int | None = None,
+    scale_type: str = "float32",
+    is_symmetric: bool = True,
+) -> StoredMatrix:
+    """Codes of the whole range, both ends included, or normal floats; scales of many sizes."""
+    rng = np.random.default_rng(seed)
+    shape = (num_rows, num_inputs)
+    if weight_type in DTYPES:
+        return StoredMatrix(weight_type, to_storage(rng.standard_normal(shape), DTYPES[weight_type]))
+    top = (1 << WEIGHT_BITS[weight_type]) - 1
+    codes = rng.integers(0, top + 1, shape, dtype=np.uint8)
+    codes[:, 0], codes[:, -1] = top, 1
+    groups = -(-num_inputs // (group_size or num_inputs))
+    scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_rows, groups)), DTYPES[scale_type])
+    zeros = None if is_symmetric else rng.integers(0, top + 1, (num_rows, groups), dtype=np.uint8)
+    return StoredMatrix(weight_type, codes, group_size, scale_type, scales, zeros)
+
+
+def tiles_of(stored: StoredMatrix) -> TiledMatrix:
+    """The tiles by NumPy, on the host."""
+    layout = stored.layout
+    row_bytes = layout.num_units * 64
+    padded = np.full((layout.padded_rows, row_bytes), {"int8": 0x80, "int4": 0x88}.get(layout.weight_type, 0), np.uint8)
+    if layout.weight_type == "int4":
+        codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
+        codes[: layout.num_rows, : layout.num_inputs] = stored.values
+        padded = codes[:, ::2] | codes[:, 1::2] << 4
+    else:
+        rows = np.ascontiguousarray(stored.values).view(np.uint8).reshape(layout.num_rows, -1)
+        padded[: layout.num_rows, : rows.shape[1]] = rows
+    # row = 16 tile + 8 v + g, byte = 64 unit + 16 t + b -> [tile][unit][v][g][t][b]
+    split = padded.reshape(layout.num_tiles, 2, 8, layout.num_units, 4, 16)
+    matrix = layout.place(aligned_zeros(layout.arena_bytes))
+    matrix.tiles[...] = split.transpose(0, 3, 1, 2, 4, 5).reshape(matrix.tiles.shape)
+    if matrix.scales is not None:
+        assert stored.scales is not None
+        matrix.scales[...] = _grouped(layout, stored, stored.scales)
+    if matrix.zero_points is not None:
+        assert stored.zero_points is not None
+        matrix.zero_points[...] = _grouped(layout, stored, stored.zero_points)
+    return matrix
+
+
+def upload(matrix: TiledMatrix) -> TiledMatrix:
+    """The same matrix on the card."""
+    import cupy
+
+    def copy(array: Any) -> Any:
+        return None if array is None else cupy.asarray(array)
+
+    return TiledMatrix(matrix.layout, copy(matrix.tiles), copy(matrix.scales), copy(matrix.zero_points))
+
+
+def aligned_zeros(num_bytes: int) -> np.ndarray:
+    """Host memory whose address is as aligned as an arena's."""
+    memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + num_bytes]
+
+
+def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray) -> np.ndarray:
+    """[num_rows, source groups] as [tile][stored group][16]."""
+    result = np.zeros((layout.padded_rows, layout.num_groups), values.dtype)
+    for group in range(layout.num_groups):
+        first_input = group * (layout.group_size or 0)
+        source_group = first_input // (stored.group_size or layout.num_units * layout.unit_inputs)
+        if source_group < values.shape[1]:
+            result[: layout.num_rows, group] = values[:, source_group]
+    return result.reshape(layout.num_tiles, TILE_ROWS, layout.num_groups).transpose(0, 2, 1)

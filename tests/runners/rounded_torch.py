@@ -1,0 +1,99 @@
+"""The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
+
+Many tokens: inputs of products are rounded to 16 bits (of quantized layers to float16, and beyond 64 tokens their
+weights too); attention rounds scaled queries and weights to the cache's type. Few tokens: products round nothing.
+A lone token's attention rounds nothing either. Keys and values always have the cache's type.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.checkpoint.model import Model
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.torch import llama, load, runner
+from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct
+from llmcli.runners.torch.runner import TorchRunner
+
+FEW_TOKENS = 8
+
+
+class RoundedProduct(WideningProduct):
+    """A quantized layer."""
+
+    def __init__(self, weight: PackedWeight):
+        super().__init__(weight, torch.float32)
+        self._whole = weight.widened(slice(None))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) <= FEW_TOKENS:
+            return F.linear(x, self._whole)
+        weight = self._whole if len(x) <= MAX_PACKED_TOKENS else self._whole.half().float()
+        return F.linear(x.half().float(), weight)
+
+
+def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """softmax(scores, base 2) @ values as arXiv 2307.08691 does it: weights rounded block by block of cached tokens,
+    relative to the largest score until then.
+
+    Shapes: scores [num_heads, num_tokens, seq_len]; values [num_heads, seq_len, head_dim]; result as scores @ values
+    """
+    block = 64 if values.shape[-1] <= 128 else 32
+    # float16 keeps small weights apart by a factor that cancels out.
+    factor = 2.0**15 if dtype == torch.float16 else 1.0
+    largest = torch.full(scores.shape[:2], -math.inf)
+    total, mixed = torch.zeros(scores.shape[:2]), torch.zeros(*scores.shape[:2], values.shape[-1])
+    for some_scores, some_values in zip(scores.split(block, -1), values.split(block, 1), strict=True):
+        larger = torch.maximum(largest, some_scores.amax(-1))
+        base = larger.nan_to_num(neginf=0.0)
+        fading = torch.exp2(largest - base)
+        weights = torch.exp2(some_scores - base[..., None])
+        rounded = (weights * factor).to(dtype).float() / factor
+        total = total * fading + weights.sum(-1)
+        mixed = mixed * fading[..., None] + rounded @ some_values
+        largest = larger
+    return mixed / total[..., None]
+
+
+def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dtype, max_seq_len: int) -> TorchRunner:
+    """A torch runner whose plain weights and cache have `dtype` and whose arithmetic is float32."""
+
+    def linear(self: llama.Linear, x: Tensor) -> Tensor:
+        rounded = x if len(x) <= FEW_TOKENS else x.to(dtype).float()
+        return F.linear(rounded, self.weight, None if self.bias is None else self.bias.float())
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
+        num_tokens, num_heads, head_dim = query.shape
+        group_size = num_heads // len(keys)
+        keys, values = (cached.float().repeat_interleave(group_size, 0) for cached in (keys, values))
+        scaled = query.transpose(0, 1) * (head_dim**-0.5 * math.log2(math.e))
+        is_rounded = num_tokens > 1 and dtype != torch.float32
+        scores = (scaled.to(dtype).float() if is_rounded else scaled) @ keys.transpose(1, 2)
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(position)
+        if window is not None:
+            seen = seen.triu(position + 1 - window)
+        scores = scores.masked_fill(~seen, -math.inf)
+        mixed = mix_in_blocks(scores, values, dtype if is_rounded else torch.float32)
+        return mixed.transpose(0, 1).reshape(num_tokens, -1)
+
+    class Cache(llama.RowCache):
+        def __init__(self, keys: Tensor, values: Tensor):
+            super().__init__(keys.to(dtype), values.to(dtype))
+
+    read_weights = load.read_weights
+
+    def read_rounded(model: Model, _: torch.dtype, on_progress: Any) -> dict[str, Tensor]:
+        weights = read_weights(model, torch.float32, on_progress)
+        is_matrix = {name for name in weights if name.endswith(".weight") and weights[name].dim() == 2}
+        return {name: weight.to(dtype).float() if name in is_matrix else weight for name, weight in weights.items()}
+
+    monkeypatch.setattr(load, "read_weights", read_rounded)
+    monkeypatch.setattr("llmcli.runners.torch.packed_linear.choose_product", lambda weight, _: RoundedProduct(weight))
+    monkeypatch.setattr(llama.Linear, "__call__", linear)
+    monkeypatch.setattr(llama, "attend", attend)
+    monkeypatch.setattr(runner, "RowCache", Cache)
+    return load.load(model, max_seq_len=max_seq_len)

@@ -1,0 +1,305 @@
+"""What the kernels of the CUDA runner compute, by numpy in float32, on arrays that stand on host memory."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from llmcli.kernels.repack import row_bytes  # noqa: E402
+from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix  # noqa: E402
+from llmcli.quantization.floats import widen  # noqa: E402
+from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
+
+
+def on_host(array: Any) -> np.ndarray:
+    """The memory of a cupy array that stands on host memory."""
+    itemsize = array.dtype.itemsize
+    span = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)) + itemsize
+    buffer = (ctypes.c_char * span).from_address(array.data.ptr)
+    return np.ndarray(array.shape, array.dtype, buffer, strides=array.strides)
+
+
+def floats(array: Any) -> np.ndarray:
+    values = on_host(array)
+    return widen(values, "BF16") if values.dtype == np.uint16 else values.astype(np.float32)
+
+
+def store(target: Any, values: np.ndarray) -> None:
+    out = on_host(target)
+    if out.dtype == np.uint16:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        out[:] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to nearest even
+    else:
+        out[:] = values
+
+
+def allocate(num_bytes: int) -> Any:
+    # Whatever was there before: nothing may rely on zeros.
+    memory = np.full(num_bytes + 256, 0xA5, np.uint8)
+    shift = -memory.ctypes.data % 256
+    unowned = cupy.cuda.UnownedMemory(memory.ctypes.data, len(memory), memory, 0)
+    return cupy.cuda.MemoryPointer(unowned, shift)
+
+
+def tile_bytes(rows: np.ndarray, num_units: int) -> np.ndarray:
+    """Rows of bytes [num_rows, width], padded by the caller to whole tiles and units, in the order of tile.cuh."""
+    tiles = len(rows) // TILE_ROWS
+    cut = rows.reshape(tiles, 2, 8, num_units, 4, 16)  # tile, v, g, unit, t, byte
+    return cut.transpose(0, 3, 1, 2, 4, 5).reshape(tiles, num_units, 1024)
+
+
+def row_bytes_of(tiles: np.ndarray) -> np.ndarray:
+    """The inverse. Shapes: tiles uint8 [num_tiles, num_units, 1024]; result [16 * num_tiles, 64 * num_units]."""
+    num_tiles, num_units, _ = tiles.shape
+    cut = tiles.reshape(num_tiles, num_units, 2, 8, 4, 16).transpose(0, 2, 3, 1, 4, 5)
+    return cut.reshape(num_tiles * TILE_ROWS, num_units * 64)
+
+
+def weights_of(matrix: TiledMatrix) -> np.ndarray:
+    """Shapes: result float32 [padded rows, num_inputs]."""
+    layout = matrix.layout
+    rows = np.ascontiguousarray(row_bytes_of(on_host(matrix.tiles)))
+    if layout.weight_type == "float32":
+        return rows.view(np.float32)[:, : layout.num_inputs]
+    if layout.weight_type == "float16":
+        return rows.view(np.float16)[:, : layout.num_inputs].astype(np.float32)
+    if layout.weight_type == "bfloat16":
+        return widen(rows.view(np.uint16), "BF16")[:, : layout.num_inputs]
+    codes = rows
+    if layout.weight_type == "int4":
+        codes = np.stack((rows & 15, rows >> 4), axis=-1).reshape(len(rows), -1)
+    codes = codes[:, : layout.num_inputs].astype(np.float32)
+    group_of = np.arange(layout.num_inputs) // (layout.group_size or layout.num_inputs)
+
+    def spread(array: Any) -> np.ndarray:  # [tile, group, 16] -> [rows, num_inputs]
+        values = floats(array).transpose(0, 2, 1).reshape(len(rows), -1)
+        return values[:, group_of]
+
+    zeros = 128 if layout.weight_type == "int8" else 8
+    return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * spread(matrix.scales)
+
+
+def _target_tiles(segment: Any) -> list[int]:
+    return [segment.tile_offset + index * segment.tile_stride for index in range(segment.num_tiles)]
+
+
+def repack(device: Any, *, source: Any, source_type: str, segment: Any, matrix: TiledMatrix, flags: Any = None) -> None:
+    layout = matrix.layout
+    raw = on_host(source).reshape(segment.num_rows, row_bytes(source_type, layout.num_inputs))
+    fill = 0
+    if layout.has_codes:
+        fill = 128 if layout.weight_type == "int8" else 0x88
+        rows = raw
+    else:
+        stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+        typed = raw.view(stored[source_type])
+        values = widen(typed, "BF16") if source_type == "bfloat16" else typed.astype(np.float32)
+        if flags is not None and not np.isfinite(values).all():
+            on_host(flags)[0] |= 1
+        converted = cupy_like(values.shape, stored[layout.weight_type])
+        store(converted, values)
+        rows = on_host(converted).view(np.uint8)
+    padded = np.full((segment.num_tiles * TILE_ROWS, layout.num_units * 64), fill, np.uint8)
+    width = min(rows.shape[1], padded.shape[1])
+    padded[: len(rows), :width] = rows[:, :width]
+    on_host(matrix.tiles)[_target_tiles(segment)] = tile_bytes(padded, layout.num_units)
+
+
+def cupy_like(shape: tuple[int, ...], dtype: Any) -> Any:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return cupy.ndarray(shape, dtype, allocate(max(size, 1)))
+
+
+def repack_scales(
+    device: Any, *, source: Any, group_size: int | None, segment: Any, matrix: TiledMatrix, flags: Any = None
+) -> None:
+    _spread_groups(on_host(source), group_size, segment, matrix, on_host(matrix.scales))
+
+
+def repack_zero_points(device: Any, *, source: Any, group_size: int | None, segment: Any, matrix: TiledMatrix) -> None:
+    bits = 8 if matrix.layout.weight_type == "int8" else 4
+    zeros = unpack_zero_points(on_host(source), bits, segment.num_rows)
+    _spread_groups(zeros, group_size, segment, matrix, on_host(matrix.zero_points))
+
+
+def _spread_groups(
+    values: np.ndarray, group_size: int | None, segment: Any, matrix: TiledMatrix, out: np.ndarray
+) -> None:
+    layout = matrix.layout
+    assert values.shape[0] == segment.num_rows
+    stored = layout.group_size or layout.num_inputs
+    begins = np.arange(layout.num_groups) * stored // (group_size or max(layout.num_inputs, stored))
+    wide = values[:, np.minimum(begins, values.shape[1] - 1)]
+    padded = np.zeros((segment.num_tiles * TILE_ROWS, layout.num_groups), values.dtype)
+    padded[: len(wide)] = wide
+    out[_target_tiles(segment)] = padded.reshape(segment.num_tiles, TILE_ROWS, -1).transpose(0, 2, 1)
+
+
+def dequantize(device: Any, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
+    assert out.shape == (num_tiles * TILE_ROWS, matrix.layout.num_inputs)
+    store(out, weights_of(matrix)[first_tile * TILE_ROWS :][: len(out)])
+
+
+# Operations
+
+
+def _scale_of(out: Any, values: np.ndarray) -> np.ndarray:
+    if out.dtype != np.float16:
+        return np.ones(len(values), np.float32)
+    largest = np.abs(values).max(axis=-1)
+    return np.where(largest > 2**15, 2.0 ** np.ceil(np.log2(np.maximum(largest, 1) / 2**15)), 1.0).astype(np.float32)
+
+
+def _store_scaled(out: Any, row_scale: Any, values: np.ndarray) -> None:
+    assert out.shape == values.shape
+    scale = _scale_of(out, values)
+    store(row_scale, scale)
+    store(out, values / scale[:, None])
+
+
+def _normed(x: np.ndarray, weight: Any, eps: float) -> np.ndarray:
+    return floats(weight) * x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
+
+
+def embedding(device: Any, *, table: Any, token_ids: Any, out: Any) -> None:
+    store(out, floats(table)[on_host(token_ids)])
+
+
+def rms_norm(device: Any, *, x: Any, weight: Any, eps: float, out: Any, row_scale: Any) -> None:
+    _store_scaled(out, row_scale, _normed(floats(x), weight, eps))
+
+
+def head_norm(device: Any, *, x: Any, weight: Any, eps: float) -> None:
+    values = floats(x)
+    heads = values.reshape(len(values), -1, len(weight))
+    store(x, _normed(heads, weight, eps).reshape(values.shape))
+
+
+def round_rows(device: Any, *, x: Any, out: Any, row_scale: Any) -> None:
+    _store_scaled(out, row_scale, floats(x))
+
+
+def scale_bias(device: Any, *, x: Any, row_scale: Any, bias: Any) -> None:
+    store(x, floats(x) * floats(row_scale)[:, None] + (0 if bias is None else floats(bias)))
+
+
+def residual_add(device: Any, *, x: Any, row_scale: Any, bias: Any, hidden: Any) -> None:
+    width = hidden.shape[1]
+    product = floats(x)[:, :width] * floats(row_scale)[:, None] + (0 if bias is None else floats(bias))
+    store(hidden, floats(hidden) + product)
+
+
+def _gated(gate_up: np.ndarray, width: int) -> np.ndarray:
+    pairs = gate_up.reshape(len(gate_up), -1, 2, TILE_ROWS)
+    gate, up = (pairs[:, :, part].reshape(len(gate_up), -1)[:, :width] for part in (0, 1))
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def swiglu(device: Any, *, gate_up: Any, row_scale: Any, out: Any, out_scale: Any) -> None:
+    _store_scaled(out, out_scale, _gated(floats(gate_up) * floats(row_scale)[:, None], out.shape[1]))
+
+
+def gemv(
+    device: Any,
+    *,
+    matrix: TiledMatrix,
+    x: Any,
+    out: Any,
+    norm_weight: Any = None,
+    eps: float = 0.0,
+    bias: Any = None,
+    epilogue: str = "store",
+) -> None:
+    values = floats(x) if norm_weight is None else _normed(floats(x), norm_weight, eps)
+    # One row at a time: a row's bits must not depend on how many there are.
+    weights = weights_of(matrix)
+    y = np.stack([weights @ row for row in values]) + (0 if bias is None else floats(bias))
+    if epilogue == "swiglu":
+        store(out, _gated(y, out.shape[1]))
+    else:
+        y = y[:, : out.shape[1]]
+        store(out, floats(out) + y if epilogue == "add" else y)
+
+
+def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Shapes: x [n, heads, head_dim]; angles [n, head_dim / 2, 2]."""
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = angles[:, None, :, 0], angles[:, None, :, 1]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray:
+    return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
+
+
+def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
+    values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
+    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size)):
+        heads = _rotated(_heads(values, offset, size, layout.head_dim), angles)
+        values[:, offset : offset + size] = heads.reshape(len(values), -1)
+    store(qkv, values)
+
+
+def kv_append(device: Any, *, qkv: Any, layout: Any, rows: Any, positions: Any, keys: Any, values: Any) -> None:
+    for cache, offset in ((keys, layout.k_offset), (values, layout.v_offset)):
+        heads = _heads(floats(qkv), offset, layout.kv_size, layout.head_dim)
+        for token, (row, position) in enumerate(zip(on_host(rows), on_host(positions), strict=True)):
+            store(cache[int(row), :, int(position)], heads[token])
+
+
+def _attend(query: np.ndarray, keys: Any, values: Any, row: int, position: int, window: int | None) -> np.ndarray:
+    begin = 0 if window is None else max(0, position + 1 - window)
+    k, v = (floats(cache[row, :, begin : position + 1]) for cache in (keys, values))
+    grouped = query.reshape(len(k), -1, query.shape[-1])
+    scores = grouped @ k.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return ((weights / weights.sum(-1, keepdims=True)) @ v).reshape(-1)
+
+
+def attention_prefill(
+    device: Any, *, qkv: Any, layout: Any, keys: Any, values: Any, row: int, start: int, window: int | None, out: Any
+) -> None:
+    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
+    mixed = [_attend(one, keys, values, row, start + index, window) for index, one in enumerate(query)]
+    store(out, np.stack(mixed))
+
+
+def attention_decode(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    q_norm: Any,
+    k_norm: Any,
+    eps: float,
+    cos_sin: Any,
+    rows: Any,
+    positions: Any,
+    keys: Any,
+    values: Any,
+    window: int | None,
+    partials: Any,
+    counters: Any,
+    out: Any,
+) -> None:
+    assert not on_host(counters).any()
+    if q_norm is not None:
+        head_norm(device, x=qkv[:, : layout.q_size], weight=q_norm, eps=eps)
+        head_norm(device, x=qkv[:, layout.k_offset : layout.k_offset + layout.kv_size], weight=k_norm, eps=eps)
+    if cos_sin is not None:
+        rotary(device, qkv=qkv, layout=layout, positions=positions, cos_sin=cos_sin)
+    kv_append(device, qkv=qkv, layout=layout, rows=rows, positions=positions, keys=keys, values=values)
+    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
+    places = zip(on_host(rows), on_host(positions), strict=True)
+    mixed = [
+        _attend(one, keys, values, int(row), int(position), window)
+        for one, (row, position) in zip(query, places, strict=True)
+    ]
+    store(out, np.stack(mixed))
+
+
+def gemm_packed(device: Any, *, matrix: TiledMatrix, x: Any, out: Any) -> None:
+    store(out, floats(x) @ weights_of(matrix)[: out.shape[1]].T)

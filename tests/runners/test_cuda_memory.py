@@ -1,0 +1,140 @@
+"""The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized import SIZES, export
+from simulated_card import allocate
+from tiny_models import CONFIG, write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
+from llmcli.kernels.tiles import tile_layout
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
+from llmcli.runners.cuda.products import way_of
+from llmcli.runners.cuda.stored import StoredModel
+
+LLAMA2_7B = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
+
+
+def config(**overrides: Any) -> LlamaConfig:
+    return LlamaConfig.from_dict({**CONFIG, **overrides}, "config.json")
+
+
+def test_bytes_of_a_well_known_model() -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    plan = plan_memory(stored, max_seq_len=4096, num_rows=2)
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11008
+    codes, scales = 32 * layer, 32 * layer // 128 * 2
+    head_and_embedding = 2 * 2 * 32000 * 4096
+    norms, table = 4 * (2 * 32 + 1) * 4096, 4096 * 128 * 4
+    assert plan.weight_bytes == codes + scales + head_and_embedding + norms + table
+    assert plan.cache_bytes == 2 * 2 * 32 * 4096 * 4096 * 2
+    assert plan.total_bytes > plan.weight_bytes + plan.cache_bytes + RESERVED_BYTES
+
+
+def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 64)))
+    imagined = StoredModel.of_config(config(**SIZES), stored_dtype="bfloat16", scheme=WeightScheme(4, 64))
+    plans = [
+        plan_memory(stored, max_seq_len=100, num_rows=1)
+        for stored in (StoredModel.of_model(open_model(folder)), imagined)
+    ]
+    assert plans[0].weights == plans[1].weights
+    assert plans[0].cache == plans[1].cache
+    assert plans[0].workspace == plans[1].workspace
+
+
+def test_arrays_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+    plan = plan_memory(StoredModel.of_config(config(), stored_dtype="float32"), max_seq_len=99, num_rows=3)
+    arena = Arena(plan.workspace, plan.workspace_bytes)
+    places = sorted((arena[region.name].data.ptr, arena[region.name].nbytes) for region in plan.workspace)
+    for (begin, size), (following, _) in zip(places, places[1:], strict=False):
+        assert begin % 256 == 0
+        assert begin + size <= following
+    assert places[-1][0] + places[-1][1] <= places[0][0] + arena.num_bytes
+    with pytest.raises(ValueError, match="do not fit"):
+        Arena(plan.workspace[:3]).overlay(plan.workspace)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_type_asked_for_decides(dtype: str) -> None:
+    stored = StoredModel.of_config(config(), stored_dtype="bfloat16", dtype=dtype)
+    plan = plan_memory(stored, max_seq_len=64, num_rows=1)
+    itemsize = {"float16": 2, "float32": 4}[dtype]
+    assert plan.cache_bytes == 2 * 3 * 2 * 64 * 8 * itemsize
+    assert stored.precision == stored.compute_type == dtype
+
+
+def test_the_context_that_fits_is_the_largest() -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(4, 128))
+    available = 6 * 2**30
+    context = fitting_context(stored, num_rows=1, available=available, chunk_tokens=256)
+    assert 128 < context < 4096
+    for length, fits in ((context, True), (context + 1, False)):
+        plan = plan_memory(stored, max_seq_len=length, num_rows=1, chunk_tokens=256)
+        assert (plan.total_bytes <= available) == fits
+    refusal = rf"here with context 4096 needs .* is available: use --context {context} or less"
+    with pytest.raises(InsufficientMemoryError, match=refusal):
+        fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=available)
+    assert fit_memory(stored, "here", max_seq_len=context, num_rows=1, available=available).chunk_tokens < 2048
+
+
+def test_rows_are_given_up_before_the_run_is() -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    room = {"max_seq_len": 4096, "num_rows": 8, "available": 13 * 2**30}
+    assert fit_memory(stored, "here", allows_fewer_rows=True, **room).num_rows == 2
+    with pytest.raises(InsufficientMemoryError, match="--context"):
+        fit_memory(stored, "here", **room)
+
+
+def test_a_model_too_large_for_any_context_names_another_way() -> None:
+    plain = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16")
+    with pytest.raises(InsufficientMemoryError, match="llmcli quantize"):
+        fit_memory(plain, "here", max_seq_len=512, num_rows=1, available=2**32)
+    packed = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    with pytest.raises(InsufficientMemoryError, match="a smaller model"):
+        fit_memory(packed, "here", max_seq_len=512, num_rows=1, available=2**32)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"head_dim": 12}, "head_dim is 12, expected a multiple of 8"),
+        ({"head_dim": 512}, "head_dim is 512"),
+        ({"vocab_size": 2**20}, "vocab_size is 1048576"),
+    ],
+)
+def test_shapes_that_no_kernel_has_are_refused(overrides: dict[str, int], message: str) -> None:
+    stored = StoredModel.of_config(config(**overrides), stored_dtype="float32")
+    with pytest.raises(UnsupportedModelError, match=f"{message}.*--device cpu"):
+        plan_memory(stored, max_seq_len=64, num_rows=1)
+
+
+def test_groups_that_no_kernel_reads_are_refused() -> None:
+    stored = StoredModel.of_config(config(), stored_dtype="float32", scheme=WeightScheme(8, 4))
+    with pytest.raises(UnsupportedModelError, match="groups of 4.*--device cpu"):
+        plan_memory(stored, max_seq_len=64, num_rows=1)
+
+
+def test_how_products_are_made() -> None:
+    codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
+    small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
+    assert [way_of(codes, count) for count in (9, 64, 65, 2048)] == ["packed", "packed", "widened", "widened"]
+    assert {way_of(layout, 9) for layout in (plain, small_groups)} == {"widened"}

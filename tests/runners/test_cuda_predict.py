@@ -1,0 +1,179 @@
+"""Predictions for cards: the launches and bytes they are made of are those of the runner and of the files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import VARIANTS
+from quantized import SCHEMES, SIZES, export
+from simulated_card import SimulatedDevice, allocate
+from tiny_models import CONFIG, write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.model import open_model
+from llmcli.config.llama import LlamaConfig
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.forward import Forward, Tokens
+from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
+from llmcli.runners.cuda.predict import GRAPH_KERNEL_SECONDS, CardPredictor, Rates
+from llmcli.runners.cuda.products import Products
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weights import place_weights
+
+RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
+
+
+class CountingDevice(SimulatedDevice):
+    """Counts launches and launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stems: list[str] = []
+
+    def launch(self, stem: str, name: str, **launch: Any) -> None:
+        self.stems.append(stem)
+
+    def matmul(self, **arrays: Any) -> None:
+        self.stems.append("matmul")
+
+
+def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
+    stored = StoredModel.of_model(open_model(folder), **options)
+    return plan_memory(stored, max_seq_len=256, num_rows=num_rows, chunk_tokens=200)
+
+
+@pytest.fixture
+def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How many kernels the forward pass launches: one step of so many rows, or a chunk of so many tokens."""
+    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.forward.send", lambda device, target, source: None)
+
+    def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> int:
+        device: Any = CountingDevice()
+        device.shared_bytes_per_block = shared_bytes
+        workspace = Arena(plan.workspace, plan.workspace_bytes)
+        products = Products(device, device, workspace["widened"])
+        weights = place_weights(plan, Arena(plan.weights))
+        forward = Forward(device, plan, weights, Arena(plan.cache), workspace, products)
+        if num_tokens:
+            forward.run(0, 20, [1] * num_tokens, None)
+        else:
+            tokens = Tokens(*(workspace[name] for name in ("token_ids", "rows", "positions"))).first(num_rows)
+            forward.run_batch(tokens)
+            forward.project_logits(forward.hidden[:num_rows], workspace["score_logits"][:num_rows])
+        return len(device.stems)
+
+    return count
+
+
+def check_launches(plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024) -> None:
+    predictor = CardPredictor(plan, RATES, shared_bytes_per_block=shared_bytes)
+    for num_rows in (1, 4, 8):
+        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes)
+        assert predictor.decode_kernels(num_rows) == launched + 1  # the sampler's
+    for num_tokens in (9, 64, 65, 200):
+        assert len(predictor.chunk_launches(num_tokens, 20)) == count_launches(plan, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_launches_of_every_family(name: str, count_launches: Any, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
+    for dtype in ("auto", "float16"):
+        check_launches(plan_of(folder, dtype=dtype), count_launches)
+
+
+@pytest.mark.parametrize("name", ["int8 channel", "int8 groups of 32", "int4 groups of 64, asymmetric"])
+def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
+    check_launches(plan_of(folder), count_launches)
+
+
+def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:
+    sizes = {**SIZES, "intermediate_size": 20480, "num_hidden_layers": 1}
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    plan = plan_of(folder)
+    check_launches(plan, count_launches, shared_bytes=99 * 1024)
+
+
+@pytest.mark.parametrize("name", ["int8 groups of 32", "int8 groups of 128", "int4 groups of 64", "int4 channel"])
+def test_decode_reads_the_bytes_of_the_files(name: str, tmp_path: Path) -> None:
+    """Whole tiles and units, so nothing is padded; of the embedding a row, norms as float32."""
+    sizes = {**SIZES, "intermediate_size": 512, "num_attention_heads": 4}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
+    infos = open_model(folder).checkpoint.tensors
+    expected = 0
+    for tensor, info in infos.items():
+        if tensor == EMBEDDING:
+            expected += info.num_bytes // info.shape[0]
+        elif tensor.endswith("norm.weight"):
+            expected += 4 * info.shape[0]
+        elif not tensor.endswith("_shape"):
+            expected += info.num_bytes
+    predictor = CardPredictor(plan_of(folder), RATES)
+    assert predictor.decode_bytes(0) == expected
+    per_token = 2 * 3 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, bfloat16
+    assert predictor.decode_bytes(100) == expected + 100 * per_token
+    assert predictor.decode_bytes(100, 8) == expected + 8 * 100 * per_token + 7 * SIZES["hidden_size"] * 2
+
+
+def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS["qwen2 with windows"])
+    predictor = CardPredictor(plan_of(folder), RATES)
+    per_layer_and_token = 2 * 2 * 8 * 4
+    assert predictor.decode_bytes(16) - predictor.decode_bytes(0) == 3 * 16 * per_layer_and_token
+    assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
+
+
+def shape_7b(**changes: Any) -> MemoryPlan:
+    config = LlamaConfig.from_dict(
+        {
+            **CONFIG,
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 8192,
+        },
+        "config",
+    )
+    stored = StoredModel.of_config(replace(config, **changes), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    return plan_memory(stored, max_seq_len=8192, num_rows=8)
+
+
+def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
+    plan = shape_7b()
+    fast, slow = (CardPredictor(plan, Rates(rate, {})) for rate in (2e12, 1e12))
+    reading = fast.decode_bytes(1000) / 2e12
+    assert slow.decode_seconds(1000) - fast.decode_seconds(1000) == pytest.approx(reading)
+    assert fast.decode_seconds(1000) == pytest.approx(reading + (32 * 5 + 3) * GRAPH_KERNEL_SECONDS)
+    assert fast.decode_seconds(1000, 8) < 2 * fast.decode_seconds(1000)
+    assert fast.prefill_seconds(100) is None
+    assert fast.first_token_seconds(100) is None
+
+
+def test_long_prompts_are_bound_by_operations() -> None:
+    plan = shape_7b()
+    predictor = CardPredictor(plan, RATES)
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    least = 2 * weights * 2048 / 1e14
+    assert least < predictor.prefill_seconds(2048) < 1.5 * least
+    # The second chunk has the same products and more to attend to.
+    first, both = predictor.prefill_seconds(2048), predictor.prefill_seconds(4096)
+    attention = 4 * 2048 * 2048 * 4096 * 32 / 1e14
+    assert 2 * first + attention < both < 2 * first + 4 * attention
+    assert predictor.first_token_seconds(2048) > predictor.prefill_seconds(2048)
+
+
+def test_prefill_time_grows_with_the_prompt() -> None:
+    predictor = CardPredictor(shape_7b(), RATES)
+    times = [predictor.prefill_seconds(count) for count in (1, 8, 64, 512, 2048, 2049, 4000, 8000)]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(predictor.decode_seconds(1), rel=0.01)

@@ -1,0 +1,75 @@
+"""The launches of the CUDA runner as its launchers check them, and the kernels they need, without a card."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import VARIANTS
+from quantized import SCHEMES, SIZES, export
+from simulated_card import SimulatedDevice, allocate
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.load import rehearse
+from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weights import place_weights
+
+PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
+DECODE = {"embedding", "gemv", "attention_decode"}
+LOAD = {"repack", "dequantize"}
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a model needs on a card with so much shared memory a block."""
+    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+
+    def find(folder: Path, shared_bytes_per_block: int = 227 * 1024, **options: Any) -> dict[str, set[str]]:
+        model = open_model(folder)
+        plan = plan_memory(StoredModel.of_model(model, **options), max_seq_len=256, num_rows=9, chunk_tokens=200)
+        arena, cache = Arena(plan.weights), Arena(plan.cache)
+        workspace = Arena(plan.workspace, plan.workspace_bytes)
+        device = SimulatedDevice()
+        device.shared_bytes_per_block = shared_bytes_per_block
+        names = rehearse(device, model, plan, place_weights(plan, arena), cache, workspace)  # type: ignore[arg-type]
+        return {stem: set(found) for stem, found in names.items()}
+
+    return find
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_launchers_take_every_family(name: str, wanted: Any, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
+    for dtype in ("auto", "float16", "float32"):
+        names = wanted(folder, dtype=dtype)
+        assert (PREFILL | DECODE | LOAD) - {"rotary"} <= names.keys()
+        assert ("head_norm" in names) == ("qwen3" in name)
+
+
+@pytest.mark.parametrize("shared_bytes", [99 * 1024, 163 * 1024, 227 * 1024])
+@pytest.mark.parametrize("name", [*SCHEMES, "int8 groups of 64, asymmetric"])
+def test_launchers_take_every_scheme(name: str, shared_bytes: int, wanted: Any, tmp_path: Path) -> None:
+    scheme = SCHEMES.get(name) or WeightScheme(8, 64, is_symmetric=False)
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(scheme))
+    names = wanted(folder, shared_bytes)
+    assert (PREFILL | DECODE | LOAD | {"round_rows", "scale_bias"}) <= names.keys()
+    weight = f"Int{scheme.num_bits}"
+    assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])
+    assert any(name.startswith("gemv<__nv_bfloat16") for name in names["gemv"])  # the head
+    assert any("repack_scales" in name for name in names["repack"])
+    assert any("repack_zero_points" in name for name in names["repack"]) == (not scheme.is_symmetric)
+    assert ("gemm_packed" in names) == (scheme.group_size is None or scheme.group_size >= 64 * 8 // scheme.num_bits)
+
+
+def test_layers_stored_in_different_ways(wanted: Any, tmp_path: Path) -> None:
+    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 64), skip=("up_proj", "k_proj")))
+    names = wanted(folder)
+    assert {name.split("<")[1].split(",")[0] for name in names["gemv"]} == {"Int8", "float"}

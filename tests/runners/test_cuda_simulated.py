@@ -1,0 +1,118 @@
+"""The CUDA runner on a card that numpy simulates: everything about it but its kernels, on machines without a card."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance import PROMPT, RunnerConformance, prefill, relative_error
+from families import VARIANTS
+from quantized import SCHEMES, SIZES, export
+from simulated_card import SimulatedDevice, simulate
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.cuda.runner import CudaRunner
+from llmcli.runners.torch.load import load
+
+
+class TestSimulatedCudaRunner(RunnerConformance):
+    device: SimulatedDevice
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def simulation(cls) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            cls.device = simulate(monkeypatch)
+            yield
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        return load_on_card(
+            open_model(folder),
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            prefill_chunk=128,
+            uses_graphs=False,
+            device=cls.device,  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    return simulate(monkeypatch)
+
+
+def load_simulated(folder: Path, device: SimulatedDevice, **options: Any) -> CudaRunner:
+    return load_on_card(open_model(folder), device=device, **{"max_seq_len": 200, "uses_graphs": False, **options})
+
+
+def worst_error(ours: Runner, reference: Runner) -> float:
+    """Over logits of prefills that take each form of products, and of tokens that follow, given by the reference."""
+    errors = []
+    for length in (1, 2, 8, 9, 64, 100):
+        for runner in (ours, reference):
+            runner.truncate(0, 0)
+            prefill(runner, PROMPT[:length])
+        errors.append(relative_error(ours.logits(0), reference.logits(0)))
+    for _ in range(5):
+        token_ids = [*reference.token_ids(0), int(reference.logits(0).argmax())]
+        for runner in (ours, reference):
+            assert prefill(runner, token_ids) == 1
+        errors.append(relative_error(ours.logits(0), reference.logits(0)))
+    return max(errors)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_families_are_computed_as_by_torch(name: str, device: SimulatedDevice, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS[name])
+    assert worst_error(load_simulated(folder, device), load(open_model(folder), max_seq_len=200)) < 1e-5
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_quantized_models_are_computed_as_by_torch(name: str, device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
+    runner = load_simulated(folder, device, dtype="float32")  # KV cache and head; inputs of products are float16
+    assert worst_error(runner, load(open_model(folder), max_seq_len=200)) < 1e-3
+
+
+@pytest.mark.parametrize("skipped", ["up_proj", "q_proj", "layers.0.mlp", "down_proj"])
+def test_layers_that_are_not_quantized(skipped: str, device: SimulatedDevice, tmp_path: Path) -> None:
+    """Query, key and value may be stored in different ways, and so may gate and up."""
+    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 64, is_symmetric=False), skip=(skipped,)))
+    assert worst_error(load_simulated(folder, device), load(open_model(folder), max_seq_len=200)) < 1e-3
+
+
+@pytest.mark.parametrize("slot_bytes", [1, 5000])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_weights_arrive_in_pieces(
+    slot_bytes: int, is_tied: bool, device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
+    sizes = {**SIZES, "vocab_size": 301, "intermediate_size": 352, "tie_word_embeddings": is_tied}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 32, is_symmetric=False)))
+    progress: list[tuple[int, int]] = []
+    runner = load_simulated(folder, device, on_progress=lambda done, total: progress.append((done, total)))
+    assert worst_error(runner, load(open_model(folder), max_seq_len=200)) < 1e-3
+    assert progress == sorted(progress)
+    assert len(progress) > 20
+    assert progress[-1][0] == progress[-1][1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: SimulatedDevice, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
+    runner = load_simulated(folder, device, dtype=dtype)
+    assert runner.description == f"Simulated Card (cuda:0), {dtype}, KV cache {dtype}"
+    error = worst_error(runner, load(open_model(folder), max_seq_len=200))
+    assert error < {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
+    assert (error > 1e-5) == (dtype != "float32")
