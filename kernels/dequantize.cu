@@ -1,16 +1,17 @@
 // dequantize: W[m,k] = (code[m,k] - zero_point[m,k/group]) * scale[m,k/group], or W[m,k] as stored
 //           Source: compressed_tensors pack_quantized
 // Shapes:   tiles [num_tiles][units][1024] bytes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8 or
-//           null (common/tile.cuh), all from the first tile wanted; out [16 * num_tiles, out_stride] ActivationT, of
+//           null (common/tile.cuh), all from the first tile wanted; out [16 * num_tiles, out_stride] PlainT, of
 //           which num_inputs are written
 // Requires: tiles 16-byte aligned; group_shift = log2 of the inputs of a group, 31 for one group a row
 // Launch:   grid (ceil(num_tiles * units * 64 / 256)), block (256), no shared memory
 // Traffic:  tiles, scales and zero points read once, out written once; a warp writes 4 * UNIT_INPUTS / 4 neighbours of
 //           8 rows
-// Numerics: codes minus zero points are exact, the product is rounded to fp32 and then to ActivationT; floats keep
-//           their bits
+// Numerics: codes minus zero points are exact, the product is rounded to fp32 and then to fp16; floats keep
+//           their bits, but that bf16 may become fp16: exactly from 2^-17 to 65504, saturated above, to 2^-25 below
 // Choice:   one thread a 16-byte vector of the tiles, which is 4 to 32 neighbours of one row: loads and stores are
-//           whole sectors
+//           whole sectors. bf16 as fp16: activations then keep 11 bits in the product instead of 8, and the weights
+//           lose nothing that counts
 #include "common/tile.cuh"
 
 constexpr int BLOCK_SIZE = 256;
@@ -18,6 +19,18 @@ constexpr int BLOCK_SIZE = 256;
 struct DequantizeShape {
     int num_tiles, num_inputs, num_units, num_groups, group_shift, out_stride;
 };
+
+template <typename T>
+__device__ __forceinline__ void copy_floats(const Pack<T>& stored, Pack<T>& values) {
+    values = stored;
+}
+__device__ __forceinline__ void copy_floats(const Pack<__nv_bfloat16>& stored, Pack<__half>& values) {
+#pragma unroll
+    for (int i = 0; i < Pack<__half>::SIZE; ++i) {
+        const float value = fminf(fmaxf(to_float(stored.values[i]), -65504.0f), 65504.0f);
+        values.values[i] = from_float<__half>(value);
+    }
+}
 
 // Eight inputs of a part from 16 bytes of codes, as integers.
 template <typename WeightT>
@@ -33,12 +46,12 @@ __device__ __forceinline__ int code_at<Int4>(const uint4& bytes, int index) {
     return words[index / 8] >> (4 * (index % 8)) & 0xfu;
 }
 
-template <typename WeightT, typename ScaleT>
+template <typename WeightT, typename ScaleT, typename PlainT>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     dequantize(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                const unsigned char* __restrict__ zero_points,
-               typename TileFormat<WeightT>::ActivationT* __restrict__ out, DequantizeShape shape) {
-    using T = typename TileFormat<WeightT>::ActivationT;
+               PlainT* __restrict__ out, DequantizeShape shape) {
+    using T = PlainT;
     constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
     constexpr int VECTOR_INPUTS = TileFormat<WeightT>::UNIT_INPUTS / 4;
     constexpr int STEP = Pack<T>::SIZE < VECTOR_INPUTS ? Pack<T>::SIZE : VECTOR_INPUTS;
@@ -70,7 +83,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                 values.values[i] = from_float<T>(__fmul_rn(static_cast<float>(q), scale));
             }
         } else {
-            values = *reinterpret_cast<const Pack<T>*>(&bytes);
+            copy_floats(*reinterpret_cast<const Pack<WeightT>*>(&bytes), values);
         }
         if (is_aligned && input + STEP <= shape.num_inputs) {
             values.store(row + input);

@@ -190,7 +190,8 @@ __device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) 
 
 }  // namespace sampling
 
-__global__ void __launch_bounds__(sampling::BLOCK_SIZE) sample_token(
+// A block has its multiprocessor to itself; unless told so, compilers before CUDA 13.4 keep to 64 registers and spill.
+__global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
     const float* __restrict__ logits, const int* __restrict__ rows, int* __restrict__ positions,
     int* __restrict__ token_ids, int* __restrict__ history, unsigned char* __restrict__ state,
     unsigned long long* __restrict__ results, int vocab_size, int max_seq_len, unsigned long long row_bytes) {

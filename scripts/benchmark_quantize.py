@@ -18,7 +18,7 @@ SCHEMES = (("8", "128"), ("8", "channel"), ("8", "32"), ("4", "128"), ("4", "32"
 MIN_GBPS = 0.4
 
 
-def measure(source: Path, destination: Path, bits: str, group_size: str) -> None:
+def measure(source: Path, destination: Path, device: str, bits: str, group_size: str) -> None:
     """Export once and print one row; run in a process of its own, since peak memory never falls."""
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_options import ExportOptions
@@ -30,7 +30,14 @@ def measure(source: Path, destination: Path, bits: str, group_size: str) -> None
     _read_through(source)
     start, processor_start = time.perf_counter(), time.process_time()
     plan = plan_export(open_model(source), ExportOptions(scheme))
-    exporter = Exporter(plan, destination, source.name)
+    if device == "cpu":
+        exporter = Exporter(plan, destination, source.name)
+    else:
+        from llmcli.kernels.device import Device
+        from llmcli.runners.cuda.quantizer import CardQuantizer
+
+        card = Device.open(int(device.partition(":")[2] or 0))
+        exporter = Exporter(plan, destination, source.name, open_quantizer=lambda: CardQuantizer(card, plan.weights))
     exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
     seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
     total = plan.total
@@ -65,6 +72,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; opening a card counts in the time.")
     parser.add_argument("--scratch", type=Path, help="Folder on the disk to measure; the system's own by default.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
@@ -72,12 +80,15 @@ def main() -> None:
         source.mkdir()
         write_model(source, arguments.gigabytes)
         for bits, group_size in SCHEMES:
-            subprocess.run([sys.executable, __file__, str(source), str(destination), bits, group_size], check=True)
+            subprocess.run(
+                [sys.executable, __file__, str(source), str(destination), arguments.device, bits, group_size],
+                check=True,
+            )
             shutil.rmtree(destination)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and not sys.argv[1].startswith("-"):
-        measure(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])
+    if len(sys.argv) == 6 and not sys.argv[1].startswith("-"):
+        measure(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])
     else:
         main()

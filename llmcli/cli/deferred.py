@@ -5,6 +5,8 @@ What runs a model goes through `session.py`; the rest of the commands come throu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_options import ExportOptions
     from llmcli.checkpoint.hub_cache import CachedModels, Removal
+    from llmcli.checkpoint.planned_weight import PlannedWeight
     from llmcli.config.presets import Preset
     from llmcli.measure.diff import DiffToken, Verdict
     from llmcli.measure.doctor import Check
     from llmcli.measure.evaluate import Comparison, Evaluation
     from llmcli.measure.info import ModelInfo
+    from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.tokenizer.base import Tokenizer
 
 BUILTIN_TEXT = "builtin"
@@ -94,10 +98,12 @@ def examine_machine() -> list[Check]:
     return examine()
 
 
-def open_export(source: str, destination: Path, options: ExportOptions, *, replace: bool, dry_run: bool) -> Exporter:
-    """Check the source and the destination of an export and plan it.
+def open_export(
+    source: str, destination: Path, options: ExportOptions, *, card: int | None, replace: bool, dry_run: bool
+) -> Exporter:
+    """Check the source and the destination of an export and plan it; `card` None is the CPU.
 
-    Raises: UsageError and CheckpointError, with their subclasses.
+    Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
     """
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_plan import plan_export
@@ -108,7 +114,22 @@ def open_export(source: str, destination: Path, options: ExportOptions, *, repla
         refuse_existing(destination, replace=replace)  # before anything is downloaded
     folder = model_folder(source)
     plan = plan_export(open_model(folder), options)
-    return Exporter(plan, destination, source if find_hub_id(source) else folder.resolve().name, replace=replace)
+    source_name = source if find_hub_id(source) else folder.resolve().name
+    if card is None:
+        return Exporter(plan, destination, source_name, replace=replace)
+    open_quantizer = partial(_open_card_quantizer, card, plan.weights)
+    return Exporter(plan, destination, source_name, replace=replace, open_quantizer=open_quantizer)
+
+
+def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQuantizer:
+    from llmcli.kernels.device import Device
+    from llmcli.runners.cuda.quantizer import CardQuantizer
+
+    device = Device.open(card)
+    terminal.info(f"quantizing on {device.name} (cuda:{device.index})")
+    return CardQuantizer(
+        device, weights, on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once")
+    )
 
 
 def require_same_tokenizer(first: Session, second: Session) -> None:
@@ -146,7 +167,7 @@ def evaluate_models(
         return [pair.first, pair.second], pair
 
 
-def evaluate_export(source: str, destination: Path, text: str) -> None:
+def evaluate_export(source: str, destination: Path, text: str, options: RunnerOptions) -> None:
     """Measure what quantizing did to a text: `builtin`, or a file. The figures go into the export's cards.
 
     Raises: UsageError for a text that cannot be read.
@@ -156,7 +177,6 @@ def evaluate_export(source: str, destination: Path, text: str) -> None:
     content, name = read_evaluation_text(text)
     sessions = [open_session(source), open_session(str(destination))]
     window = sessions[0].resolve_context(None, EVALUATION_WINDOW)
-    options = RunnerOptions("auto", "auto", None)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None
     add_evaluation(

@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_text
+from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
 from llmcli.cli.terminal import terminal
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -47,6 +48,9 @@ def quantize(
     shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")
     ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE")
+    ] = "auto",
     eval_: Annotated[
         str | None,
         typer.Option(
@@ -79,9 +83,11 @@ def quantize(
         skip=tuple(skip or ()),
         shard_bytes=_shard_bytes(shard_size),
     )
+    runner_options = RunnerOptions(device, "auto", None)
     if eval_ is not None:
         read_evaluation_text(eval_)  # before hours of work, not after
-    exporter = open_export(source, destination, options, replace=force, dry_run=dry_run)
+    card = None if dry_run else runner_options.card
+    exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
     plan = exporter.plan
     if dry_run:
         _report_plan(plan)
@@ -111,7 +117,7 @@ def quantize(
         f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
     )
     if eval_ is not None:
-        evaluate_export(source, destination, eval_)
+        evaluate_export(source, destination, eval_, runner_options)
 
 
 def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:

@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import check
+from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
 BLOCK_SIZE = 256
 
-# What activations are multiplied in; bfloat16 is kept as uint16.
+# What rows are written in and activations multiplied in.
 ACTIVATION_DTYPES: dict[str, np.dtype[Any]] = {
     "int8": np.dtype(np.float16),
     "int4": np.dtype(np.float16),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),
+    "bfloat16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
 _ONE_GROUP = 31  # a shift that takes every input to group 0
@@ -26,8 +26,9 @@ SPEC = KernelSpec(
     "dequantize",
     "tiles to plain rows",
     (
-        *(f"dequantize<{codes}, {scale}>" for codes in ("Int8", "Int4") for scale in SCALE_C_TYPES.values()),
-        *(f"dequantize<{weight}, float>" for weight in ("__half", "__nv_bfloat16", "float")),
+        *(f"dequantize<{codes}, {scale}, __half>" for codes in ("Int8", "Int4") for scale in SCALE_C_TYPES.values()),
+        *(f"dequantize<{weight}, float, {weight}>" for weight in ("__half", "__nv_bfloat16", "float")),
+        "dequantize<__nv_bfloat16, float, __half>",
     ),
 )
 
@@ -48,20 +49,22 @@ class DequantizeShape(ctypes.Structure):
 def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
     """Write tiles [first_tile, first_tile + num_tiles) as rows; padded rows of the matrix are zeros.
 
-    Shapes: out [16 * num_tiles, num_inputs] in ACTIVATION_DTYPES[weight_type], rows any distance apart; fast where
-            that distance is a multiple of 16 bytes
+    Shapes: out [16 * num_tiles, num_inputs] in ACTIVATION_DTYPES[weight_type], or bfloat16 as stored (uint16), rows
+            any distance apart; fast where that distance is a multiple of 16 bytes
     Raises: ValueError
     """
     layout = matrix.layout
     if not 0 <= first_tile < first_tile + num_tiles <= layout.num_tiles:
         raise ValueError(f"dequantize: tiles {first_tile} to {first_tile + num_tiles} of {layout.num_tiles}")
     shape = (num_tiles * TILE_ROWS, layout.num_inputs)
-    dtype = ACTIVATION_DTYPES[layout.weight_type]
+    keeps_bfloat16 = layout.weight_type == "bfloat16" and out.dtype == np.uint16
+    dtype = out.dtype if keeps_bfloat16 else ACTIVATION_DTYPES[layout.weight_type]
     check("dequantize", "out", out, dtype=dtype, shape=shape, row_stride=True)
+    weight_type = WEIGHT_C_TYPES[layout.weight_type]
     wanted = slice(first_tile, first_tile + num_tiles)
     device.launch(
         "dequantize",
-        f"dequantize<{WEIGHT_C_TYPES[layout.weight_type]}, {SCALE_C_TYPES[layout.scale_type or 'float32']}>",
+        f"dequantize<{weight_type}, {SCALE_C_TYPES[layout.scale_type or 'float32']}, {c_type(out)}>",
         grid=(-(-num_tiles * layout.num_units * (UNIT_BYTES // 16) // BLOCK_SIZE),),
         block=BLOCK_SIZE,
         arguments=(

@@ -14,15 +14,16 @@ from llmcli.quantization.floats import SMALLEST_NORMAL, Array, round_up, widen
 from llmcli.quantization.schemes import WeightScheme
 
 INT8_STEPS = 127.0
-LONG_GROUP = 256
 INT4_STEPS_ABOVE, INT4_STEPS_BELOW = 7.5, 8.5  # the range -8..7 and half a step on either side
+LONG_GROUP = 256
 
 
 @dataclass(frozen=True)
 class RowErrors:
     """How far the integers of some rows are from the weights they stand for.
 
-    Shapes: error_squares and weight_squares [rows] float64, the sums of (w - dequantized w)^2 and of w^2.
+    Shapes: error_squares and weight_squares [rows] float64, the sums of (w - dequantized w)^2 and of w^2; their last
+    bits depend on the order of summing, which is the device's own.
     `num_saturated` of the `num_weights` codes are the lowest or the highest there is.
     """
 
@@ -79,11 +80,10 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
         np.clip(nearest, low - zeros, high - zeros, out=nearest)
         codes = (nearest + zeros).astype(np.uint8)
 
-    # Sums of squared steps stay far from overflow, whatever the scale; float64 holds the square of any float32.
     scale_squares = scales.astype(np.float64) ** 2
-    weight_squares = np.einsum("rgi,rgi->rg", steps, steps)
+    weight_squares = _sums_of_squares(steps)
     steps -= nearest
-    error_squares = np.einsum("rgi,rgi->rg", steps, steps)
+    error_squares = _sums_of_squares(steps)
     return QuantizedRows(
         codes=codes.reshape(num_rows, input_size),
         scales=scales,
@@ -95,6 +95,26 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
             num_weights=codes.size,
         ),
     )
+
+
+def steps_of_range(scheme: WeightScheme) -> tuple[float, float]:
+    """How many scales the highest weight of a group may be above zero, and the lowest below it.
+
+    In an asymmetric scheme both are the group's width.
+    """
+    if not scheme.is_symmetric:
+        return float(scheme.code_range[1]), float(scheme.code_range[1])
+    return (INT8_STEPS, INT8_STEPS) if scheme.num_bits == 8 else (INT4_STEPS_ABOVE, INT4_STEPS_BELOW)
+
+
+def _sums_of_squares(values: Array) -> Array:
+    """Of each group. In float64 a square of float32 is exact: no order of summing shows in the first 12 digits.
+
+    Shapes: values [rows, groups, group_size] float32 or float64; the result [rows, groups] float64.
+    """
+    wide = values.astype(np.float64, copy=False)
+    sums: Array = np.einsum("rgi,rgi->rg", wide, wide)
+    return sums
 
 
 def _extremes(groups: Array) -> tuple[Array, Array]:
@@ -111,12 +131,11 @@ def _extremes(groups: Array) -> tuple[Array, Array]:
 
 def _scales(lowest: Array, highest: Array, scheme: WeightScheme, scale_dtype: str) -> Array:
     """The scale of each group from its lowest and highest weight, float64; 1 for a group of zeros."""
-    if not scheme.is_symmetric:
-        exact = (np.maximum(highest, 0) - np.minimum(lowest, 0)) / scheme.code_range[1]
-    elif scheme.num_bits == 8:
-        exact = np.maximum(highest, -lowest) / INT8_STEPS
+    above, below = steps_of_range(scheme)
+    if scheme.is_symmetric:
+        exact = np.maximum(highest / above, -lowest / below)
     else:
-        exact = np.maximum(highest / INT4_STEPS_ABOVE, -lowest / INT4_STEPS_BELOW)
+        exact = (np.maximum(highest, 0) - np.minimum(lowest, 0)) / above
     # Subnormal scales are flushed to zero on some devices, and their few bits make the step far too coarse.
     scales = np.maximum(round_up(exact, scale_dtype), np.float32(SMALLEST_NORMAL[scale_dtype]))
     return np.where(exact == 0, np.float32(1), scales)

@@ -211,3 +211,11 @@ def test_eval_of_a_missing_text_is_refused_before_any_work(llmcli: Llmcli, model
     result = llmcli("quantize", model, tmp_path / "export", "--eval", tmp_path / "none.txt")
     result.expect_error(2, "none.txt cannot be read")
     assert not (tmp_path / "export").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_before_any_work(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    command = ("quantize", model, tmp_path / "int8", "--device")
+    llmcli(*command, "cuda").expect_error(4, "--device cuda: there is no NVIDIA driver; use --device cpu")
+    llmcli(*command, "gpu").expect_error(2, "--device is 'gpu', expected auto, cpu, cuda or cuda:N")
+    assert list(tmp_path.iterdir()) == []
+    assert llmcli(*command, "cpu").exit_code == 0

@@ -37,13 +37,27 @@ def test_all_tiles(device: Device, form: dict[str, Any], shape: tuple[int, int])
     device.synchronize()
     result.check()
     rows = to_host(result.array)
-    if form["weight_type"] in ("float16", "bfloat16", "float32"):
+    if form["weight_type"] in ("float16", "float32"):
         assert np.array_equal(rows[: shape[0]], stored.values)
+    elif form["weight_type"] == "bfloat16":
+        values = to_float64(stored.values)
+        # The 8 bits of bfloat16 fit into float16, but below its smallest normal number they become fewer.
+        assert_within(rows[: shape[0]], values, np.where(np.abs(values) < 2.0**-17, 2.0**-25, 0))
     else:
         weights = stored.weights
         # Half an ulp, also below the smallest normal number; then the rounding to float32 in front of it.
         assert_within(rows[: shape[0]], weights, (2.0**-11 + 2.0**-23) * np.abs(weights) + 2.0**-25)
     assert not to_float64(rows[shape[0] :]).any()
+
+
+@pytest.mark.cuda
+def test_bfloat16_as_it_is(device: Device) -> None:
+    stored = random_matrix(3, num_rows=40, num_inputs=72, weight_type="bfloat16")
+    result = fenced((48, 72), np.uint16)
+    dequantize(device, matrix=upload(tiles_of(stored)), first_tile=0, num_tiles=3, out=result.array)
+    device.synchronize()
+    result.check()
+    assert np.array_equal(to_host(result.array)[:40], stored.values)
 
 
 @pytest.mark.cuda

@@ -1,8 +1,8 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
-Many tokens: inputs of products are rounded to 16 bits (of quantized layers to float16, and beyond 64 tokens their
-weights too); attention rounds scaled queries and weights to the cache's type. Few tokens: products round nothing.
-A lone token's attention rounds nothing either. Keys and values always have the cache's type.
+Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
+attention rounds scaled queries and weights to the cache's type. Few tokens: products round nothing. A lone token's
+attention rounds nothing either. Keys and values always have the cache's type.
 """
 
 import math
@@ -63,8 +63,10 @@ def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dty
     """A torch runner whose plain weights and cache have `dtype` and whose arithmetic is float32."""
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
-        rounded = x if len(x) <= FEW_TOKENS else x.to(dtype).float()
-        return F.linear(rounded, self.weight, None if self.bias is None else self.bias.float())
+        weight, bias = self.weight, None if self.bias is None else self.bias.float()
+        if dtype != torch.float32 and len(x) > FEW_TOKENS:
+            x, weight = x.half().float(), weight.half().float()
+        return F.linear(x, weight, bias)
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
         num_tokens, num_heads, head_dim = query.shape

@@ -28,8 +28,8 @@ from llmcli.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.cuda
 
-# Forms that the runner does without: they serve as yardsticks.
-NOT_IN_RUNS = {"row_reduce", "softmax"}
+# Kernels of quantize and of measuring, and forms that the runner does without: they serve as yardsticks.
+NOT_IN_RUNS = {"quantize_rows", "read_bandwidth", "row_reduce", "softmax"}
 FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
 
 

@@ -26,7 +26,7 @@ PREFILL_CHUNKS = (2048, 1024, 512, 256)
 MAX_BATCH = 8  # rows of one decode step
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Weights widened at a time for a product of many tokens: few enough to be still in L2 when the product reads them.
-WIDENED_BYTES = 32 * 2**20
+WIDENED_BYTES = 128 * 2**20
 
 MAX_HEAD_DIM = 256
 

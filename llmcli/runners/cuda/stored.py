@@ -26,8 +26,8 @@ class MatrixFormat:
 
     @property
     def activation_type(self) -> str:
-        """The type in which a product of many tokens takes its input."""
-        return self.weight_type if self.scheme is None else "float16"
+        """The type in which a product of many tokens takes its input; bfloat16 would keep too few of its bits."""
+        return "float32" if self.weight_type == "float32" else "float16"
 
 
 @dataclass(frozen=True)

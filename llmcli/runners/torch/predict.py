@@ -3,7 +3,6 @@
 Reading bounds a decoded token from below; forms of product that are bound by arithmetic are timed one by one.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from functools import cache
@@ -22,8 +21,9 @@ from llmcli.runners.torch.runner import PREFILL_CHUNK
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
 # A matrix whose product stands for all of its form, of about so many inputs.
-_PROBE_ROWS, _PROBE_INPUTS = 1024, 2048
-_REPEATS = 3
+_PROBE_ROWS, _PROBE_INPUTS = 2048, 2048
+# Runs of each, as many as the time allows.
+_LEAST_RUNS, _MOST_RUNS, _SECONDS_A_RATE = 2, 8, 0.2
 
 # What a layer costs beside its products: some thirty calls of operators. Two cores of an AVX-512 server.
 LAYER_SECONDS = 2.5e-4
@@ -33,11 +33,11 @@ Form = WeightScheme | None  # of the weights of a product: quantized, or plain
 
 
 def measure_read_bytes(num_threads: int | None = None) -> float:
-    """Bytes a second that a large sum reads; the median of several. The threads stay set, as `load` sets them."""
+    """Bytes a second that a large sum reads. The threads stay set, as `load` sets them."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     memory = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / _median_seconds(memory.sum)
+    return READ_BYTES / _fastest_seconds(memory.sum)
 
 
 class HostPredictor:
@@ -80,10 +80,8 @@ class HostPredictor:
                 total += self.decode_seconds(begin)
                 continue
             for form, size in self._sizes.items():
-                seconds = size * _seconds_per_weight(form, self._dtype, PREFILL_CHUNK)
-                # A short chunk is bound by what one token costs.
-                least = size * _seconds_per_weight(form, self._dtype, 1)
-                total += max(seconds * count / PREFILL_CHUNK, least)
+                one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
+                total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
             total += self._head_seconds() + self._attention_seconds(begin, count) + self._overhead()
         return total
 
@@ -123,7 +121,7 @@ def _seconds_per_weight(form: Form, dtype: torch.dtype, num_tokens: int) -> floa
     product, num_inputs = _probe(form, dtype)
     x = torch.ones(num_tokens, num_inputs)
     with torch.inference_mode():
-        seconds = _median_seconds(lambda: product(x))
+        seconds = _fastest_seconds(lambda: product(x))
     return seconds / (_PROBE_ROWS * num_inputs)
 
 
@@ -142,12 +140,12 @@ def _probe(form: Form, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], 
     return choose_product(PackedWeight(form, shape, codes, scales, zero_points), dtype), shape[1]
 
 
-def _median_seconds(work: Callable[[], object]) -> float:
-    """The first run warms up."""
-    work()
-    times = []
-    for _ in range(_REPEATS):
+def _fastest_seconds(work: Callable[[], object]) -> float:
+    """The fastest of a few runs: what else the processor does is no property of the work."""
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() - begin < _SECONDS_A_RATE):
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)

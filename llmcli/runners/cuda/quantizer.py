@@ -1,0 +1,195 @@
+"""`CardQuantizer`: blocks of rows go to a card and come back as packed codes, while others are read and written.
+
+It takes the place of the CPU's threads in an export and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import cupy
+import numpy as np
+import numpy.typing as npt
+
+from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows
+from llmcli.checkpoint.planned_weight import PlannedWeight
+from llmcli.kernels.device import Device, device_errors
+from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows
+from llmcli.quantization.floats import STORED_AS
+from llmcli.quantization.rounding import RowErrors, steps_of_range
+from llmcli.quantization.schemes import WeightScheme, packed_size
+from llmcli.runners.cuda.arena import Arena, send
+from llmcli.runners.cuda.regions import STORED_DTYPES, Region, held_bytes
+from llmcli.runners.cuda.upload import pinned_bytes
+
+WEIGHTS_PER_BLOCK = 1 << 22  # 8 MiB of 16-bit weights: far longer on the bus than any launch takes
+NUM_SLOTS = 3  # one is read to, one is on its way, one is written to disk
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Room for one block and its results, on the host and on the card."""
+
+    source: _Bytes
+    source_on_card: Any
+    results: _Bytes
+    results_on_card: Any
+    is_done: Any
+
+
+class CardQuantizer:
+    """Quantizes blocks of the rows of `weights` on a card; memory is taken once. Used by one thread.
+
+    `on_compile` gets the number of kernel files to compile, if there are any.
+    Raises: InsufficientMemoryError, DeviceError
+    """
+
+    capacity = NUM_SLOTS
+
+    def __init__(
+        self, device: Device, weights: Iterable[PlannedWeight], on_compile: Callable[[int], None] = lambda count: None
+    ):
+        self._device = device
+        device.activate()
+        device.prepare_all({SPEC.stem: SPEC.variants}, on_compile)
+        source_bytes, result_bytes = self._largest_block(weights)
+        arena = Arena(
+            Region(f"{name} {index}", (size,), np.dtype(np.uint8))
+            for index in range(NUM_SLOTS)
+            for name, size in (("source", source_bytes), ("results", result_bytes))
+        )
+        self._slots = [
+            _Slot(
+                source=pinned_bytes(source_bytes),
+                source_on_card=arena[f"source {index}"],
+                results=pinned_bytes(result_bytes),
+                results_on_card=arena[f"results {index}"],
+                is_done=cupy.cuda.Event(disable_timing=True),
+            )
+            for index in range(NUM_SLOTS)
+        ]
+        self._num_buffers = 0
+
+    def _largest_block(self, weights: Iterable[PlannedWeight]) -> tuple[int, int]:
+        source_bytes = result_bytes = 1
+        for weight in weights:
+            if weight.scheme is not None:
+                num_rows = min(self.block_rows(weight.shape[1]), weight.shape[0])
+                num_weights = num_rows * weight.shape[1]
+                source_bytes = max(source_bytes, num_weights * np.dtype(STORED_AS[weight.info.dtype]).itemsize)
+                regions = _result_regions((num_rows, weight.shape[1]), weight.scheme)
+                result_bytes = max(result_bytes, held_bytes(regions))
+        return source_bytes, result_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait until the card is done: nobody may copy any more when the memory goes."""
+        self._device.synchronize()
+
+    def block_rows(self, input_size: int) -> int:
+        """How many rows of `input_size` weights make a block."""
+        return max(1, WEIGHTS_PER_BLOCK // input_size)
+
+    def buffer(self, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
+        """Where the next block is to be read to: pinned memory, whose last block has been asked for."""
+        slot = self._slots[self._num_buffers % NUM_SLOTS]
+        self._num_buffers += 1
+        stored: npt.NDArray[Any] = _cut(slot.source, [Region("source", shape, np.dtype(STORED_AS[dtype]))])["source"]
+        return stored
+
+    def submit(self, stored: npt.NDArray[Any], dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
+        """Queue the block in the latest buffer: there, the kernels, and back."""
+        slot = self._slots[(self._num_buffers - 1) % NUM_SLOTS]
+        # As it stands on the card, bfloat16 is kept as uint16 there too.
+        weights = _cut(slot.source_on_card, [Region("source", stored.shape, stored.dtype)])["source"]
+        regions = _result_regions(stored.shape, scheme)
+        results = _cut(slot.results_on_card, regions)
+        send(self._device, weights, stored)
+        quantize_rows(
+            self._device,
+            weights=weights,
+            form=_code_form(scheme),
+            scale_type=STORED_DTYPES[scale_dtype],
+            scales=results["scales"],
+            zero_points=results.get("zero_points"),
+            packed=results["packed"],
+            squares=results["squares"],
+            num_saturated=results["num_saturated"],
+        )
+        receive(self._device, slot.results, slot.results_on_card, held_bytes(regions))
+        with device_errors():
+            slot.is_done.record(self._device.stream)
+        return _PendingBlock(slot, regions, stored.size)
+
+
+@dataclass(frozen=True)
+class _PendingBlock:
+    slot: _Slot
+    regions: Sequence[Region]
+    num_weights: int
+
+    def result(self) -> PackedRows | None:
+        """The block; what outlives it in the slot is copied, all but the codes."""
+        with device_errors():
+            self.slot.is_done.synchronize()
+        found = _cut(self.slot.results, self.regions)
+        if not np.isfinite(found["scales"]).all():
+            return None
+        zero_points, squares = found.get("zero_points"), found["squares"]
+        return PackedRows(
+            packed=found["packed"].view(np.int32),
+            scales=found["scales"].copy(),
+            zero_points=None if zero_points is None else zero_points.copy(),
+            errors=RowErrors(
+                error_squares=squares[:, 0].copy(),
+                weight_squares=squares[:, 1].copy(),
+                num_saturated=int(found["num_saturated"].sum()),
+                num_weights=self.num_weights,
+            ),
+        )
+
+
+def receive(device: Device, target: _Bytes, source: Any, num_bytes: int) -> None:
+    """Queue a copy of the first bytes of `source` to pinned memory. Shapes: both uint8 of at least `num_bytes`."""
+    with device_errors():
+        source.data.copy_to_host_async(target.ctypes.data, num_bytes, device.stream)
+
+
+def _result_regions(shape: tuple[int, ...], scheme: WeightScheme) -> list[Region]:
+    """What comes back of a block of `shape` [rows, input_size]."""
+    num_rows, input_size = shape
+    num_groups = scheme.num_groups(input_size)
+    regions = [
+        Region("packed", (num_rows, packed_size(input_size, scheme.num_bits)), np.dtype(np.uint32)),
+        Region("scales", (num_rows, num_groups), np.dtype(np.float32)),
+        Region("squares", (num_rows, 2), np.dtype(np.float64)),
+        Region("num_saturated", (num_rows,), np.dtype(np.int32)),
+    ]
+    if not scheme.is_symmetric:
+        regions.append(Region("zero_points", (num_rows, num_groups), np.dtype(np.uint8)))
+    return regions
+
+
+def _cut(memory: Any, regions: Iterable[Region]) -> dict[str, Any]:
+    """Arrays one after the other in a uint8 array, which may stand on either side."""
+    arrays, begin = {}, 0
+    for region in regions:
+        num_bytes = math.prod(region.shape) * region.dtype.itemsize
+        arrays[region.name] = memory[begin : begin + num_bytes].view(region.dtype).reshape(region.shape)
+        begin += region.held_bytes
+    return arrays
+
+
+def _code_form(scheme: WeightScheme) -> CodeForm:
+    above, below = steps_of_range(scheme)
+    return CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, above, below)

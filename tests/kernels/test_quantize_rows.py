@@ -1,0 +1,183 @@
+"""quantize_rows against the CPU's quantizing, bit for bit; only sums of squares may differ, by float64 rounding."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import assert_same_bits, fenced, to_host
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows, quantize_rows_cost
+from llmcli.quantization import rounding
+from llmcli.quantization.floats import STORED_AS, narrow
+from llmcli.quantization.packing import pack_rows
+from llmcli.quantization.schemes import WeightScheme, packed_size
+
+SCALE_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+KINDS = [(8, True), (4, True), (4, False), (8, False)]
+# Rows that end inside a vector, a word, a block's stride; groups that end inside a thread's codes; long groups.
+SHAPES = [
+    (1, 1, None),
+    (5, 96, 32),
+    (3, 250, None),
+    (4, 12, 3),
+    (2, 7, 1),
+    (3, 4096, 128),
+    (2, 3 * (LONG_GROUP + 2), LONG_GROUP + 2),
+]
+SHAPES += [(2, 2 * LONG_GROUP, LONG_GROUP), (37, 64, 64), (2, 11008, None), (3, 2049, None)]
+
+
+def ordinary(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    """Normal weights of several sizes, with outliers, zeros, rows of zeros and of one sign."""
+    generator = np.random.default_rng(7)
+    weights = generator.standard_normal(shape) * generator.choice([1e-7, 0.02, 300.0], (shape[0], 1))
+    weights[generator.random(shape) < 0.01] *= 50
+    weights[generator.random(shape) < 0.1] = 0
+    if shape[0] > 2:
+        weights[1] = 0
+        weights[2] = np.abs(weights[2])
+    weights = weights.astype(np.float16 if dtype == "F16" else np.float32).astype(np.float32)
+    bits = weights.view(np.uint32)
+    return (bits >> 16).astype(np.uint16) if dtype == "BF16" else narrow(weights, dtype)
+
+
+def any_bits(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    """Any finite bit patterns, subnormal ones in some rows only."""
+    generator = np.random.default_rng(8)
+    itemsize = np.dtype(STORED_AS[dtype]).itemsize
+    bits = generator.integers(0, 2 ** (8 * itemsize), shape, np.uint32)
+    mask = np.uint32(EXPONENTS[dtype])
+    bits[(bits & mask) == mask] = 0
+    bits[::3] &= ~mask
+    return bits.astype({2: np.uint16, 4: np.uint32}[itemsize]).view(STORED_AS[dtype])
+
+
+def on_the_grid(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    """Whole and half steps of a scale: ties, and sums that are exact."""
+    generator = np.random.default_rng(9)
+    return narrow(np.float32(generator.integers(-255, 256, shape) / 2), dtype)
+
+
+def form_of(scheme: WeightScheme) -> CodeForm:
+    return CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, *rounding.steps_of_range(scheme))
+
+
+def run(device: Device, stored: np.ndarray, scheme: WeightScheme, scale_dtype: str) -> dict[str, Any]:
+    import cupy
+
+    (num_rows, num_inputs), num_groups = stored.shape, scheme.num_groups(stored.shape[1])
+    out = {
+        "packed": fenced((num_rows, packed_size(num_inputs, scheme.num_bits)), np.uint32),
+        "scales": fenced((num_rows, num_groups), np.float32),
+        "squares": fenced((num_rows, 2), np.float64),
+        "num_saturated": fenced((num_rows,), np.int32),
+    }
+    if not scheme.is_symmetric:
+        out["zero_points"] = fenced((num_rows, num_groups), np.uint8)
+    weights = cupy.asarray(stored)
+    arrays = {name: one.array for name, one in out.items()}
+
+    def call() -> tuple[Any, ...]:
+        quantize_rows(
+            device,
+            weights=weights,
+            form=form_of(scheme),
+            scale_type=SCALE_TYPES[scale_dtype],
+            **{"zero_points": None, **arrays},
+        )
+        return tuple(arrays.values())
+
+    assert_same_bits(call)
+    for one in out.values():
+        one.check()
+    assert np.array_equal(weights.get().view(np.uint8), stored.view(np.uint8))
+    return {name: to_host(array) for name, array in arrays.items()}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", STORED_AS)
+@pytest.mark.parametrize("scale_dtype", STORED_AS)
+@pytest.mark.parametrize(("bits", "is_symmetric"), KINDS)
+@pytest.mark.parametrize("make", [ordinary, any_bits, on_the_grid])
+def test_bits_are_those_of_the_cpu(
+    device: Device, make: Any, bits: int, is_symmetric: bool, scale_dtype: str, dtype: str
+) -> None:
+    for num_rows, num_inputs, group_size in SHAPES:
+        if group_size is not None and num_inputs % group_size:
+            continue
+        stored = make((num_rows, num_inputs), dtype)
+        scheme = WeightScheme(bits, group_size, is_symmetric)
+        with np.errstate(invalid="ignore", over="ignore"):
+            expected = rounding.quantize_rows(stored, dtype, scheme, scale_dtype)
+        found = run(device, stored, scheme, scale_dtype)
+        assert np.isfinite(found["scales"]).all() == (expected is not None)
+        if expected is None:
+            continue
+        assert np.array_equal(found["scales"].view(np.uint32), expected.scales.view(np.uint32))
+        assert np.array_equal(found["packed"].view(np.int32), pack_rows(expected.codes, bits))
+        if expected.zero_points is not None:
+            assert np.array_equal(found["zero_points"], expected.zero_points)
+        assert found["num_saturated"].sum() == expected.errors.num_saturated
+        np.testing.assert_allclose(found["squares"][:, 0], expected.errors.error_squares, rtol=1e-12, atol=0)
+        np.testing.assert_allclose(found["squares"][:, 1], expected.errors.weight_squares, rtol=1e-12, atol=0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", STORED_AS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("group_size", [3, LONG_GROUP])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_a_group_that_is_not_finite_is_marked_and_alone(
+    device: Device, is_symmetric: bool, group_size: int, bad: float, dtype: str
+) -> None:
+    weights = np.ones((3, 2 * group_size), np.float32)
+    weights[1, group_size + 1] = bad
+    scheme = WeightScheme(4, group_size, is_symmetric)
+    scales = run(device, narrow(weights, dtype), scheme, dtype)["scales"]
+    assert np.isfinite(scales).tolist() == [[True, True], [True, False], [True, True]]
+
+
+@pytest.mark.cuda
+def test_the_bounds_of_a_float16_scale(device: Device) -> None:
+    limits = np.float32([65504, np.nextafter(np.float32(65504), np.float32(1e9)), 2.0**-14, 2.0**-24, 1 + 2.0**-11])
+    stored = np.ascontiguousarray((limits * np.float32(127))[:, None])
+    scales = run(device, stored, WeightScheme(8, None), "F16")["scales"][:, 0]
+    assert scales.tolist() == [65504, np.inf, 2.0**-14, 2.0**-14, 1 + 2.0**-10]
+
+
+@pytest.mark.cuda
+def test_arguments_are_checked(device: Device) -> None:
+    import cupy
+
+    def call(**changes: Any) -> None:
+        arrays = {
+            "weights": cupy.zeros((2, 12), np.float32),
+            "scales": cupy.zeros((2, 3), np.float32),
+            "zero_points": None,
+            "packed": cupy.zeros((2, 2), np.uint32),
+            "squares": cupy.zeros((2, 2), np.float64),
+            "num_saturated": cupy.zeros(2, np.int32),
+        }
+        form = form_of(WeightScheme(4, 4))
+        quantize_rows(device, **{**arrays, "form": form, "scale_type": "float32", **changes})
+
+    call()
+    for name, wrong in (
+        ("weights", cupy.zeros((2, 12), np.float64)),
+        ("scales", cupy.zeros((2, 5), np.float32)),
+        ("zero_points", cupy.zeros((2, 2), np.uint8)),
+        ("packed", cupy.zeros((2, 3), np.uint32)),
+        ("squares", cupy.zeros((2, 2), np.float32)),
+        ("num_saturated", cupy.zeros(1, np.int32)),
+        ("scale_type", "float64"),
+    ):
+        with pytest.raises(ValueError, match="quantize_rows: "):
+            call(**{name: wrong})
+
+
+def test_cost_counts_every_byte() -> None:
+    cost = quantize_rows_cost(num_rows=3, num_inputs=64, num_groups=2, num_bits=4, is_symmetric=False, itemsize=2)
+    assert cost.read_bytes == 2 * 3 * 64 * 2 + 3 * 2 * 5
+    assert cost.written_bytes == 3 * (32 + 20) + 3 * 2 * 5

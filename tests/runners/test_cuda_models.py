@@ -1,0 +1,73 @@
+"""The CUDA runner on models that are not tiny: the built-in storyteller, and random weights of a real shape."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance import PROMPT, decode, prefill, relative_error
+from rounded_torch import load_rounded
+
+from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.random_weights import write_shape
+from llmcli.kernels.device import Device
+from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.runners.base import Runner
+from llmcli.runners.torch.load import load as load_on_cpu
+
+pytestmark = pytest.mark.cuda
+
+LENGTHS = (1, 8, 40, 100)  # a token alone, and each way of products
+
+
+def load_on_card(folder: Path) -> Any:
+    from llmcli.runners.cuda.load import load
+
+    return load(open_model(folder), device=Device.open(0), max_seq_len=200)
+
+
+def follow(runner: Runner, length: int, answer: list[int]) -> list[Any]:
+    """The logits after a prompt of some length, and after each token of an answer that is fed one by one."""
+    runner.truncate(0, 0)
+    prefill(runner, PROMPT[:length])
+    found = [runner.logits(0)]
+    for count in range(1, len(answer) + 1):
+        prefill(runner, PROMPT[:length] + answer[:count])
+        found.append(runner.logits(0))
+    return found
+
+
+def check(folder: Path, name: str, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of prefill and decode beside torch with the same roundings, and the distance from none, printed."""
+    ours = load_on_card(folder)
+    answers, found = {}, {}
+    for length in LENGTHS:
+        prefill(ours, PROMPT[:length])
+        answers[length] = decode(ours, 4)
+        found[length] = follow(ours, length, answers[length])
+    for kind in ("exact", "rounded"):
+        model = open_model(folder)
+        if kind == "exact":
+            reference = load_on_cpu(model, max_seq_len=200)
+        else:
+            reference = load_rounded(monkeypatch, model, cache_dtype, 200)
+        errors = [
+            relative_error(logits, expected)
+            for length in LENGTHS
+            for logits, expected in zip(found[length], follow(reference, length, answers[length]), strict=True)
+        ]
+        del reference
+        gc.collect()
+        print(f"{name}: at most {max(errors):.2e} from torch, {kind}")
+    assert max(errors) < 2e-3
+
+
+def test_the_storyteller(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(resource_folder(STORYTELLER), "storyteller", torch.bfloat16, monkeypatch)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
+def test_a_real_shape(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shape("Llama-3.2-1B", form, tmp_path / "model", lambda done, total: None)
+    check(tmp_path / "model", f"Llama-3.2-1B {form}", torch.bfloat16, monkeypatch)
