@@ -48,8 +48,7 @@ struct Attend {
         alignas(16) KvT low[HEAD_TILE][QUERY_STRIDE];
 
         __device__ __forceinline__ void store(int head, int dimension, float value) {
-            value = clamp_query<KvT>(value);
-            const KvT rounded = from_float<KvT>(value);
+            const KvT rounded = from_float<KvT>(within_range<KvT>(value));
             high[head][dimension] = rounded;
             low[head][dimension] = from_float<KvT>(value - to_float(rounded));
         }

@@ -65,13 +65,3 @@ template <typename T>
 constexpr float WEIGHT_EXPONENT = 0.0f;
 template <>
 constexpr float WEIGHT_EXPONENT<__half> = 15.0f;
-
-// A scaled query element that T can hold: beyond its range it saturates, as infinity times a zero key would be NaN.
-template <typename T>
-__device__ __forceinline__ float clamp_query(float value) {
-    return value;
-}
-template <>
-__device__ __forceinline__ float clamp_query<__half>(float value) {
-    return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;  // NaN stays
-}

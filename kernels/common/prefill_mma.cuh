@@ -51,7 +51,7 @@ struct PrefillMma {
         }
     }
     static __device__ __forceinline__ unsigned scaled_pair(const Pack<float>& x, int i, float scale) {
-        return pack_pair<KvT>(clamp_query<KvT>(x.values[i] * scale), clamp_query<KvT>(x.values[i + 1] * scale));
+        return pack_pair<KvT>(within_range<KvT>(x.values[i] * scale), within_range<KvT>(x.values[i + 1] * scale));
     }
 
     // Start copying the tokens first, first + 1, ... of a head; tokens from `end` on and dimensions past HEAD_DIM are

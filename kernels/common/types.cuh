@@ -24,6 +24,16 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
   return __float2bfloat16_rn(value);
 }
 
+// A value that T can hold: beyond its range the largest number, as infinity times zero would be NaN later.
+template <typename T>
+__device__ __forceinline__ float within_range(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ float within_range<__half>(float value) {
+  return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;  // NaN stays
+}
+
 // 16 bytes of T, moved by one vector load or store; the addresses must be multiples of 16.
 template <typename T>
 struct alignas(16) Pack {

@@ -223,7 +223,7 @@ def _product_types(subject: Subject, dtype: str) -> list[str]:
 
     stored = StoredModel.of_model(subject.model, dtype)
     matrices = plan_matrices(stored)
-    return sorted({stored.compute_type, *(matrix.format.activation_type for matrix in matrices)})
+    return sorted({stored.cache_type, *(matrix.format.activation_type for matrix in matrices)})
 
 
 def plan_subject(subject: Subject, target: Target, dtype: str, requested_context: int | None, num_rows: int) -> Plan:

@@ -5,6 +5,7 @@ CuPy's binding resets the library's workspace and refuses graph capture, so the 
 
 import ctypes
 import importlib
+import weakref
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ class Cublas:
         self._workspace = workspace
         self._handle = ctypes.c_void_p()
         self._check("cublasCreate_v2", ctypes.byref(self._handle))
+        # Given back with this object, but not at the end of the process, where the driver takes everything back.
+        weakref.finalize(self, self._library.cublasDestroy_v2, self._handle).atexit = False
         self._check("cublasSetStream_v2", self._handle, ctypes.c_void_p(device.stream.ptr))
         address = ctypes.c_void_p(workspace.data.ptr)
         self._check("cublasSetWorkspace_v2", self._handle, address, ctypes.c_size_t(workspace.nbytes))
@@ -78,11 +81,6 @@ class Cublas:
             _COMPUTE_32F,
             _DEFAULT_ALGORITHM,
         )
-
-    def close(self) -> None:
-        """Give the handle back; the object cannot be used afterwards."""
-        self._check("cublasDestroy_v2", self._handle)
-        self._handle = ctypes.c_void_p()
 
     def _check(self, function: str, *arguments: Any) -> None:
         status = getattr(self._library, function)(*arguments)

@@ -18,7 +18,6 @@ def cublas(device: Device) -> Iterator[Cublas]:
     library = Cublas(device, cupy.empty(WORKSPACE_BYTES, dtype=np.uint8))
     yield library
     device.synchronize()
-    library.close()
 
 
 def operands(num_tokens: int, num_rows: int, num_inputs: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:

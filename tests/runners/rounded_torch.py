@@ -60,7 +60,8 @@ def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dtype, max_seq_len: int) -> TorchRunner:
-    """A torch runner whose plain weights and cache have `dtype` and whose arithmetic is float32."""
+    """A torch runner whose plain weights have `dtype`, its cache that or float16, and whose arithmetic is float32."""
+    cache_dtype = torch.float32 if dtype == torch.float32 else torch.float16
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
@@ -73,18 +74,18 @@ def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dty
         group_size = num_heads // len(keys)
         keys, values = (cached.float().repeat_interleave(group_size, 0) for cached in (keys, values))
         scaled = query.transpose(0, 1) * (head_dim**-0.5 * math.log2(math.e))
-        is_rounded = num_tokens > 1 and dtype != torch.float32
-        scores = (scaled.to(dtype).float() if is_rounded else scaled) @ keys.transpose(1, 2)
+        is_rounded = num_tokens > 1 and cache_dtype != torch.float32
+        scores = (scaled.to(cache_dtype).float() if is_rounded else scaled) @ keys.transpose(1, 2)
         seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(position)
         if window is not None:
             seen = seen.triu(position + 1 - window)
         scores = scores.masked_fill(~seen, -math.inf)
-        mixed = mix_in_blocks(scores, values, dtype if is_rounded else torch.float32)
+        mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32)
         return mixed.transpose(0, 1).reshape(num_tokens, -1)
 
     class Cache(llama.RowCache):
         def __init__(self, keys: Tensor, values: Tensor):
-            super().__init__(keys.to(dtype), values.to(dtype))
+            super().__init__(keys.to(cache_dtype), values.to(cache_dtype))
 
     read_weights = load.read_weights
 

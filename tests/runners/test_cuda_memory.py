@@ -79,7 +79,7 @@ def test_the_type_asked_for_decides(dtype: str) -> None:
     plan = plan_memory(stored, max_seq_len=64, num_rows=1)
     itemsize = {"float16": 2, "float32": 4}[dtype]
     assert plan.cache_bytes == 2 * 3 * 2 * 64 * 8 * itemsize
-    assert stored.precision == stored.compute_type == dtype
+    assert stored.precision == stored.embedding_type == dtype
 
 
 def test_the_context_that_fits_is_the_largest() -> None:

@@ -38,7 +38,7 @@ def follow(runner: Runner, length: int, answer: list[int]) -> list[Any]:
     return found
 
 
-def check(folder: Path, name: str, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of prefill and decode beside torch with the same roundings, and the distance from none, printed."""
     ours = load_on_card(folder)
     answers, found = {}, {}
@@ -51,7 +51,7 @@ def check(folder: Path, name: str, cache_dtype: torch.dtype, monkeypatch: pytest
         if kind == "exact":
             reference = load_on_cpu(model, max_seq_len=200)
         else:
-            reference = load_rounded(monkeypatch, model, cache_dtype, 200)
+            reference = load_rounded(monkeypatch, model, torch.bfloat16, 200)
         errors = [
             relative_error(logits, expected)
             for length in LENGTHS
@@ -64,10 +64,10 @@ def check(folder: Path, name: str, cache_dtype: torch.dtype, monkeypatch: pytest
 
 
 def test_the_storyteller(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(resource_folder(STORYTELLER), "storyteller", torch.bfloat16, monkeypatch)
+    check(resource_folder(STORYTELLER), "storyteller", monkeypatch)
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
 def test_a_real_shape(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shape("Llama-3.2-1B", form, tmp_path / "model", lambda done, total: None)
-    check(tmp_path / "model", f"Llama-3.2-1B {form}", torch.bfloat16, monkeypatch)
+    check(tmp_path / "model", f"Llama-3.2-1B {form}", monkeypatch)

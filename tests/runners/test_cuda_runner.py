@@ -103,7 +103,7 @@ def test_quantized(
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
     ours = load_on_card(folder)
-    assert ours.description.endswith("KV cache bfloat16")
+    assert ours.description.endswith("KV cache float16")
     reference = load_rounded(monkeypatch, open_model(folder), torch.bfloat16, 400)
     (error,) = compare(ours, reference)
     assert error < 2e-3

@@ -112,7 +112,8 @@ def test_weights_arrive_in_pieces(
 def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: SimulatedDevice, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
     runner = load_simulated(folder, device, dtype=dtype)
-    assert runner.description == f"Simulated Card (cuda:0), {dtype}, KV cache {dtype}"
+    cache_type = "float32" if dtype == "float32" else "float16"
+    assert runner.description == f"Simulated Card (cuda:0), {dtype}, KV cache {cache_type}"
     error = worst_error(runner, load(open_model(folder), max_seq_len=200))
     assert error < {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
     assert (error > 1e-5) == (dtype != "float32")

@@ -1,6 +1,5 @@
 """Loads a model folder into a `CudaRunner`: memory is planned, kernels are compiled, weights are read onto the card."""
 
-import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
@@ -86,10 +85,8 @@ def load(
         for index in range(plan.num_rows)
     ]
     device.synchronize()
-    description = f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.compute_type}"
-    runner = CudaRunner(forward, decoder, rows, max_seq_len=max_seq_len, description=description)
-    weakref.finalize(runner, library.close).atexit = False  # at the end of the process the driver takes it back
-    return runner
+    description = f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
+    return CudaRunner(forward, decoder, rows, max_seq_len=max_seq_len, description=description)
 
 
 def rehearse(

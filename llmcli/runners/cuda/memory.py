@@ -212,7 +212,7 @@ def _weights(stored: StoredModel, matrices: ModelMatrices, max_seq_len: int) -> 
     config = stored.config
     # Its rows arrive in whole tiles.
     yield Region(
-        EMBEDDING, (segment_offsets([config.vocab_size])[1], config.hidden_size), ARRAY_DTYPES[stored.compute_type]
+        EMBEDDING, (segment_offsets([config.vocab_size])[1], config.hidden_size), ARRAY_DTYPES[stored.embedding_type]
     )
     for matrix in matrices:
         yield Region(matrix_region(matrix), (matrix.layout.arena_bytes,), _BYTE)
@@ -238,7 +238,7 @@ def _cache(stored: StoredModel, max_seq_len: int, num_rows: int) -> Iterator[Reg
     config = stored.config
     shape = (config.num_hidden_layers, num_rows, config.num_key_value_heads, max_seq_len, config.head_dim)
     for name in ("keys", "values"):
-        yield Region(name, shape, ARRAY_DTYPES[stored.compute_type])
+        yield Region(name, shape, ARRAY_DTYPES[stored.cache_type])
 
 
 def _workspace(
@@ -267,7 +267,7 @@ def _workspace(
     for name in ("row_scale", "gated_scale", "unit_scale"):
         yield Region(name, (chunk,), _FLOAT32)
     yield Region("widened", (max(_widened_bytes(matrix) for matrix in layers),), _BYTE)
-    qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.compute_type].itemsize
+    qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
     splits = max_splits(num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     yield Region("partials", (MAX_BATCH, config.num_attention_heads, splits, partial_size), _FLOAT32)

@@ -114,7 +114,7 @@ class Placement:
         for begin, end, begin_byte, num_bytes in _row_ranges(info, vocab_size):
 
             def take(source: Any, begin: int = begin, end: int = end) -> None:
-                layout = tile_layout(self._plan.stored.compute_type, end - begin, hidden_size)
+                layout = tile_layout(self._plan.stored.embedding_type, end - begin, hidden_size)
                 tiles = layout.place(self._scratch)
                 whole = Target(end - begin)
                 repack(self._device, source=source, source_type=source_type, segment=whole, matrix=tiles, flags=flags)

@@ -83,7 +83,7 @@ class CardPredictor:
         self._shared_bytes_per_block = shared_bytes_per_block
         self._config = plan.stored.config
         self._qkv = qkv_layout(self._config)
-        self._itemsize = ARRAY_DTYPES[plan.stored.compute_type].itemsize
+        self._itemsize = ARRAY_DTYPES[plan.stored.cache_type].itemsize
 
     def decode_bytes(self, depth: int, num_rows: int = 1) -> int:
         """Bytes that one step reads for `num_rows` rows of `depth` tokens each: weights, keys and values."""
@@ -176,7 +176,7 @@ class CardPredictor:
         yield Launch(kv_append_cost(count, qkv, self._itemsize))
         window = config.traits.sliding_windows[index]
         cost = attention_prefill_cost(count, start, qkv, self._itemsize, window)
-        yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.compute_type))
+        yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.cache_type))
 
     def _product(self, matrix: MatrixPlan, count: int) -> Iterator[Launch]:
         layout, kind = matrix.layout, matrix.format.activation_type

@@ -74,15 +74,12 @@ def measure_flops(device: Device, kind: str) -> float:
         for part in target.reshape(-1, len(stored)):
             send(device, part, stored)
     library = Cublas(device, workspace)
-    try:
 
-        def multiply() -> None:
-            for _ in range(_PRODUCTS_PER_REPEAT):
-                library.matmul(x=x, weight=weight, out=out)
+    def multiply() -> None:
+        for _ in range(_PRODUCTS_PER_REPEAT):
+            library.matmul(x=x, weight=weight, out=out)
 
-        seconds = _median_seconds(device, multiply) / _PRODUCTS_PER_REPEAT
-    finally:
-        library.close()
+    seconds = _median_seconds(device, multiply) / _PRODUCTS_PER_REPEAT
     return 2 * _NUM_TOKENS * _NUM_ROWS * _NUM_INPUTS / seconds
 
 

@@ -34,7 +34,7 @@ def staging_regions(stored: StoredModel, matrices: ModelMatrices) -> Iterator[Re
     )
     for index in range(NUM_SLOTS):
         yield Region(f"slot {index}", (largest,), np.dtype(np.uint8))
-    scratch = tile_layout(stored.compute_type, embedding_rows, config.hidden_size)
+    scratch = tile_layout(stored.embedding_type, embedding_rows, config.hidden_size)
     yield Region("scratch", (scratch.arena_bytes,), np.dtype(np.uint8))
     yield Region("flags", (config.num_hidden_layers * _MOST_TENSORS_A_LAYER + 8,), np.dtype(np.int32))
 
