@@ -257,7 +257,7 @@ def test_a_load_that_fails_leaves_nothing(
     monkeypatch.setattr("llmcli.runners.cuda.load.DeviceSampler", fail)
     with pytest.raises(KeyboardInterrupt):
         load_on_card(int8_model)
-    assert used_bytes() == before
+    assert used_bytes() <= before
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"])
