@@ -97,6 +97,7 @@ def run(device: Device, stored: np.ndarray, scheme: WeightScheme, scale_dtype: s
 
 
 @pytest.mark.cuda
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", STORED_AS)
 @pytest.mark.parametrize("scale_dtype", STORED_AS)
 @pytest.mark.parametrize(("bits", "is_symmetric"), KINDS)

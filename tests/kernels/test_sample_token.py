@@ -101,6 +101,7 @@ def test_more_rows_than_multiprocessors_are_refused():
 
 
 @pytest.mark.cuda
+@pytest.mark.thorough
 def test_ten_thousand_tokens_of_every_chain_are_the_hosts(device):
     texts = []
     for settings in CHAINS.values():
@@ -177,6 +178,7 @@ def tied(kind: str, vocab_size: int) -> np.ndarray:
 
 
 @pytest.mark.cuda
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["equal", "three values", "all but one", "300 alike", "far apart", "nearly equal"])
 @pytest.mark.parametrize(
     "settings",
