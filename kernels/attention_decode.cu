@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) a
         KvT* own_keys = keys + head_offset + size_t(position) * HEAD_DIM;
 #pragma unroll
         for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-            const KvT rounded[2] = {from_float<KvT>(within_range<KvT>(own_key.first[pair])), from_float<KvT>(within_range<KvT>(own_key.second[pair]))};
+            const KvT rounded[2] = {from_float<KvT>(within_range<KvT>(own_key.first[pair])),
+                                    from_float<KvT>(within_range<KvT>(own_key.second[pair]))};
             own_key.first[pair] = to_float(rounded[0]);
             own_key.second[pair] = to_float(rounded[1]);
             if (warp == 0 && first_in_group == 0 && Pairs::has(pair)) {
@@ -104,7 +105,8 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) a
             }
         }
         for (int i = threadIdx.x; i < HEAD_DIM; i += 32 * WARPS) {
-            const KvT rounded = from_float<KvT>(within_range<KvT>(v[blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM + i]));
+            const float value = v[blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM + i];
+            const KvT rounded = from_float<KvT>(within_range<KvT>(value));
             own_value[i] = to_float(rounded);
             if (first_in_group == 0) values[head_offset + size_t(position) * HEAD_DIM + i] = rounded;
         }
