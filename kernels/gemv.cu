@@ -4,27 +4,31 @@
 //           null (common/tile.cuh); x [num_rows, x_stride] float of which num_inputs count; norm_weight [num_inputs]
 //           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. EPILOGUE 0: out = y;
 //           1: out += y; 2: tiles alternate gate, up and out = silu(gate) * up
-// Requires: 1 <= num_rows <= 8; num_rows * Groups::ACROSS_LANES <= 4 * COLUMN_TILES (fp32: num_rows <= 4 *
-//           COLUMN_TILES); out does not alias x; chunk_units * UNIT_INPUTS a multiple of 2048, or one chunk holds all
-//           inputs; tiles, scales, zero_points, norm_weight 16-byte aligned
-// Launch:   grid (at most one block an item of 1 or 2 tiles), block (256), dynamic shared memory by
+// Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
+//           units; tiles, scales, zero_points, norm_weight 16-byte aligned
+// Launch:   grid (at most one block an item of 1 or 2 tiles), block (512), dynamic shared memory by
 //           llmcli/kernels/gemv.py; may overlap the kernel before
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every block; out
 //           once
-// Numerics: fp32 accumulation in the tensor cores of exact weights and x as hi + lo (common/activations.cuh): |error|
-//           <= (sqrt(K) * 2^-24 + 2^-22) * S (bf16: 2^-18), S = sum|x' * W|. Warp w sums units w, w + 8, ... of a tile,
-//           the warps are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither on the
-//           other rows nor on COLUMN_TILES, STAGES, chunks or the grid (columns of an mma are independent)
-// Choice:   a ring of cp.async copies of a warp's own bytes keeps 8 KiB to 32 KiB a block in flight over barriers and
-//           tile ends at few registers, and starts before the wait for the kernel in front; rejected: loads into
-//           registers, whose ring must be unrolled against the tile ends
-#include "common/activations.cuh"
+// Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x is right to 2^-22 (bf16: 2^-18) of
+//           itself, with codes of the largest in its unit; fp32 sums: |error| <= (sqrt(K) * 2^-24 + 2^-22) * S, S =
+//           sum|x' * W|, with codes sum max|x' of the unit| * |W| beside the 2^-22. Warp w sums units w, w + 16, ... of
+//           a tile, the warps are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither
+//           on the other rows nor on ROWS, STAGES, chunks or the grid (columns of an mma are independent)
+// Choice:   one block of 16 warps a multiprocessor; of a ring of cp.async copies only PENDING a warp stay under way, as
+//           DRAM slows down with more, the others have landed and carry a warp over a stall; no barrier of the block
+//           after the start: a warp stages its own inputs, and warps take turns at outputs, an item later. Rejected,
+//           with figures in docs/performance.md: two blocks of 8 warps, more copies under way, other orders of the
+//           units, a 17th warp for the outputs, codes as fp16
+#include "common/barrier.cuh"
 #include "common/launch.cuh"
-#include "common/tile_sum.cuh"
+#include "common/product_codes.cuh"
+#include "common/product_floats.cuh"
+#include "common/product_halves.cuh"
+#include "common/unit_stream.cuh"
 
-constexpr int BLOCK_SIZE = 256;
+constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
-constexpr int MAX_ROWS = 8;
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;
 
 struct GemvShape {
@@ -32,182 +36,74 @@ struct GemvShape {
     float eps;
 };
 
-// One warp's units in the order of their use: of every tile of the block's items the units warp, warp + NUM_WARPS, ...
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ITEM_TILES>
-struct UnitStream {
-    using G = Groups<WeightT, GROUP_SIZE>;
-    static constexpr int SCALE_VECTORS = G::IS_GROUPED ? G::PER_UNIT * static_cast<int>(sizeof(ScaleT)) : 0;
-    static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_UNIT : 0;
-    static constexpr int SLOT_BYTES = UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS);
-
-    const unsigned char* tiles;
-    const ScaleT* scales;
-    const unsigned char* zero_points;
-    int num_tiles, num_units, num_groups;
-    int tile, unit;
-    unsigned long long policy;
-
-    // Starts the copies of the next unit, if there is one, as one group.
-    __device__ __forceinline__ void copy_next(unsigned slot, int warp, int lane) {
-        if (tile < num_tiles) {
-            const size_t place = static_cast<size_t>(tile) * num_units + unit;
-            const unsigned char* source = tiles + place * UNIT_BYTES + 16 * lane;
-            copy_async_streaming(slot + 16 * lane, source, policy);
-            copy_async_streaming(slot + 512 + 16 * lane, source + 512, policy);
-            if constexpr (G::IS_GROUPED) {
-                const size_t group = static_cast<size_t>(tile) * num_groups + G::first(unit);
-#pragma unroll
-                for (int v = 0; v < SCALE_VECTORS + ZERO_VECTORS; v += 32) {
-                    const int vector = v + lane;
-                    const unsigned char* from =
-                        vector < SCALE_VECTORS
-                            ? reinterpret_cast<const unsigned char*>(scales + group * TILE_ROWS) + 16 * vector
-                            : zero_points + group * TILE_ROWS + 16 * (vector - SCALE_VECTORS);
-                    if (vector < SCALE_VECTORS + ZERO_VECTORS) copy_async(slot + UNIT_BYTES + 16 * vector, from);
-                }
-            }
-            unit += NUM_WARPS;
-            if (unit >= num_units) {
-                unit = warp;
-                const bool is_last_of_item = ITEM_TILES == 1 || tile % 2 == 1;
-                tile += is_last_of_item ? 1 + ITEM_TILES * (static_cast<int>(gridDim.x) - 1) : 1;
-            }
-        }
-        copy_async_commit();
-    }
+// PENDING: copies of a warp under way. DRAM delivers less with more of them, and the arithmetic of codes takes longer.
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
+struct ProductOf {
+    using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
+    static constexpr int PENDING = 2;
+};
+template <typename ScaleT, int ROWS>
+struct ProductOf<__half, ScaleT, 0, true, ROWS> {
+    using Type = HalfProduct<__half, ROWS>;
+    static constexpr int PENDING = 1;
+};
+template <typename ScaleT, int ROWS>
+struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
+    using Type = HalfProduct<__nv_bfloat16, ROWS>;
+    static constexpr int PENDING = 1;
+};
+template <typename ScaleT, int ROWS>
+struct ProductOf<float, ScaleT, 0, true, ROWS> {
+    using Type = FloatProduct<ROWS>;
+    static constexpr int PENDING = 1;
 };
 
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int COLUMN_TILES, int EPILOGUE,
-          int STAGES>
-__global__ void __launch_bounds__(BLOCK_SIZE, COLUMN_TILES > 4 ? 1 : 2)
-    gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
-         const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
-         const float* __restrict__ bias, float* out, GemvShape shape) {
-    constexpr int ITEM_TILES = EPILOGUE == SWIGLU ? 2 : 1;
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
-    using G = Groups<WeightT, GROUP_SIZE>;
-    using Rows = Activations<WeightT, BLOCK_SIZE>;
-    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ITEM_TILES>;
+// One lane's output of an item: of its warp's two rows. NUM_FINISHERS warps turn the sums of an item into outputs, the
+// next ones those of the next item.
+template <int ROWS, int EPILOGUE>
+struct Output {
+    static constexpr int ITEM_TILES = EPILOGUE == SWIGLU ? 2 : 1;
+    static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
 
-    extern __shared__ uint4 shared[];
-    __shared__ float2 measures[MAX_ROWS][NUM_WARPS];
-    __shared__ RowFactors row_factors[MAX_ROWS];
-    const int num_rows = shape.num_rows;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int num_items = (shape.num_outputs + TILE_ROWS - 1) / TILE_ROWS;
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    const int unit_vectors = UNIT_INPUTS / 4 * num_rows;
-    uint4* ring = shared + shape.chunk_units * unit_vectors;
-    constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16;
-    float* partials = reinterpret_cast<float*>(ring + NUM_WARPS * STAGES * SLOT_VECTORS);
-    ring += warp * STAGES * SLOT_VECTORS;
+    float factors[ITEM_TILES], biases[ITEM_TILES], before;
+    float* destination;  // null: none
 
-    // Weights depend on no kernel before: their copies run while this block waits for the activations.
-    Stream stream = {tiles, scales, zero_points, num_items * ITEM_TILES, num_units, G::count(num_units),
-                     static_cast<int>(blockIdx.x) * ITEM_TILES, warp, streaming_policy()};
-    if (warp >= num_units) stream.tile = stream.num_tiles;
-#pragma unroll
-    for (int s = 0; s < STAGES; ++s) stream.copy_next(shared_address(ring + s * SLOT_VECTORS), warp, lane);
-    grid_dependency_launch();
-    grid_dependency_wait();
-
-    const int chunk_inputs = shape.chunk_units * UNIT_INPUTS;
-    const int padded_inputs = num_units * UNIT_INPUTS;
-    const auto load = [&](int row, int first, float& largest, float& squares) {
-        Rows::load_row(reinterpret_cast<float4*>(shared), x + static_cast<size_t>(row) * shape.x_stride, norm_weight,
-                       shape.num_inputs, first, min(chunk_inputs, padded_inputs - first), row, num_rows, largest,
-                       squares);
-    };
-    const auto split = [&](int row, int first) {
-        Rows::split_row(reinterpret_cast<float4*>(shared), min(chunk_inputs, padded_inputs - first), row, num_rows,
-                        row_factors[row].scale);
-    };
-    for (int row = 0; row < num_rows; ++row) {
-        float largest = 0.0f, squares = 0.0f;
-        for (int first = 0; first < padded_inputs; first += chunk_inputs) load(row, first, largest, squares);
-        largest = warp_max(largest);
-        squares = warp_sum(squares);
-        if (lane == 0) measures[row][warp] = make_float2(largest, squares);
+    __device__ __forceinline__ static bool is_of_warp(int local, int warp) {
+        return local % (NUM_WARPS / NUM_FINISHERS) == warp / NUM_FINISHERS;
     }
-    __syncthreads();  // measures are written
-    if (threadIdx.x < num_rows) {
-        float2 all = measures[threadIdx.x][0];
-#pragma unroll
-        for (int w = 1; w < NUM_WARPS; ++w) {
-            const float2 one = measures[threadIdx.x][w];
-            all = make_float2(fmaxf(all.x, one.x), __fadd_rn(all.y, one.y));
-        }
-        row_factors[threadIdx.x] = Rows::factors(all.x, all.y, norm_weight != nullptr, shape.num_inputs, shape.eps);
-    }
-    __syncthreads();  // row_factors are written
-    const bool is_one_chunk = chunk_inputs >= padded_inputs;
-    if (is_one_chunk) {
-        for (int row = 0; row < num_rows; ++row) split(row, 0);
-        __syncthreads();  // all activations stand
+    __device__ __forceinline__ static int row(int warp, int lane) {
+        return warp % NUM_FINISHERS * 2 + lane / TILE_ROWS;
     }
 
-    // Thread -> one output of an item: row output_row, number output_lane of the tile.
-    const int output_row = threadIdx.x / TILE_ROWS, output_lane = threadIdx.x % TILE_ROWS;
-    int slot = 0, buffer = 0;
-    for (int item = blockIdx.x; item < num_items; item += gridDim.x, buffer ^= 1) {
-        const int output = item * TILE_ROWS + output_lane;
-        const bool has_output = output_row < num_rows && output < shape.num_outputs;
-        float* destination = out + static_cast<size_t>(output_row) * shape.out_stride + output;
-        float factors[ITEM_TILES], biases[ITEM_TILES];
+    // Asks for what is needed beside the sums.
+    template <bool HAS_CHANNEL_SCALE, typename ScaleT>
+    __device__ __forceinline__ void begin(int item, const ScaleT* scales, const float* bias, float* out,
+                                          const GemvShape& shape, int warp, int lane) {
+        const int own_row = row(warp, lane), column = item * TILE_ROWS + lane % TILE_ROWS;
+        const bool exists = own_row < shape.num_rows && column < shape.num_outputs;
+        destination = exists ? out + static_cast<size_t>(own_row) * shape.out_stride + column : nullptr;
 #pragma unroll
-        for (int i = 0; i < ITEM_TILES; ++i) {  // asked for now, needed at the item's end
-            const int index = (item * ITEM_TILES + i) * TILE_ROWS + output_lane;
-            factors[i] = HAS_CHANNEL_SCALE && has_output ? to_float(scales[index]) : 1.0f;
-            biases[i] = bias != nullptr && has_output ? bias[index] : 0.0f;
-        }
-        const float before = EPILOGUE == ADD && has_output ? load_fresh_one(destination) : 0.0f;
-        float* item_partials = partials + buffer * ITEM_TILES * NUM_WARPS * num_rows * TILE_ROWS;
-
-#pragma unroll 1
         for (int i = 0; i < ITEM_TILES; ++i) {
-            TileSum<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, COLUMN_TILES> sum;
-            sum.clear();
-#pragma unroll 1
-            for (int first = 0; first < num_units; first += shape.chunk_units) {
-                if (!is_one_chunk) {
-                    __syncthreads();  // the chunk before is read
-                    float unused = 0.0f;
-                    for (int row = 0; row < num_rows; ++row) {
-                        load(row, first * UNIT_INPUTS, unused, unused);
-                        split(row, first * UNIT_INPUTS);
-                    }
-                    __syncthreads();  // this chunk stands
-                }
-                const int end = min(first + shape.chunk_units, num_units);
-#pragma unroll 1
-                for (int unit = first + warp; unit < end; unit += NUM_WARPS) {
-                    copy_async_wait<STAGES - 1>();
-                    __syncwarp();  // scales were copied by other lanes
-                    uint4* bytes = ring + slot * SLOT_VECTORS;
-                    const uint4 low = bytes[lane], high = bytes[32 + lane];
-                    sum.add_unit(low, high, reinterpret_cast<unsigned char*>(bytes + UNIT_VECTORS),
-                                 shared + (unit - first) * unit_vectors, num_rows, lane);
-                    __syncwarp();  // every lane has read the slot
-                    stream.copy_next(shared_address(bytes), warp, lane);
-                    slot = slot + 1 == STAGES ? 0 : slot + 1;
-                }
-            }
-            sum.write(item_partials + (i * NUM_WARPS + warp) * num_rows * TILE_ROWS, num_rows, lane);
+            const int index = (item * ITEM_TILES + i) * TILE_ROWS + lane % TILE_ROWS;
+            factors[i] = HAS_CHANNEL_SCALE && exists ? to_float(scales[index]) : 1.0f;
+            biases[i] = bias != nullptr && exists ? bias[index] : 0.0f;
         }
-        __syncthreads();  // the item's partials are written; the other buffer is read until the next barrier
-        if (!has_output) continue;
+        before = EPILOGUE == ADD && exists ? __ldcg(destination) : 0.0f;
+    }
+
+    // `sums` is [tile][warp][row][16] of the item.
+    __device__ __forceinline__ void write(const float* sums, float norm_factor, int warp, int lane) const {
         float results[ITEM_TILES];
 #pragma unroll
         for (int i = 0; i < ITEM_TILES; ++i) {
+            const int own_row = min(row(warp, lane), ROWS - 1);
+            const float* of_warp = sums + (i * NUM_WARPS * ROWS + own_row) * TILE_ROWS + lane % TILE_ROWS;
             float sum = 0.0f;
 #pragma unroll
-            for (int w = 0; w < NUM_WARPS; ++w) {
-                const int of_warp = (i * NUM_WARPS + w) * num_rows * TILE_ROWS;
-                sum = __fadd_rn(sum, item_partials[of_warp + threadIdx.x]);
-            }
-            results[i] = __fadd_rn(__fmul_rn(__fmul_rn(sum, factors[i]), row_factors[output_row].factor), biases[i]);
+            for (int w = 0; w < NUM_WARPS; ++w) sum = __fadd_rn(sum, of_warp[w * ROWS * TILE_ROWS]);
+            results[i] = __fadd_rn(__fmul_rn(__fmul_rn(sum, factors[i]), norm_factor), biases[i]);
         }
+        if (destination == nullptr) return;
         if constexpr (EPILOGUE == STORE) *destination = results[0];
         if constexpr (EPILOGUE == ADD) *destination = __fadd_rn(before, results[0]);
         if constexpr (EPILOGUE == SWIGLU) {
@@ -215,5 +111,127 @@ __global__ void __launch_bounds__(BLOCK_SIZE, COLUMN_TILES > 4 ? 1 : 2)
             *destination = __fmul_rn(__fmul_rn(results[0], sigmoid), results[ITEM_TILES - 1]);
         }
     }
-    copy_async_wait<0>();
+};
+
+// 1 / sqrt(mean of the squares + eps), from the warps' sums of them.
+__device__ __forceinline__ float norm_factor_of(const float* squares, const GemvShape& shape) {
+    float sum = squares[0];
+#pragma unroll
+    for (int w = 1; w < NUM_WARPS; ++w) sum = __fadd_rn(sum, squares[w]);
+    const float mean = __fdiv_rn(sum, static_cast<float>(shape.num_inputs));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, shape.eps)));
+}
+
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int EPILOGUE,
+          int STAGES>
+__global__ void __launch_bounds__(BLOCK_SIZE, 1)
+    gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
+         const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
+         const float* __restrict__ bias, float* out, GemvShape shape) {
+    constexpr int ITEM_TILES = EPILOGUE == SWIGLU ? 2 : 1;
+    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
+    using G = Groups<WeightT, GROUP_SIZE>;
+    using Choice = ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
+    using Product = typename Choice::Type;
+    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ITEM_TILES, NUM_WARPS>;
+    constexpr int PENDING = Choice::PENDING < STAGES ? Choice::PENDING : STAGES - 1;
+
+    using Out = Output<ROWS, EPILOGUE>;
+    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of an item by warp
+    constexpr int BUFFER_FLOATS = ITEM_TILES * NUM_WARPS * ROWS * TILE_ROWS;
+
+    extern __shared__ uint4 shared[];
+    __shared__ float squares[ROWS][NUM_WARPS];
+    __shared__ unsigned long long written[NUM_BUFFERS], taken[NUM_BUFFERS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int num_items = (shape.num_outputs + TILE_ROWS - 1) / TILE_ROWS;
+    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    // Shared memory: the ring, a chunk of x, items' sums by warp, and sums of every lane (LaneSums).
+    constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16;
+    const uint4* ring = shared + warp * STAGES * SLOT_VECTORS;
+    const unsigned lane_ring = shared_address(ring + lane);
+    uint4* inputs = shared + NUM_WARPS * STAGES * SLOT_VECTORS;
+    float* partials = reinterpret_cast<float*>(inputs + shape.chunk_units * Product::UNIT_VECTORS);
+    float* lane_sums = partials + NUM_BUFFERS * BUFFER_FLOATS + warp * Product::NUM_SUMS * 32 + lane;
+
+    // Weights depend on no kernel before: their copies run while this block waits for the activations.
+    Stream stream = {tiles, scales, zero_points, num_items * ITEM_TILES, num_units, G::count(num_units),
+                     shape.chunk_units, streaming_policy()};
+    stream.begin(warp, lane);
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) stream.copy_next(lane_ring + s * Stream::SLOT_BYTES, warp, lane);
+    if (threadIdx.x < NUM_BUFFERS) {
+        barrier_init(&written[threadIdx.x], NUM_WARPS);
+        barrier_init(&taken[threadIdx.x], Out::NUM_FINISHERS);
+    }
+    if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
+    grid_dependency_launch();
+    __syncthreads();  // barriers and squares stand
+    grid_dependency_wait();
+
+    Out output;
+    float norm_factor = 0.0f;  // not known yet
+    const auto finish = [&](int local) {
+        const int buffer = local % NUM_BUFFERS;
+        barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);
+        if (norm_factor == 0.0f) {
+            const int row = min(Out::row(warp, lane), ROWS - 1);
+            norm_factor = norm_weight != nullptr ? norm_factor_of(squares[row], shape) : 1.0f;
+        }
+        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, warp, lane);
+        __syncwarp();  // every lane has read the sums
+        if (lane == 0) barrier_arrive(&taken[buffer]);
+    };
+    const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
+    const bool is_chunked = shape.chunk_units < num_units;
+    int slot = 0;  // the next one's first vector
+#pragma unroll 1
+    for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
+        const int end = min(begin + shape.chunk_units, num_units);
+        __syncwarp();  // every lane has read the chunk before
+        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS>(inputs, rows, begin, end, &squares[0][warp], NUM_WARPS, warp,
+                                                           lane);
+        int local = 0;  // number of the item in this block
+#pragma unroll 1
+        for (int item = blockIdx.x; item < num_items; item += gridDim.x, ++local) {
+            const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
+#pragma unroll 1
+            for (int i = 0; i < ITEM_TILES; ++i) {
+                Product product;
+                const int kept = is_chunked ? local * ITEM_TILES + i : 0;
+                float* sums = lane_sums + kept * NUM_WARPS * Product::NUM_SUMS * 32;
+                product.sums.begin(sums, begin == 0);
+                const uint4* unit_inputs = inputs + warp * Product::UNIT_VECTORS;
+#pragma unroll 1
+                for (int unit = begin + warp; unit < end; unit += NUM_WARPS) {
+                    copy_async_wait<PENDING>();
+                    __syncwarp();  // scales were copied by other lanes
+                    const uint4* bytes = ring + slot;
+                    const uint4 low = bytes[lane], high = bytes[32 + lane];
+                    const unsigned char* unit_scales = reinterpret_cast<const unsigned char*>(bytes + UNIT_VECTORS);
+                    product.add_unit(low, high, unit_scales, unit_inputs, lane);
+                    __syncwarp();  // every lane has read the slot
+                    stream.copy_next(lane_ring + 16 * slot, warp, lane);
+                    slot = slot + SLOT_VECTORS == STAGES * SLOT_VECTORS ? 0 : slot + SLOT_VECTORS;
+                    unit_inputs += NUM_WARPS * Product::UNIT_VECTORS;
+                }
+                if (end < num_units) {
+                    product.sums.leave(sums);
+                    continue;
+                }
+                if (i == 0 && use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
+                product.write(partials + buffer * BUFFER_FLOATS + (i * NUM_WARPS + warp) * ROWS * TILE_ROWS, lane);
+            }
+            if (end < num_units) continue;
+            __syncwarp();  // the warp's sums are written
+            if (lane == 0) barrier_arrive(&written[buffer]);
+            // One item late, when no warp is left to wait for.
+            if (local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
+            if (Out::is_of_warp(local, warp)) {
+                output.template begin<HAS_CHANNEL_SCALE>(item, scales, bias, out, shape, warp, lane);
+            }
+        }
+        if (end == num_units && Out::is_of_warp(local - 1, warp)) finish(local - 1);
+    }
 }

@@ -1,168 +1,155 @@
-// activations: rows of fp32 activations in shared memory in the order in which the tensor cores read them.
+// activations: one warp's share of fp32 rows on their way into shared memory, eight inputs of a unit to a lane.
 //
-// A value x is kept as a pair in the mma's type, hi = round(x) and lo = round(x - hi), in two of the 8 columns of B; so
-// its product with an exact weight is right to 2^-22 (fp16) or 2^-18 (bf16) of itself. For fp16 each row is first
-// scaled by a power of two that takes its largest magnitude to [2^14, 2^15); small values are right to 2^-39 of that.
-// Vectors of 16 bytes: [unit][part][column 2r + (lo)][t] with 8 inputs each, or for fp32 [unit][row][t] with 4.
-// Both halves of 8 inputs take the 32 bytes of the 8 floats, which stand there until the row's scale is known.
+// A warp multiplies the units w, w + NUM_WARPS, ... of every tile, so it alone reads those inputs of x: it fetches them
+// itself, and no warp waits for another before the end of a tile. How they stand in shared memory is up to the weights'
+// type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
+#include "common/reduce.cuh"
 #include "common/tile.cuh"
 
-// One row's factors: x * scale is stored, and results are multiplied by `factor`.
-struct RowFactors {
-    float scale, factor;
-};
+// Rows of x as the kernel gets them. Loads come after grid_dependency_wait and miss L1, which may hold older values.
+struct InputRows {
+    const float* x;
+    const float* norm_weight;  // or null
+    int num_rows, num_inputs, x_stride;
 
-template <typename T>
-struct IsFp16 {
-    static constexpr bool VALUE = false;
-};
-template <>
-struct IsFp16<__half> {
-    static constexpr bool VALUE = true;
-};
-
-// A read that stays behind grid_dependency_wait and misses L1, which may hold what stood there before.
-__device__ __forceinline__ float4 load_fresh(const float* address) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(address)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ float load_fresh_one(const float* address) {
-    float v;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");
-    return v;
-}
-
-// Two values to one register in T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ unsigned round_pair(float first, float second);
-template <>
-__device__ __forceinline__ unsigned round_pair<__half>(float first, float second) {
-    return as_bits(__halves2half2(__float2half_rn(first), __float2half_rn(second)));
-}
-template <>
-__device__ __forceinline__ unsigned round_pair<__nv_bfloat16>(float first, float second) {
-    const __nv_bfloat162 pair = __halves2bfloat162(__float2bfloat16_rn(first), __float2bfloat16_rn(second));
-    return *reinterpret_cast<const unsigned*>(&pair);
-}
-
-template <typename WeightT, int BLOCK_SIZE>
-struct Activations {
-    using T = typename TileFormat<WeightT>::ActivationT;
-    static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    static constexpr bool IS_SPLIT = sizeof(T) == 2;
-    static constexpr int PARTS = UNIT_INPUTS >= 32 ? UNIT_INPUTS / 32 : 1;
-
-    // Where the 8 inputs from `k` on (counted from the first input in shared memory) begin, in vectors; the second
-    // vector is `step` further on.
-    __device__ __forceinline__ static int place(int k, int row, int num_rows, int& step) {
-        const int unit = k / UNIT_INPUTS;
-        const int eighth = k % UNIT_INPUTS / 8;
-        if (!IS_SPLIT) {
-            step = 1;
-            return (unit * num_rows + row) * 4 + 2 * eighth;
-        }
-        step = 4;
-        return ((unit * PARTS + eighth % PARTS) * 2 * num_rows + 2 * row) * 4 + eighth / PARTS;
+    // Inputs [input, input + 8) of a row, or of the last one; zeros from num_inputs on.
+    __device__ __forceinline__ void load(int row, int input, float (&values)[8]) const {
+        load_eight<true>(x + static_cast<size_t>(min(row, num_rows - 1)) * x_stride, input, values);
     }
-
-    // Inputs [first, first + count) of one row to shared memory, times `norm_weight` if there is one; zeros from
-    // num_inputs on. Adds what this thread saw to `largest` (a magnitude) and `squares` (before the norm's weight).
-    __device__ static void load_row(float4* shared, const float* x, const float* norm_weight, int num_inputs, int first,
-                                    int count, int row, int num_rows, float& largest, float& squares) {
-        const bool is_aligned = (reinterpret_cast<unsigned long long>(x) & 15) == 0;
-#pragma unroll 2
-        for (int k = 8 * threadIdx.x; k < count; k += 8 * BLOCK_SIZE) {
-            const int input = first + k;
-            float values[8], weights[8];
-            if (is_aligned && input + 8 <= num_inputs) {
-                set_eight(values, load_fresh(x + input), load_fresh(x + input + 4));
-                if (norm_weight != nullptr) {
-                    const float4* vectors = reinterpret_cast<const float4*>(norm_weight + input);
-                    set_eight(weights, __ldg(vectors), __ldg(vectors + 1));
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const bool exists = input + i < num_inputs;
-                    values[i] = exists ? load_fresh_one(x + input + i) : 0.0f;
-                    weights[i] = exists && norm_weight != nullptr ? __ldg(norm_weight + input + i) : 0.0f;
-                }
-            }
-            if (norm_weight != nullptr) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    squares = __fmaf_rn(values[i], values[i], squares);
-                    values[i] = __fmul_rn(values[i], weights[i]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(values[i]));
-            int step;
-            const int vector = place(k, row, num_rows, step);
-            shared[vector] = make_float4(values[0], values[1], values[2], values[3]);
-            shared[vector + step] = make_float4(values[4], values[5], values[6], values[7]);
-        }
-    }
-
-    // Turns what this thread put there with load_row into hi and lo.
-    __device__ static void split_row(float4* shared, int count, int row, int num_rows, float scale) {
-        if constexpr (IS_SPLIT) {
-            for (int k = 8 * threadIdx.x; k < count; k += 8 * BLOCK_SIZE) {
-                int step;
-                const int vector = place(k, row, num_rows, step);
-                const float4 low = shared[vector], high = shared[vector + step];
-                float values[8];
-                set_eight(values, low, high);
-                unsigned hi[4], lo[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float first = __fmul_rn(values[IS_PERMUTED ? i : 2 * i], scale);
-                    const float second = __fmul_rn(values[IS_PERMUTED ? i + 4 : 2 * i + 1], scale);
-                    hi[i] = round_pair<T>(first, second);
-                    lo[i] = round_pair<T>(first - low_value(hi[i]), second - high_value(hi[i]));
-                }
-                shared[vector] = as_floats(hi);
-                shared[vector + step] = as_floats(lo);
-            }
-        }
-    }
-
-    // A row's factors from its largest magnitude and its sum of squares.
-    __device__ static RowFactors factors(float largest, float squares, bool has_norm, int num_inputs, float eps) {
-        RowFactors result = {1.0f, 1.0f};
-        if (IsFp16<T>::VALUE) {
-            // 2^e for largest in [2^(14-e), 2^(15-e)), by exponents alone; e is kept where 2^-e is normal too.
-            const int exponent = min(268 - static_cast<int>(__float_as_uint(largest) >> 23), 253);
-            result.scale = __uint_as_float(static_cast<unsigned>(exponent) << 23);
-            result.factor = __uint_as_float(static_cast<unsigned>(254 - exponent) << 23);
-        }
-        if (has_norm) {
-            const float mean = __fdiv_rn(squares, static_cast<float>(num_inputs));
-            result.factor = __fmul_rn(result.factor, __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps))));
-        }
-        return result;
+    __device__ __forceinline__ void load_weights(int input, float (&weights)[8]) const {
+        load_eight<false>(norm_weight, input, weights);
     }
 
   private:
-    static constexpr bool IS_PERMUTED = TileFormat<WeightT>::IS_PERMUTED;
-
+    template <bool IS_FRESH>
+    __device__ __forceinline__ void load_eight(const float* row, int input, float (&values)[8]) const {
+        const float* source = row + input;
+        if ((reinterpret_cast<unsigned long long>(source) & 15) == 0 && input + 8 <= num_inputs) {
+            const float4* vectors = reinterpret_cast<const float4*>(source);
+            set_eight(values, IS_FRESH ? __ldcg(vectors) : __ldg(vectors),
+                      IS_FRESH ? __ldcg(vectors + 1) : __ldg(vectors + 1));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                values[i] = input + i >= num_inputs ? 0.0f : IS_FRESH ? __ldcg(source + i) : __ldg(source + i);
+            }
+        }
+    }
     __device__ __forceinline__ static void set_eight(float (&values)[8], float4 low, float4 high) {
         values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
         values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
     }
-    __device__ __forceinline__ static float low_value(unsigned pair) {
-        return to_float(reinterpret_cast<const T*>(&pair)[0]);
-    }
-    __device__ __forceinline__ static float high_value(unsigned pair) {
-        return to_float(reinterpret_cast<const T*>(&pair)[1]);
-    }
-    __device__ __forceinline__ static float4 as_floats(const unsigned (&v)[4]) {
-        return make_float4(__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2]), __uint_as_float(v[3]));
-    }
 };
+
+// The bits of the largest magnitude among the 8 * LANES inputs of a unit, in all of its lanes; NaN is the largest.
+template <int LANES>
+__device__ __forceinline__ unsigned largest_bits(const float (&values)[8]) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) {
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    }
+    return largest;
+}
+
+// A power of two and its inverse, both normal numbers.
+struct PowerScale {
+    float scale, inverse;
+};
+
+// What takes a magnitude into [2^TOP, 2^(TOP + 1)), or as near to it as exponents allow.
+template <int TOP>
+__device__ __forceinline__ PowerScale scale_to(unsigned magnitude_bits) {
+    const int exponent = min(254 + TOP - static_cast<int>(magnitude_bits >> 23), 253);
+    return {__uint_as_float(static_cast<unsigned>(exponent) << 23),
+            __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
+}
+
+// NUM sums of a lane: in registers, taken from and left in shared memory between two chunks of the inputs, or, where
+// they are too many, in shared memory all the time. `place` is the lane's first, the next ones are 32 floats apart.
+template <int NUM, bool IN_REGISTERS>
+struct LaneSums {
+    float values[NUM];
+
+    __device__ __forceinline__ void begin(float* place, bool is_first) {
+#pragma unroll
+        for (int i = 0; i < NUM; ++i) values[i] = is_first ? 0.0f : place[32 * i];
+    }
+    __device__ __forceinline__ void leave(float* place) const {
+#pragma unroll
+        for (int i = 0; i < NUM; ++i) place[32 * i] = values[i];
+    }
+    __device__ __forceinline__ float& operator[](int i) { return values[i]; }
+};
+template <int NUM>
+struct LaneSums<NUM, false> {
+    float* place;
+
+    __device__ __forceinline__ void begin(float* lane_place, bool is_first) {
+        place = lane_place;
+        for (int i = 0; is_first && i < NUM; ++i) place[32 * i] = 0.0f;
+    }
+    __device__ __forceinline__ void leave(float* lane_place) const {}
+    __device__ __forceinline__ float& operator[](int i) { return place[32 * i]; }
+};
+
+// Stages the units begin + warp, begin + warp + NUM_WARPS, ... below `end` of ROWS rows, times the norm's weights, and
+// adds the squares of what it saw to squares[row] of this warp. `Product::stage` puts one unit to
+// shared + (unit - begin) * Product::UNIT_VECTORS.
+template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS>
+__device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
+                                            float* squares, int squares_stride, int warp, int lane) {
+    constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
+    // Passes whose loads are under way together: of several rows those of one unit, which share the norm's weights.
+    constexpr int WANTED = ROWS == 1 ? 3 : ROWS;
+    constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
+    const int eighth = lane % LANES;
+    const int num_units = (end - begin - warp + NUM_WARPS - 1) / NUM_WARPS;
+    const int num_passes = num_units <= 0 ? 0 : (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * ROWS;
+    const auto unit_of = [&](int pass) {
+        return begin + warp + NUM_WARPS * (pass / ROWS * UNITS_A_PASS + lane / LANES);
+    };
+    const auto input_of = [&](int pass) {
+        const int unit = unit_of(pass);
+        return unit < end ? unit * UNIT_INPUTS + 8 * eighth : rows.num_inputs;
+    };
+#pragma unroll 1
+    for (int first = 0; first < num_passes; first += DEPTH) {
+        float values[DEPTH][8], weights[8];
+        if (rows.norm_weight != nullptr) rows.load_weights(input_of(first), weights);
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            if (first + d < num_passes) rows.load((first + d) % ROWS, input_of(first + d), values[d]);
+        }
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            if (first + d >= num_passes) break;
+            const int row = (first + d) % ROWS, unit = unit_of(first + d);
+            if (rows.norm_weight != nullptr) {
+                if (ROWS == 1 && d > 0) rows.load_weights(input_of(first + d), weights);
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    sum = __fmaf_rn(values[d][i], values[d][i], sum);
+                    values[d][i] = __fmul_rn(values[d][i], weights[i]);
+                }
+                // Unit by unit, so that the sum does not depend on where a chunk begins.
+                sum = warp_sum<LANES>(sum);
+                float total = squares[row * squares_stride];
+#pragma unroll
+                for (int u = 0; u < UNITS_A_PASS; ++u) {
+                    total = __fadd_rn(total, __shfl_sync(0xffffffffu, sum, u * LANES));
+                }
+                __syncwarp();
+                if (lane == 0) squares[row * squares_stride] = total;
+            }
+            uint4* place = shared + static_cast<size_t>(unit - begin) * Product::UNIT_VECTORS;
+            Product::stage(place, unit < end, values[d], eighth, row);
+        }
+    }
+    __syncwarp();  // what other lanes staged, and the squares of lane 0
+}

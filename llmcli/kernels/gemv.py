@@ -19,10 +19,10 @@ from llmcli.kernels.tiles import (
 Epilogue = Literal["store", "add", "swiglu"]
 
 MAX_ROWS = 8
-BLOCK_SIZE = 256
-_NUM_WARPS = BLOCK_SIZE // 32
-_CHUNK_INPUTS = 8 * BLOCK_SIZE  # one vector of 8 inputs for every thread: what keeps bits free of the chunk size
-_STATIC_SHARED_BYTES = 1024  # the kernel's own arrays, and what the driver takes of each block
+BLOCK_SIZE = 512
+NUM_WARPS = BLOCK_SIZE // 32
+_ROWS = (1, 2, 4, 8)  # a kernel for each
+_STATIC_SHARED_BYTES = 2048  # the kernel's own arrays, and what the driver takes of each block
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
 SPEC = KernelSpec(
@@ -30,14 +30,16 @@ SPEC = KernelSpec(
     "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
     (
         *(f"gemv<Int8, __nv_bfloat16, 0, true, 1, {epilogue}, 4>" for epilogue in (0, 1, 2)),
-        *(f"gemv<Int8, __nv_bfloat16, 128, true, {tiles}, {epilogue}, 4>" for tiles in (1, 2) for epilogue in (1, 2)),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {tiles}, {epilogue}, 4>" for tiles in (1, 2) for epilogue in (1, 2)),
-        *(f"gemv<{weight}, float, 0, true, {tiles}, 2, 8>" for weight in ("__half", "float") for tiles in (1, 2)),
+        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
+        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
+        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 4>" for weight in ("__half", "float") for rows in (1, 8)),
         "gemv<__nv_bfloat16, float, 0, true, 1, 0, 4>",
-        "gemv<__nv_bfloat16, float, 0, true, 2, 2, 8>",
-        "gemv<Int8, float, 32, false, 4, 2, 4>",
+        "gemv<__nv_bfloat16, float, 0, true, 8, 2, 4>",
+        "gemv<Int8, float, 8, false, 1, 2, 2>",
+        "gemv<Int8, float, 32, false, 8, 2, 4>",
         "gemv<Int8, float, 4096, false, 1, 2, 2>",
-        "gemv<Int4, __half, 32, true, 1, 2, 8>",
+        "gemv<Int4, __half, 32, true, 1, 2, 4>",
+        "gemv<Int4, float, 16, false, 1, 2, 2>",
         "gemv<Int4, float, 16, false, 8, 2, 2>",
     ),
 )
@@ -61,7 +63,7 @@ class GemvShape(ctypes.Structure):
 class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
-    `num_rows` rows go into one launch; `stages` units a warp are under way; `chunk_units` of x stand in shared memory.
+    `num_rows` rows go into one launch; `chunk_units` of x stand in shared memory.
     """
 
     name: str
@@ -76,51 +78,52 @@ def plan_gemv(
 ) -> GemvPlan:
     """The launch for up to 8 rows, on a card of so many multiprocessors and so much shared memory a block.
 
-    Two blocks a multiprocessor where x fits twice, then one with a deeper ring, then x in chunks, then fewer rows.
+    One block a multiprocessor, x whole with a deep ring or a short one, then x in chunks, then fewer rows.
     Raises: ValueError for a card with too little shared memory for one row
     """
     item_tiles = 2 if epilogue == "swiglu" else 1
-    limits = (
-        (4, (shared_bytes_per_block + 1024) // 2 - 1024, 2, False),
-        (8, shared_bytes_per_block, 1, False),
-        (4, shared_bytes_per_block, 1, False),
-        (4, shared_bytes_per_block, 1, True),
-        (2, shared_bytes_per_block, 1, True),
-    )
+    num_items = layout.num_tiles // item_tiles
+    rounds = -(-num_items // num_multiprocessors)
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
-        for stages, limit, blocks_per_multiprocessor, is_chunked in limits:
-            ring_bytes = _NUM_WARPS * stages * _slot_bytes(layout)
-            partials_bytes = 2 * item_tiles * _NUM_WARPS * rows * TILE_ROWS * 4
-            input_bytes = 4 * rows
-            room = (limit - _STATIC_SHARED_BYTES - ring_bytes - partials_bytes) // input_bytes
-            chunk_inputs = layout.num_units * layout.unit_inputs
+        kernel_rows = next(one for one in _ROWS if one >= rows)
+        unit_bytes = _unit_bytes(layout, kernel_rows)
+        buffers_bytes = (2 if kernel_rows > 2 else 4) * item_tiles * NUM_WARPS * kernel_rows * TILE_ROWS * 4
+        lane_sums_bytes = BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
+        # Between chunks a block keeps the sums of all its items; with one item it has the fewest.
+        for stages, is_chunked, items in (
+            (4, False, rounds),
+            (2, False, rounds),
+            (4, True, rounds),
+            (2, True, rounds),
+            (2, True, 1),
+        ):
+            fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
             if is_chunked:
-                chunk_inputs = min(room // _CHUNK_INPUTS * _CHUNK_INPUTS, chunk_inputs)
-            if not 0 < chunk_inputs <= room:
+                fixed_bytes += items * item_tiles * lane_sums_bytes
+            elif not _sums_in_registers(layout, kernel_rows):
+                fixed_bytes += lane_sums_bytes
+            room_units = (shared_bytes_per_block - _STATIC_SHARED_BYTES - fixed_bytes) // unit_bytes
+            chunk_units = room_units // NUM_WARPS * NUM_WARPS if is_chunked else layout.num_units
+            if not 0 < chunk_units <= room_units:
                 continue
-            num_items = layout.num_tiles // item_tiles
-            slots = num_multiprocessors * blocks_per_multiprocessor
-            rounds = -(-num_items // slots)
             return GemvPlan(
-                name=gemv_name(layout, rows, epilogue, stages),
+                name=gemv_name(layout, kernel_rows, epilogue, stages),
                 num_rows=rows,
-                num_blocks=-(-num_items // rounds),  # every block has the same work, also where that leaves some idle
-                chunk_units=chunk_inputs // layout.unit_inputs,
-                shared_bytes=chunk_inputs * input_bytes + ring_bytes + partials_bytes,
+                num_blocks=-(-num_items // items),  # every block has the same work, also where some stay idle
+                chunk_units=min(chunk_units, layout.num_units),
+                shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
             )
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
 
 
-def gemv_name(layout: TileLayout, num_rows: int, epilogue: Epilogue, stages: int) -> str:
-    """The name expression of the kernel for up to `num_rows` rows."""
-    virtual_rows = num_rows * _groups_across_lanes(layout)
-    column_tiles = next(tiles for tiles in (1, 2, 4, 8) if virtual_rows <= 4 * tiles)
+def gemv_name(layout: TileLayout, kernel_rows: int, epilogue: Epilogue, stages: int) -> str:
+    """The name expression of the kernel for up to `kernel_rows` rows."""
     arguments = (
         WEIGHT_C_TYPES[layout.weight_type],
         SCALE_C_TYPES[layout.scale_type or "float32"],
         str(layout.group_size or 0),
         "true" if layout.is_symmetric else "false",
-        str(column_tiles),
+        str(kernel_rows),
         str(_EPILOGUES.index(epilogue)),
         str(stages),
     )
@@ -211,6 +214,30 @@ def _groups_per_unit(layout: TileLayout) -> int:
 
 def _groups_across_lanes(layout: TileLayout) -> int:
     return min(4, _groups_per_unit(layout))
+
+
+def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
+    """UNIT_VECTORS of common/product_*.cuh: the inputs of one unit as they stand in shared memory."""
+    if layout.has_codes:
+        scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_unit(layout))
+        return kernel_rows * 3 * layout.unit_inputs + scales_bytes
+    return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
+
+
+def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
+    """NUM_SUMS of common/product_*.cuh: what a lane sums of one tile."""
+    if layout.has_codes:
+        return 2 * -(-kernel_rows * _groups_across_lanes(layout) // 2)
+    if layout.weight_type == "float32":
+        return 2 * kernel_rows
+    return {"bfloat16": 4, "float16": 2}[layout.weight_type] * -(-kernel_rows // 4)
+
+
+def _sums_in_registers(layout: TileLayout, kernel_rows: int) -> bool:
+    """SUMS_IN_REGISTERS of common/product_*.cuh."""
+    if not layout.has_codes or kernel_rows == 1:
+        return True
+    return _groups_across_lanes(layout) == 1 and (layout.is_symmetric or kernel_rows <= 2)
 
 
 def _slot_bytes(layout: TileLayout) -> int:

@@ -1,0 +1,230 @@
+// product_codes: int8 and int4 codes times fp32 activations in integers, a unit at a time, on the int8 tensor cores.
+//
+// A unit's activations become integers below 2^22 by a power of two of their own, and each integer three digits to the
+// base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is ever converted. So x is right to
+// 2^-22 of the largest magnitude in its unit, and the only other roundings are those of fp32 sums of units.
+// Codes of a symmetric scheme become signed bytes by one operation on four: code - 128, or 16 * (code - 8). With zero
+// points they stay unsigned, and zero * sum(x) is taken off.
+//
+// Columns of the mma: a virtual row v has the columns 4v .. 4v + 3: the digits from the highest, and one of zeros. A
+// row r of activations has ACROSS_LANES virtual rows, one for each group that lies beside others in a unit: r *
+// ACROSS_LANES + group, whose digits are zero in other groups. An mma of 8 columns holds two virtual rows.
+// Vectors of 16 bytes of a unit: digits [part][row][digit][t], a part being 16 inputs of each lane t in the order in
+// which multiply takes them. Then a symmetric scheme has the scale of each row (float), the others [row][group]
+// {sum of each digit, scale}.
+#pragma once
+
+#include "common/activations.cuh"
+#include "common/mma.cuh"
+
+// d += a * b in int32, b signed bytes and a as IS_SIGNED says. Lane 4g + t holds of a the rows g (a0, a2) and g + 8
+// (a1, a3), inputs 4t .. 4t+3 (a0, a1) and 4t+16 .. 4t+19 (a2, a3); of b the column g alike; of d the columns 2t and
+// 2t + 1 of row g (d[0], d[1]) and of row g + 8. Source: PTX ISA, mma.m16n8k32.
+template <bool IS_SIGNED>
+__device__ __forceinline__ void mma_bytes(int (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                          unsigned b1) {
+    if constexpr (IS_SIGNED) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    }
+}
+
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
+struct CodeProduct {
+    using G = Groups<WeightT, GROUP_SIZE>;
+    static constexpr int COLUMN_TILES = (ROWS * G::ACROSS_LANES + 1) / 2;
+    static constexpr bool IS_INT4 = TileFormat<WeightT>::UNIT_INPUTS == 128;
+    static constexpr int LANES = TileFormat<WeightT>::UNIT_INPUTS / 8;  // that stage a unit
+    static constexpr int PARTS = IS_INT4 ? 2 : 1;
+    static constexpr int NUM_DIGITS = 3;
+    static constexpr int PART_VECTORS = NUM_DIGITS * 4;
+    // A unit of ROWS rows in shared memory.
+    static constexpr int DIGIT_VECTORS = PARTS * ROWS * PART_VECTORS;
+    static constexpr int UNIT_VECTORS = DIGIT_VECTORS + (IS_SYMMETRIC ? (ROWS + 3) / 4 : ROWS * G::PER_UNIT);
+    // The bits of 1.5 * 2^23: added to an integer below 2^22 they make it the mantissa of a float, which is that much
+    // too large.
+    static constexpr int MAGIC = 0x4b400000;
+    static constexpr float MAGIC_VALUE = 12582912.0f;
+    static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
+
+    static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
+    // Beside the many column tiles of narrow groups, or zero points of many rows, no register is left for them.
+    static constexpr bool SUMS_IN_REGISTERS = ROWS == 1 || (G::ACROSS_LANES == 1 && (IS_SYMMETRIC || ROWS <= 2));
+    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || ROWS > 2 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_units
+    static constexpr int UNROLL = SUMS_IN_REGISTERS ? COLUMN_TILES : 1;
+
+    LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;  // of the rows g and g + 8 in each column tile, this lane's two digits
+
+    // One unit of one row: lane `eighth` of the unit holds the inputs 8 * eighth .. 8 * eighth + 7.
+    __device__ __forceinline__ static void stage(uint4* unit, bool exists, const float (&values)[8], int eighth,
+                                                 int row) {
+        const unsigned largest = largest_bits<LANES>(values);
+        const PowerScale power = scale_to<21>(largest);
+        int digit_sums[NUM_DIGITS] = {0, 0, 0};
+        unsigned words[NUM_DIGITS][2];
+        int integers[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) integers[i] = __float2int_rn(__fmul_rn(values[i], power.scale));
+#pragma unroll
+        for (int digit = NUM_DIGITS - 1; digit >= 0; --digit) {
+            // The lowest bytes of four integers; what is left is (integer - digit) / 256, where the digit has a sign.
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int a = IS_INT4 ? half : 4 * half, step = IS_INT4 ? 2 : 1;  // nibbles: even inputs, then odd ones
+                const unsigned low = __byte_perm(integers[a], integers[a + step], 0x0040);
+                const unsigned high = __byte_perm(integers[a + 2 * step], integers[a + 3 * step], 0x0040);
+                words[digit][half] = __byte_perm(low, high, 0x5410);
+                if (!IS_SYMMETRIC) {
+                    digit_sums[digit] = __dp4a(static_cast<int>(words[digit][half]), 0x01010101, digit_sums[digit]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) integers[i] = (integers[i] + 128) >> 8;
+        }
+        constexpr int GROUP_LANES = LANES / G::PER_UNIT;
+        if constexpr (!IS_SYMMETRIC) {
+#pragma unroll
+            for (int digit = 0; digit < NUM_DIGITS; ++digit) {
+#pragma unroll
+                for (int mask = GROUP_LANES / 2; mask > 0; mask /= 2) {
+                    digit_sums[digit] += __shfl_xor_sync(0xffffffffu, digit_sums[digit], mask);
+                }
+            }
+        }
+        if (!exists) return;
+        // The lane t that multiplies these inputs, its part, and their places among its 16.
+        const int t = IS_INT4 ? eighth / 4 : eighth / 2, part = IS_INT4 ? eighth / 2 % 2 : 0;
+        unsigned* digits = reinterpret_cast<unsigned*>(unit + (part * ROWS + row) * PART_VECTORS + t);
+#pragma unroll
+        for (int digit = 0; digit < NUM_DIGITS; ++digit) {
+            unsigned* vector = digits + digit * 16;
+            vector[IS_INT4 ? eighth % 2 : 2 * (eighth % 2)] = words[digit][0];
+            vector[IS_INT4 ? eighth % 2 + 2 : 2 * (eighth % 2) + 1] = words[digit][1];
+        }
+        // Magnitudes that are no numbers show as NaN.
+        const float scale = largest >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : power.inverse * CODE_UNIT;
+        if (IS_SYMMETRIC && eighth == 0) reinterpret_cast<float*>(unit + DIGIT_VECTORS)[row] = scale;
+        if (!IS_SYMMETRIC && eighth % GROUP_LANES == 0) {
+            reinterpret_cast<int4*>(unit + DIGIT_VECTORS)[row * G::PER_UNIT + eighth / GROUP_LANES] =
+                make_int4(digit_sums[0], digit_sums[1], digit_sums[2], __float_as_int(scale));
+        }
+    }
+
+    // `low` and `high` are this lane's bytes of the rows g and g + 8; `slot` the unit's scales and zero points.
+    __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
+                                             const uint4* unit, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
+        const unsigned char* zeros = slot + TILE_ROWS * G::PER_UNIT * sizeof(ScaleT);
+#pragma unroll
+        for (int within = 0; within < G::WITHIN_LANE; ++within) {
+#pragma unroll UNROLL
+            for (int c = 0; c < COLUMN_TILES; ++c) {
+                // Of b: the column g. Columns past the last row repeat it; nobody reads them.
+                const int virtual_row = 2 * c + g / 4;
+                const int row = min(virtual_row / G::ACROSS_LANES, ROWS - 1);
+                const bool has_digit = g % 4 < NUM_DIGITS && t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
+                // Of d: the columns 2t and 2t + 1.
+                const int own_row = 2 * c + t / 2;
+                const int group = own_row % G::ACROSS_LANES * G::WITHIN_LANE + within;
+                const int place = min(own_row / G::ACROSS_LANES, ROWS - 1);
+                int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+                float scale;
+                if constexpr (IS_SYMMETRIC) {
+                    scale = reinterpret_cast<const float*>(unit + DIGIT_VECTORS)[place];
+                } else {
+                    const int4* of_groups = reinterpret_cast<const int4*>(unit + DIGIT_VECTORS);
+                    const int4 digit_sums = of_groups[place * G::PER_UNIT + group];
+                    const int first = t % 2 == 0 ? digit_sums.x : digit_sums.z, second = t % 2 == 0 ? digit_sums.y : 0;
+                    const int zero_low = zeros[group * TILE_ROWS + g], zero_high = zeros[group * TILE_ROWS + g + 8];
+                    d[0] -= zero_low * first, d[1] -= zero_low * second;
+                    d[2] -= zero_high * first, d[3] -= zero_high * second;
+                    scale = __int_as_float(digit_sums.w);
+                }
+                const uint4* digits = unit + row * PART_VECTORS + min(g % 4, NUM_DIGITS - 1) * 4 + t;
+                multiply(d, low, high, digits, has_digit, within);
+
+                float low_scale = scale, high_scale = scale;
+                if constexpr (G::IS_GROUPED) {
+                    low_scale = __fmul_rn(scale, to_float(scales[group * TILE_ROWS + g]));
+                    high_scale = __fmul_rn(scale, to_float(scales[group * TILE_ROWS + g + 8]));
+                }
+                sums[2 * c] = __fmaf_rn(low_scale, two_digits(d[0], d[1]), sums[2 * c]);
+                sums[2 * c + 1] = __fmaf_rn(high_scale, two_digits(d[2], d[3]), sums[2 * c + 1]);
+                // One column tile after the other: what many have loaded takes more registers than there are.
+                if constexpr (COLUMN_TILES > 2) asm volatile("" ::: "memory");
+            }
+        }
+    }
+
+    // Adds the digits and groups of a row; stores [row][16] of this warp and tile.
+    __device__ __forceinline__ void write(float* partials, int lane) {
+        constexpr int TILES_A_ROW = G::ACROSS_LANES == 4 ? 2 : 1;
+        const int g = lane / 4, t = lane % 4;
+        const float place = t % 2 == 0 ? 256.0f : 1.0f / 256.0f;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; c += TILES_A_ROW) {
+            float low = sums[2 * c], high = sums[2 * c + 1];
+            if constexpr (TILES_A_ROW == 2) {
+                low = __fadd_rn(low, sums[2 * c + 2]);
+                high = __fadd_rn(high, sums[2 * c + 3]);
+            }
+            constexpr int WIDTH = G::ACROSS_LANES == 1 ? 2 : 4;
+            low = warp_sum<WIDTH>(__fmul_rn(low, place));
+            high = warp_sum<WIDTH>(__fmul_rn(high, place));
+            const int row = G::ACROSS_LANES == 1 ? 2 * c + t / 2 : c / TILES_A_ROW;
+            if (t % WIDTH == 0 && row < ROWS) {
+                float* one = partials + row * TILE_ROWS + g;
+                one[0] = low;
+                one[8] = high;
+            }
+        }
+    }
+
+  private:
+    // The sums of this lane's two columns as 256 * first + second.
+    __device__ __forceinline__ static float two_digits(int first, int second) {
+        return __fmaf_rn(__fadd_rn(__int_as_float(first), -MAGIC_VALUE), 256.0f,
+                         __fadd_rn(__int_as_float(second), -MAGIC_VALUE));
+    }
+
+    // Adds a unit's codes times digits, of two groups within a lane only those of one.
+    __device__ __forceinline__ static void multiply(int (&d)[4], const uint4& low, const uint4& high,
+                                                    const uint4* digits, bool has_digit, int within) {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            if (IS_INT4 && G::WITHIN_LANE == 2 && part != within) continue;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (has_digit) v = digits[part * ROWS * PART_VECTORS];
+            if constexpr (IS_INT4) {
+                const unsigned a0 = part == 0 ? low.x : low.z, a1 = part == 0 ? high.x : high.z;
+                const unsigned a2 = part == 0 ? low.y : low.w, a3 = part == 0 ? high.y : high.w;
+                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(a1), even(a2), even(a3), v.x, v.y);
+                mma_bytes<IS_SYMMETRIC>(d, odd(a0), odd(a1), odd(a2), odd(a3), v.z, v.w);
+            } else {
+                constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
+                if (G::WITHIN_LANE == 1 || within == 0) {
+                    mma_bytes<IS_SYMMETRIC>(d, low.x ^ SIGNS, high.x ^ SIGNS, low.y ^ SIGNS, high.y ^ SIGNS, v.x, v.y);
+                }
+                if (G::WITHIN_LANE == 1 || within == 1) {
+                    mma_bytes<IS_SYMMETRIC>(d, low.z ^ SIGNS, high.z ^ SIGNS, low.w ^ SIGNS, high.w ^ SIGNS, v.z, v.w);
+                }
+            }
+        }
+    }
+
+    // Four of eight nibbles as bytes: signed and times 16 in a symmetric scheme.
+    __device__ __forceinline__ static unsigned even(unsigned word) {
+        return IS_SYMMETRIC ? (word << 4 & 0xf0f0f0f0u) ^ 0x80808080u : word & 0x0f0f0f0fu;
+    }
+    __device__ __forceinline__ static unsigned odd(unsigned word) {
+        return IS_SYMMETRIC ? (word & 0xf0f0f0f0u) ^ 0x80808080u : word >> 4 & 0x0f0f0f0fu;
+    }
+};

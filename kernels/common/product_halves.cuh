@@ -1,0 +1,111 @@
+// product_halves: 16-bit weights times fp32 activations on the tensor cores, with fp32 sums.
+//
+// A value x is kept as a pair in the weights' type, hi = round(x) and lo = round(x - hi), in two of the 8 columns of B;
+// so its product with a weight is right to 2^-22 (fp16) or 2^-18 (bf16) of itself. For fp16 a unit's activations are
+// first scaled by a power of two of their own that takes the largest to [2^14, 2^15): small ones are right to 2^-39 of
+// it.
+// Row r has the columns 2r (hi) and 2r + 1 (lo): an mma of 8 columns holds four rows.
+// Vectors of 16 bytes of a unit: [column][t], 8 inputs each; then for fp16 [row], the scale's inverse first.
+#pragma once
+
+#include "common/activations.cuh"
+#include "common/mma.cuh"
+
+// Two values to one register in T, the first in the low half.
+template <typename T>
+__device__ __forceinline__ unsigned round_pair(float first, float second);
+template <>
+__device__ __forceinline__ unsigned round_pair<__half>(float first, float second) {
+    return as_bits(__floats2half2_rn(first, second));
+}
+template <>
+__device__ __forceinline__ unsigned round_pair<__nv_bfloat16>(float first, float second) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+template <typename T>
+constexpr bool HAS_UNIT_SCALE = false;  // bf16 has the exponents of fp32
+template <>
+constexpr bool HAS_UNIT_SCALE<__half> = true;
+
+template <typename T, int ROWS>
+struct HalfProduct {
+    static constexpr int COLUMN_TILES = (ROWS + 3) / 4;
+    static constexpr int LANES = TileFormat<T>::UNIT_INPUTS / 8;
+    static constexpr int UNIT_VECTORS = ROWS * (8 + HAS_UNIT_SCALE<T>);  // of ROWS rows in shared memory
+
+    // Without a scale the mma's sums of all units, with one of rows g and g + 8.
+    static constexpr int SUMS_A_TILE = HAS_UNIT_SCALE<T> ? 2 : 4;
+    static constexpr int NUM_SUMS = SUMS_A_TILE * COLUMN_TILES;
+    static constexpr bool SUMS_IN_REGISTERS = true;
+    static constexpr int MAX_DEPTH = 4;  // of stage_units
+
+    LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;
+
+    __device__ __forceinline__ static void stage(uint4* unit, bool exists, const float (&values)[8], int eighth,
+                                                 int row) {
+        PowerScale power = {1.0f, 1.0f};
+        if constexpr (HAS_UNIT_SCALE<T>) power = scale_to<14>(largest_bits<LANES>(values));
+        unsigned hi[4], lo[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float first = __fmul_rn(values[2 * i], power.scale);
+            const float second = __fmul_rn(values[2 * i + 1], power.scale);
+            hi[i] = round_pair<T>(first, second);
+            const T* rounded = reinterpret_cast<const T*>(&hi[i]);
+            lo[i] = round_pair<T>(__fadd_rn(first, -to_float(rounded[0])), __fadd_rn(second, -to_float(rounded[1])));
+        }
+        if (!exists) return;
+        unit[2 * row * 4 + eighth] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+        unit[(2 * row + 1) * 4 + eighth] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+        if (HAS_UNIT_SCALE<T> && eighth == 0) {
+            *reinterpret_cast<float*>(unit + 8 * ROWS + row) = power.inverse;
+        }
+    }
+
+    __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
+                                             const uint4* unit, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            // Columns past the last row repeat it; nobody reads their sums.
+            const uint4 v = unit[(2 * min(4 * c + g / 2, ROWS - 1) + g % 2) * 4 + t];
+            if constexpr (HAS_UNIT_SCALE<T>) {
+                float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                multiply(d, low, high, v);
+                const uint4* scales = unit + 8 * ROWS;
+                const float scale = *reinterpret_cast<const float*>(scales + min(4 * c + t, ROWS - 1));
+                sums[2 * c] = __fmaf_rn(scale, __fadd_rn(d[0], d[1]), sums[2 * c]);
+                sums[2 * c + 1] = __fmaf_rn(scale, __fadd_rn(d[2], d[3]), sums[2 * c + 1]);
+            } else {
+                multiply(reinterpret_cast<float(&)[4]>(sums[4 * c]), low, high, v);
+            }
+        }
+    }
+
+    // Stores [row][16] of this warp and tile: lane 4g + t has the rows g and g + 8 of activation row 4c + t.
+    __device__ __forceinline__ void write(float* partials, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            const int row = 4 * c + t;
+            if (row >= ROWS) continue;
+            float* one = partials + row * TILE_ROWS + g;
+            if constexpr (HAS_UNIT_SCALE<T>) {
+                one[0] = sums[2 * c];
+                one[8] = sums[2 * c + 1];
+            } else {
+                one[0] = __fadd_rn(sums[4 * c], sums[4 * c + 1]);
+                one[8] = __fadd_rn(sums[4 * c + 2], sums[4 * c + 3]);
+            }
+        }
+    }
+
+  private:
+    __device__ __forceinline__ static void multiply(float (&d)[4], const uint4& low, const uint4& high,
+                                                    const uint4& v) {
+        mma<T>(d, low.x, high.x, low.y, high.y, v.x, v.y);
+        mma<T>(d, low.z, high.z, low.w, high.w, v.z, v.w);
+    }
+};
