@@ -3,19 +3,20 @@
 // Shapes:   q [R, num_attention_heads, HEAD_DIM], k, v [R, num_key_value_heads, HEAD_DIM] float in rows of qkv_stride;
 //           q_norm, k_norm [HEAD_DIM] float or null; cos_sin [max_seq_len, HEAD_DIM / 2] float2 or null (no rotary);
 //           rows, positions [R]; keys, values [num_rows, num_key_value_heads, max_seq_len, HEAD_DIM] KvT, in-out;
-//           partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y] zeros, zeros again
-//           at the end; out [R, num_attention_heads * HEAD_DIM]
-// Requires: HEAD_DIM % 8 == 0; num_splits <= 256; 16-byte aligned heads; 0 <= positions < max_seq_len; rows differ; the
-//           cache holds every earlier token that the window shows; HEAD_TILE 8 or 16, with KvT float 4 or 2; window >=
-//           1
+//           key_scales, value_scales [num_rows, num_key_value_heads, max_seq_len] float, in-out, or null where KvT is
+//           no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y] zeros,
+//           zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
+// Requires: HEAD_DIM % 8 == 0; num_splits <= 256; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len;
+//           rows differ; the cache holds every earlier token that the window shows; HEAD_TILE 8 or 16, with KvT float 4
+//           or 2; window >= 1
 // Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
 //           overlap the kernel in front of it
-// Traffic:  2 * num_key_value_heads * min(position, window) * HEAD_DIM * sizeof(KvT) bytes a row, times ceil(group /
-//           HEAD_TILE)
+// Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
+//           ceil(group / HEAD_TILE)
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). Norm and rotary
 //           in fp32; k and v rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and the
-//           weights are products of two 16-bit parts: relative 2^-16 for bfloat16, 2^-22 for fp16. Fixed trees; splits
-//           depend on the position alone: a row's bits do not depend on R
+//           weights are products of two 16-bit parts: relative 2^-16 for bfloat16, 2^-22 for fp16 and codes. Fixed
+//           trees; splits depend on the position alone: a row's bits do not depend on R
 // Choice:   one block per key-value head and split, so that a group's K and V are read once; more parameters than ten,
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
 //           Waits for the kernel in front before it reads anything: positions may be younger than two kernels. Speed:
@@ -30,18 +31,21 @@ constexpr int MAX_SPLITS = 256;
 // Fewer tokens than this in a split are read sooner than its part is combined with others.
 constexpr int MIN_SPLIT_TOKENS = 128;
 
-// Three blocks of 168 registers a multiprocessor where that is enough, two of 255 where more is held.
-__host__ __device__ constexpr int min_blocks(int head_dim, int head_tile) {
-    return head_dim <= (head_tile == 8 ? 128 : head_tile == 4 ? 64 : 0) ? 3 : 2;
+// Three blocks of 168 registers a multiprocessor where that is enough, two of 255 where more is held; of codes, whose
+// loads in flight take half the registers, four of 128.
+__host__ __device__ constexpr int min_blocks(int head_dim, int head_tile, bool has_scales) {
+    return head_dim > (head_tile == 8 ? 128 : head_tile == 4 ? 64 : 0) ? 2 : has_scales ? 4 : 3;
 }
 
 // What the kernel in front writes is not declared __restrict__: loads of it might be moved before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE>
-__global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) attention_decode(
-    const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
-    const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin, const int* rows,
-    const int* positions, KvT* keys, KvT* values, int max_seq_len, int window, int num_attention_heads,
-    int num_key_value_heads, float* partials, unsigned* __restrict__ counters, float* __restrict__ out) {
+__global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES))
+    attention_decode(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
+                     const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
+                     const int* rows, const int* positions, KvT* keys, KvT* values, float* key_scales,
+                     float* value_scales, int max_seq_len, int window, int num_attention_heads,
+                     int num_key_value_heads, float* partials, unsigned* __restrict__ counters,
+                     float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
     constexpr int WEIGHTED = WARPS * HEAD_TILE * STRIDE;
@@ -70,14 +74,16 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) a
     const bool has_own = split == num_splits - 1;
     const int end = min(position, visible + (split + 1) * split_tokens);
 
-    const size_t head_offset =
-        (size_t(__ldcg(rows + blockIdx.z)) * num_key_value_heads + kv_head) * max_seq_len * size_t(HEAD_DIM);
+    const size_t head_token = (size_t(__ldcg(rows + blockIdx.z)) * num_key_value_heads + kv_head) * max_seq_len;
+    const size_t own_token = head_token + position;
+    const HeadRows<KvT> head_keys{keys + head_token * HEAD_DIM, key_scales + head_token};
+    const HeadRows<KvT> head_values{values + head_token * HEAD_DIM, value_scales + head_token};
     Tile tile;
     tile.clear();
     int first = visible + split * split_tokens + warp * Tile::TILE_TOKENS;
     if (first < end) {  // under way while the queries are prepared
-        tile.load_keys(keys + head_offset, first, end);
-        tile.load_values(values + head_offset, first, end);
+        tile.load_keys(head_keys, first, end);
+        tile.load_values(head_values, first, end);
     }
 
     using Pairs = Head<HEAD_DIM>;
@@ -92,23 +98,27 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) a
         own_key.load(k + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM, true);
         if (k_norm != nullptr) own_key.normalize(k_norm, eps);
         own_key.rotate(angles);
-        KvT* own_keys = keys + head_offset + size_t(position) * HEAD_DIM;
+        round_head(own_key, keys + own_token * HEAD_DIM, key_scales + own_token, warp == 0 && first_in_group == 0);
+        const float* new_value = v + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM;
+        KvT* stored_value = values + own_token * HEAD_DIM;
+        if constexpr (KvFormat<KvT>::HAS_SCALES) {
+            if (warp == WARPS - 1) {  // the scale wants the whole vector in one warp
+                Pairs value;
+                value.load(new_value, true);
+                round_head(value, stored_value, value_scales + own_token, first_in_group == 0);
 #pragma unroll
-        for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-            const KvT rounded[2] = {from_float<KvT>(within_range<KvT>(own_key.first[pair])),
-                                    from_float<KvT>(within_range<KvT>(own_key.second[pair]))};
-            own_key.first[pair] = to_float(rounded[0]);
-            own_key.second[pair] = to_float(rounded[1]);
-            if (warp == 0 && first_in_group == 0 && Pairs::has(pair)) {
-                own_keys[Pairs::index(pair)] = rounded[0];
-                own_keys[Pairs::index(pair) + Pairs::HALF] = rounded[1];
+                for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
+                    if (!Pairs::has(pair)) continue;
+                    own_value[Pairs::index(pair)] = value.first[pair];
+                    own_value[Pairs::index(pair) + Pairs::HALF] = value.second[pair];
+                }
             }
-        }
-        for (int i = threadIdx.x; i < HEAD_DIM; i += 32 * WARPS) {
-            const float value = v[blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM + i];
-            const KvT rounded = from_float<KvT>(within_range<KvT>(value));
-            own_value[i] = to_float(rounded);
-            if (first_in_group == 0) values[head_offset + size_t(position) * HEAD_DIM + i] = rounded;
+        } else {
+            for (int i = threadIdx.x; i < HEAD_DIM; i += 32 * WARPS) {
+                const KvT rounded = from_float<KvT>(within_range<KvT>(new_value[i]));
+                own_value[i] = to_float(rounded);
+                if (first_in_group == 0) stored_value[i] = rounded;
+            }
         }
     }
     for (int head = warp; head < HEAD_TILE; head += WARPS) {
@@ -137,9 +147,9 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE)) a
     while (first < end) {
         const int next = first + WARPS * Tile::TILE_TOKENS;
         tile.take(queries, end - first, [&] {
-            if (next < end) tile.load_keys(keys + head_offset, next, end);
+            if (next < end) tile.load_keys(head_keys, next, end);
         });
-        if (next < end) tile.load_values(values + head_offset, next, end);
+        if (next < end) tile.load_values(head_values, next, end);
         first = next;
     }
     tile.template publish<STRIDE>(maxima[warp], sums[warp], scratch + warp * HEAD_TILE * STRIDE);

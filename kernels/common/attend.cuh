@@ -1,23 +1,17 @@
-// attend: what one warp does with a tile of 16 cached tokens in decode, for 16-bit caches on the tensor cores.
+// attend: what one warp does with a tile of 16 cached tokens in decode, for caches of 16 bits or of codes on the tensor
+// cores.
 //
 // Scores are K * Q^T (rows: tokens, columns: heads), the result is V^T * P^T (rows: dimensions, columns: heads), so
 // keys and values go from memory to registers as they lie, and eight heads fill the columns. Queries and weights are
 // split into two 16-bit parts, high + low: 16 (bfloat16) or 22 (fp16) bits of them reach the products.
+// Scales multiply scores (of keys) and weights (of values), so that codes are never widened to what they stand for.
 // Lane 4g + t reads of the keys g and g + 8 the dimensions 32 * step + 8t + (0..7), and of the values 2t, 2t + 1,
 // 2t + 8, 2t + 9 the dimensions 64 * step + 8g + (0..7). A product's inner index may run in any order.
 #pragma once
 
+#include "common/kv_code.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
-
-// 16 bytes that no other block needs soon, past L1.
-struct Words {
-    unsigned words[4];
-    __device__ __forceinline__ void load(const void* address) {
-        const uint4 vector = __ldcg(static_cast<const uint4*>(address));
-        words[0] = vector.x, words[1] = vector.y, words[2] = vector.z, words[3] = vector.w;
-    }
-};
 
 // Over the 8 lanes that differ in g.
 __device__ __forceinline__ float max_over_rows(float value) {
@@ -33,6 +27,8 @@ __device__ __forceinline__ float sum_over_rows(float value) {
 
 template <typename KvT, int HEAD_DIM, int HEAD_TILE>
 struct Attend {
+    using MmaT = typename KvFormat<KvT>::MmaT;
+    static constexpr bool HAS_SCALES = KvFormat<KvT>::HAS_SCALES;
     static constexpr int TILE_TOKENS = 16;
     static constexpr int KEY_STEPS = (HEAD_DIM + 31) / 32;
     static constexpr int VALUE_STEPS = (HEAD_DIM + 63) / 64;
@@ -44,13 +40,13 @@ struct Attend {
 
     // The block's queries, times scale * log2(e); rows past the last head and places past HEAD_DIM hold zeros.
     struct Queries {
-        alignas(16) KvT high[HEAD_TILE][QUERY_STRIDE];
-        alignas(16) KvT low[HEAD_TILE][QUERY_STRIDE];
+        alignas(16) MmaT high[HEAD_TILE][QUERY_STRIDE];
+        alignas(16) MmaT low[HEAD_TILE][QUERY_STRIDE];
 
         __device__ __forceinline__ void store(int head, int dimension, float value) {
-            const KvT rounded = from_float<KvT>(within_range<KvT>(value));
+            const MmaT rounded = from_float<MmaT>(within_range<MmaT>(value));
             high[head][dimension] = rounded;
-            low[head][dimension] = from_float<KvT>(value - to_float(rounded));
+            low[head][dimension] = from_float<MmaT>(value - to_float(rounded));
         }
     };
 
@@ -59,8 +55,9 @@ struct Attend {
     float maximum[COLUMNS][2];
     float sum[COLUMNS][2];
     float mixed[VALUE_STEPS][4][COLUMNS][4];
-    Words keys[2][KEY_STEPS];
-    Words values[4][VALUE_STEPS];
+    KvVector<KvT> keys[2][KEY_STEPS];
+    KvVector<KvT> values[4][VALUE_STEPS];
+    float key_scales[2], value_scales[2];  // of tokens g and g + 8
 
     // Nothing seen yet.
     __device__ __forceinline__ void clear() {
@@ -101,25 +98,36 @@ struct Attend {
     // Ask for the keys `first` to `first` + 15 of a head's keys [max_seq_len, HEAD_DIM]. Tokens from `end` on, which
     // may hold anything, are not read: the last token before stands in for them, and the last vector for those past
     // HEAD_DIM.
-    __device__ __forceinline__ void load_keys(const KvT* head_keys, int first, int end) {
+    __device__ __forceinline__ void load_keys(const HeadRows<KvT>& head, int first, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2 * KEY_STEPS; ++i) {
             const int token = min(first + g + 8 * (i / KEY_STEPS), end - 1);
             const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
-            keys[i / KEY_STEPS][i % KEY_STEPS].load(head_keys + size_t(token) * HEAD_DIM + 8 * vector);
+            keys[i / KEY_STEPS][i % KEY_STEPS].load(head.elements + size_t(token) * HEAD_DIM + 8 * vector);
         }
+        load_scales(head, first, end, key_scales);
     }
 
     // The same for values.
-    __device__ __forceinline__ void load_values(const KvT* head_values, int first, int end) {
+    __device__ __forceinline__ void load_values(const HeadRows<KvT>& head, int first, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS;
             const int token = min(first + 2 * t + row % 2 + 8 * (row / 2), end - 1);
             const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
-            values[row][i % VALUE_STEPS].load(head_values + size_t(token) * HEAD_DIM + 8 * vector);
+            values[row][i % VALUE_STEPS].load(head.elements + size_t(token) * HEAD_DIM + 8 * vector);
+        }
+        load_scales(head, first, end, value_scales);
+    }
+
+    static __device__ __forceinline__ void load_scales(const HeadRows<KvT>& head, int first, int end,
+                                                       float (&scales)[2]) {
+        if constexpr (HAS_SCALES) {
+            const int token = first + static_cast<int>(threadIdx.x) % 32 / 4;
+            scales[0] = __ldcg(head.scales + min(token, end - 1));
+            scales[1] = __ldcg(head.scales + min(token + 8, end - 1));
         }
     }
 
@@ -134,15 +142,17 @@ struct Attend {
                 const int place = 32 * step + 8 * t;
                 const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
                 const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
-                const unsigned(&k0)[4] = keys[0][step].words;
-                const unsigned(&k8)[4] = keys[1][step].words;
-                mma<KvT>(high, k0[0], k8[0], k0[1], k8[1], b.x, b.y);
-                mma<KvT>(low, k0[0], k8[0], k0[1], k8[1], c.x, c.y);
-                mma<KvT>(high, k0[2], k8[2], k0[3], k8[3], b.z, b.w);
-                mma<KvT>(low, k0[2], k8[2], k0[3], k8[3], c.z, c.w);
+                const KvVector<KvT>&k0 = keys[0][step], &k8 = keys[1][step];
+                mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
+                mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
+                mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
+                mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) scores[column][i] = high[i] + low[i];
+            for (int i = 0; i < 4; ++i) {
+                scores[column][i] = high[i] + low[i];
+                if constexpr (HAS_SCALES) scores[column][i] *= key_scales[i / 2];
+            }
         }
     }
 
@@ -170,14 +180,15 @@ struct Attend {
                 weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
                 weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
                 sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
+                if constexpr (HAS_SCALES) weights[i] *= value_scales[0], weights[2 + i] *= value_scales[1];
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands want heads as columns
-                const unsigned pair = pack_pair<KvT>(weights[2 * i], weights[2 * i + 1]);
-                const float2 rounded = unpack_pair<KvT>(pair);
+                const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
+                const float2 rounded = unpack_pair<MmaT>(pair);
                 high[column][i] = transpose_matrix(pair);
                 low[column][i] = transpose_matrix(
-                    pack_pair<KvT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+                    pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
             }
 #pragma unroll
             for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
@@ -185,14 +196,14 @@ struct Attend {
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int step = i / 4, word = i % 4;
-            const unsigned v0 = values[0][step].words[word], v1 = values[1][step].words[word];
-            const unsigned v8 = values[2][step].words[word], v9 = values[3][step].words[word];
-            const unsigned even[2] = {__byte_perm(v0, v1, 0x5410), __byte_perm(v8, v9, 0x5410)};
-            const unsigned odd[2] = {__byte_perm(v0, v1, 0x7632), __byte_perm(v8, v9, 0x7632)};
+            unsigned even[2], odd[2];  // tokens 2t and 2t + 1, then 2t + 8 and 2t + 9
+            values[0][step].pair_with(values[1][step], word, even[0], odd[0]);
+            values[2][step].pair_with(values[3][step], word, even[1], odd[1]);
 #pragma unroll
             for (int column = 0; column < COLUMNS; ++column) {
-                mma<KvT>(mixed[step][word][column], even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
-                mma<KvT>(mixed[step][word][column], even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+                float(&places)[4] = mixed[step][word][column];
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
             }
         }
     }

@@ -51,23 +51,23 @@ struct Attend<float, HEAD_DIM, HEADS> {
         }
     }
 
-    __device__ __forceinline__ void load_keys(const float* head_keys, int first, int end) {
+    __device__ __forceinline__ void load_keys(const HeadRows<float>& head, int first, int end) {
         const int token = min(first + static_cast<int>(threadIdx.x) % 32 / 4, end - 1);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             const int vector = min(4 * step + static_cast<int>(threadIdx.x) % 4, LAST_VECTOR);
-            keys[step] = __ldcg(reinterpret_cast<const float4*>(head_keys + size_t(token) * HEAD_DIM) + vector);
+            keys[step] = __ldcg(reinterpret_cast<const float4*>(head.elements + size_t(token) * HEAD_DIM) + vector);
         }
     }
 
-    __device__ __forceinline__ void load_values(const float* head_values, int first, int end) {
+    __device__ __forceinline__ void load_values(const HeadRows<float>& head, int first, int end) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS, step = i % VALUE_STEPS;
             const int token = min(first + 2 * row + lane / 16, end - 1);
             const int vector = min(16 * step + lane % 16, LAST_VECTOR);
-            const float* value = head_values + size_t(token) * HEAD_DIM;
+            const float* value = head.elements + size_t(token) * HEAD_DIM;
             values[row][step] = __ldcg(reinterpret_cast<const float4*>(value) + vector);
         }
     }

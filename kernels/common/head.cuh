@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/reduce.cuh"
+#include "common/types.cuh"
 
 // Lane l holds the pairs (i, i + HEAD_DIM / 2) for i = l, l + 32, ...; places past the head hold 0.
 template <int HEAD_DIM>
@@ -49,6 +50,26 @@ struct Head {
             second[pair] = second[pair] * angle.x + first[pair] * angle.y;
             first[pair] = rotated;
         }
+    }
+
+    // Beyond fp16's range its largest number.
+    __device__ __forceinline__ void keep_within_range() {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            first[pair] = within_range<__half>(first[pair]);
+            second[pair] = within_range<__half>(second[pair]);
+        }
+    }
+
+    // The largest magnitude, NaN if one is NaN, in every lane. All lanes must call it.
+    __device__ __forceinline__ float largest() const {
+        float larger = 0.0f;
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            larger = reduce::Max::combine(larger, fabsf(first[pair]));
+            larger = reduce::Max::combine(larger, fabsf(second[pair]));
+        }
+        return warp_max(larger);
     }
 
     // The product of two heads, in every lane. All lanes must call it.

@@ -48,7 +48,7 @@ struct PrefillFloat {
         copy_rows(block.q, block.q_stride, block.first_query, block.num_tokens, queries);
         for (int first = begin / BLOCK_TOKENS * BLOCK_TOKENS; first < end; first += BLOCK_TOKENS) {
             __syncthreads();  // nobody uses the values any more
-            copy_rows(block.keys, HEAD_DIM, first, end, tokens);
+            copy_rows(block.keys.elements, HEAD_DIM, first, end, tokens);
             __syncthreads();  // keys (and queries) are there
             float scores[4][2] = {};
 #pragma unroll 4
@@ -87,7 +87,7 @@ struct PrefillFloat {
                 for (int j = 0; j < 4 * STEPS; ++j) mixed[i][j / 4][j % 4] *= factor;
             }
             __syncthreads();  // weights are there; nobody uses the keys any more
-            copy_rows(block.values, HEAD_DIM, first, end, tokens);
+            copy_rows(block.values.elements, HEAD_DIM, first, end, tokens);
             __syncthreads();  // values are there
 #pragma unroll 2
             for (int token = 0; token < BLOCK_TOKENS; token += 4) {

@@ -1,10 +1,12 @@
-// prefill_mma: one block of queries of one head against the cache, on the tensor cores, for 16-bit caches.
+// prefill_mma: one block of queries of one head against the cache, on the tensor cores, for caches of 16 bits or codes.
 //
-// Warps own rows of queries; keys and values of 64 (32 past HEAD_DIM 128) tokens at a time lie in shared memory, the
-// next keys on their way while the values are used and the other way round. Rows of shared memory are 16 bytes longer
-// than an even number of 16 bytes, so that the eight rows of a matrix lie in different banks.
+// Warps own rows of queries; keys and values of 64 tokens at a time (32 past HEAD_DIM 128, of codes past 96) lie in
+// shared memory, the next keys on their way while the values are used and the other way round. Rows of shared memory
+// are 16 bytes longer than an even number of 16 bytes, so that the eight rows of a matrix lie in different banks. Codes
+// arrive beside them and are widened by the thread that has asked for them; their scales multiply scores and weights.
 #pragma once
 
+#include "common/kv_code.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
@@ -14,8 +16,7 @@ struct PrefillBlock {
     const float* q;  // this head's columns of the first token
     float* out;      // likewise
     int q_stride, out_stride;
-    const KvT* keys;  // [max_seq_len, HEAD_DIM]
-    const KvT* values;
+    HeadRows<KvT> keys, values;
     int num_tokens, first_query;  // of the launch; of this block
     int start, window;            // position of the first token
     float scale;                  // times log2(e)
@@ -23,20 +24,31 @@ struct PrefillBlock {
 
 template <typename KvT, int HEAD_DIM>
 struct PrefillMma {
+    using MmaT = typename KvFormat<KvT>::MmaT;
+    static constexpr bool HAS_SCALES = KvFormat<KvT>::HAS_SCALES;
     static constexpr int BLOCK_SIZE = 128;
     static constexpr int ROW_TILES = HEAD_DIM <= 128 ? 2 : 1;  // tiles of 16 queries a warp
     static constexpr int WARP_QUERIES = 16 * ROW_TILES;
     static constexpr int BLOCK_QUERIES = 4 * WARP_QUERIES;
-    static constexpr int BLOCK_TOKENS = HEAD_DIM <= 128 ? 64 : 32;
+    // More would not leave registers enough; the scales of codes take some.
+    static constexpr int BLOCK_TOKENS = HEAD_DIM <= (HAS_SCALES ? 96 : 128) ? 64 : 32;
     static constexpr int PADDED = (HEAD_DIM + 15) / 16 * 16;
     static constexpr int STRIDE = PADDED + 8;
-    static constexpr int SHARED_BYTES = (BLOCK_QUERIES + 2 * BLOCK_TOKENS) * STRIDE * 2;
+    // Then, of codes, those that are on their way [BLOCK_TOKENS][PADDED], and scales of keys and values [BLOCK_TOKENS].
+    static constexpr int SHARED_BYTES =
+        (BLOCK_QUERIES + 2 * BLOCK_TOKENS) * STRIDE * 2 + (HAS_SCALES ? BLOCK_TOKENS * (PADDED + 2 * 4) : 0);
 
+    // A block of tokens in shared memory; codes are where those of keys and values arrive in turn.
+    struct Tokens {
+        MmaT* elements;
+        KvCode* codes;
+        float* scales;
+    };
     using Scores = float[ROW_TILES][BLOCK_TOKENS / 8][4];
     using Mixed = float[ROW_TILES][PADDED / 8][4];
 
     // Queries times scale, rounded; zeros for those past the last token and for dimensions past HEAD_DIM.
-    static __device__ __forceinline__ void load_queries(const PrefillBlock<KvT>& block, KvT* queries) {
+    static __device__ __forceinline__ void load_queries(const PrefillBlock<KvT>& block, MmaT* queries) {
         constexpr int VECTORS = PADDED / 8;
         for (int i = threadIdx.x; i < BLOCK_QUERIES * VECTORS; i += BLOCK_SIZE) {
             const int query = i / VECTORS, first = 8 * (i % VECTORS);
@@ -51,25 +63,67 @@ struct PrefillMma {
         }
     }
     static __device__ __forceinline__ unsigned scaled_pair(const Pack<float>& x, int i, float scale) {
-        return pack_pair<KvT>(within_range<KvT>(x.values[i] * scale), within_range<KvT>(x.values[i + 1] * scale));
+        return pack_pair<MmaT>(within_range<MmaT>(x.values[i] * scale), within_range<MmaT>(x.values[i + 1] * scale));
     }
 
     // Start copying the tokens first, first + 1, ... of a head; tokens from `end` on and dimensions past HEAD_DIM are
-    // zeros.
-    static __device__ __forceinline__ void copy_tokens(const KvT* head, int first, int end, KvT* destination) {
+    // zeros, or codes that stand for a number, with the scale zero.
+    static __device__ __forceinline__ void copy_tokens(const HeadRows<KvT>& head, int first, int end,
+                                                       const Tokens& destination) {
         constexpr int VECTORS = PADDED / 8;
 #pragma unroll
         for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
             const int token = i / VECTORS, dimension = 8 * (i % VECTORS);
             const bool exists = first + token < end && dimension < HEAD_DIM;
-            const KvT* source = head + (exists ? size_t(first + token) * HEAD_DIM + dimension : 0);
-            copy_async(shared_address(destination + token * STRIDE + dimension), source, exists ? 16 : 0);
+            const KvT* source = head.elements + (exists ? size_t(first + token) * HEAD_DIM + dimension : 0);
+            if constexpr (HAS_SCALES) {
+                copy_async_small<8>(shared_address(destination.codes + 8 * i), source, exists);
+            } else {
+                const unsigned place = shared_address(destination.elements + token * STRIDE + dimension);
+                copy_async(place, source, exists ? 16 : 0);
+            }
+        }
+        if constexpr (HAS_SCALES) {
+            const int token = threadIdx.x;
+            const bool exists = first + token < end;
+            const float* source = head.scales + (exists ? first + token : 0);
+            if (token < BLOCK_TOKENS) copy_async_small<4>(shared_address(destination.scales + token), source, exists);
         }
         copy_async_commit();
     }
 
+    // Wait for the tokens that this thread has asked for. Others see them after a barrier.
+    static __device__ __forceinline__ void finish_tokens(const Tokens& tokens) {
+        copy_async_wait<0>();
+        if constexpr (HAS_SCALES) {
+            constexpr int VECTORS = PADDED / 8;
+#pragma unroll 2  // all at once would take registers that scores and results hold
+            for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
+                const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
+                const uint4 widened = make_uint4(widen_codes(codes.x, false), widen_codes(codes.x, true),
+                                                 widen_codes(codes.y, false), widen_codes(codes.y, true));
+                MmaT* place = tokens.elements + i / VECTORS * STRIDE + 8 * (i % VECTORS);
+                *reinterpret_cast<uint4*>(place) = widened;
+            }
+        }
+    }
+
+    // Multiply scores or weights by what their tokens have.
+    static __device__ __forceinline__ void multiply(Scores& scores, const float* token_scales) {
+        const int t = threadIdx.x % 4;
+#pragma unroll
+        for (int token = 0; token < BLOCK_TOKENS; token += 8) {
+            const float2 pair = *reinterpret_cast<const float2*>(token_scales + token + 2 * t);
+#pragma unroll
+            for (int i = 0; i < 2 * ROW_TILES; ++i) {
+                scores[i / 2][token / 8][i % 2 * 2] *= pair.x;
+                scores[i / 2][token / 8][i % 2 * 2 + 1] *= pair.y;
+            }
+        }
+    }
+
     // scores = queries * keys^T for this warp's queries.
-    static __device__ __forceinline__ void score(const KvT* warp_queries, const KvT* keys, Scores& scores) {
+    static __device__ __forceinline__ void score(const MmaT* warp_queries, const MmaT* keys, Scores& scores) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < ROW_TILES * BLOCK_TOKENS / 2; ++i) {
@@ -89,15 +143,15 @@ struct PrefillMma {
 #pragma unroll
                 for (int row = 0; row < ROW_TILES; ++row) {
                     const unsigned(&x)[4] = a[row];
-                    mma<KvT>(scores[row][token / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
-                    mma<KvT>(scores[row][token / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
+                    mma<MmaT>(scores[row][token / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
+                    mma<MmaT>(scores[row][token / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
                 }
             }
         }
     }
 
     // mixed += weights * values for this warp's queries.
-    static __device__ __forceinline__ void mix(const Scores& weights, const KvT* values, Mixed& mixed) {
+    static __device__ __forceinline__ void mix(const Scores& weights, const MmaT* values, Mixed& mixed) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int token = 0; token < BLOCK_TOKENS; token += 16) {
@@ -105,7 +159,7 @@ struct PrefillMma {
 #pragma unroll
             for (int i = 0; i < ROW_TILES * 4; ++i) {
                 const float(&w)[4] = weights[i / 4][token / 8 + i % 4 / 2];
-                a[i / 4][i % 4] = i % 2 == 0 ? pack_pair<KvT>(w[0], w[1]) : pack_pair<KvT>(w[2], w[3]);
+                a[i / 4][i % 4] = i % 2 == 0 ? pack_pair<MmaT>(w[0], w[1]) : pack_pair<MmaT>(w[2], w[3]);
             }
 #pragma unroll
             for (int dimension = 0; dimension < PADDED; dimension += 16) {
@@ -114,17 +168,21 @@ struct PrefillMma {
 #pragma unroll
                 for (int row = 0; row < ROW_TILES; ++row) {
                     const unsigned(&x)[4] = a[row];
-                    mma<KvT>(mixed[row][dimension / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
-                    mma<KvT>(mixed[row][dimension / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
+                    mma<MmaT>(mixed[row][dimension / 8], x[0], x[1], x[2], x[3], b[0], b[1]);
+                    mma<MmaT>(mixed[row][dimension / 8 + 1], x[0], x[1], x[2], x[3], b[2], b[3]);
                 }
             }
         }
     }
 
     static __device__ __forceinline__ void run(const PrefillBlock<KvT>& block, unsigned char* shared) {
-        KvT* queries = reinterpret_cast<KvT*>(shared);
-        KvT* keys = queries + BLOCK_QUERIES * STRIDE;
-        KvT* values = keys + BLOCK_TOKENS * STRIDE;
+        MmaT* queries = reinterpret_cast<MmaT*>(shared);
+        Tokens keys, values;
+        keys.elements = queries + BLOCK_QUERIES * STRIDE;
+        values.elements = keys.elements + BLOCK_TOKENS * STRIDE;
+        keys.codes = values.codes = reinterpret_cast<KvCode*>(values.elements + BLOCK_TOKENS * STRIDE);
+        keys.scales = reinterpret_cast<float*>(keys.codes + BLOCK_TOKENS * PADDED);
+        values.scales = keys.scales + BLOCK_TOKENS;
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const int warp_query = threadIdx.x / 32 * WARP_QUERIES;
         const int warp_position = block.start + block.first_query + warp_query;  // of the warp's first query
@@ -145,12 +203,15 @@ struct PrefillMma {
             // Some query of this warp sees some token of this tile.
             const bool is_seen = has_queries && first < warp_position + WARP_QUERIES &&
                                  first + BLOCK_TOKENS > warp_position + 1 - block.window;
-            copy_async_wait<0>();
+            finish_tokens(keys);
             __syncthreads();  // keys (and queries) are there; nobody uses values any more
             copy_tokens(block.values, first, end, values);
             Scores scores;
-            if (is_seen) score(queries + warp_query * STRIDE, keys, scores);
-            copy_async_wait<0>();
+            if (is_seen) {
+                score(queries + warp_query * STRIDE, keys.elements, scores);
+                if constexpr (HAS_SCALES) multiply(scores, keys.scales);
+            }
+            finish_tokens(values);
             __syncthreads();  // values are there; nobody uses keys any more
             if (first + BLOCK_TOKENS < end) copy_tokens(block.keys, first + BLOCK_TOKENS, end, keys);
             if (!is_seen) continue;
@@ -190,7 +251,8 @@ struct PrefillMma {
 #pragma unroll
                 for (int j = 0; j < PADDED / 4; ++j) mixed[row][j / 2][half + j % 2] *= factor;
             }
-            mix(scores, values, mixed);
+            if constexpr (HAS_SCALES) multiply(scores, values.scales);
+            mix(scores, values.elements, mixed);
         }
 
 #pragma unroll

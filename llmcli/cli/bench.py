@@ -17,6 +17,7 @@ from llmcli.cli.options import (
     DeviceOption,
     DtypeOption,
     FormatOption,
+    KvCacheOption,
     ModelOption,
     QuietOption,
     RowsOption,
@@ -43,6 +44,7 @@ def bench(
     rows: RowsOption = 1,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     prompt: Annotated[
         list[int] | None,
@@ -107,7 +109,7 @@ def bench(
     """
     if json_ and csv_:
         raise UsageError("--json and --csv exclude each other; give one of them")
-    options = RunnerOptions(device, dtype, threads)
+    options = RunnerOptions(device, dtype, threads, kv_cache)
     subject = open_subject(chosen_model(model, model_option), form)
     longest = subject.model.config.max_position_embeddings - tokens - 1
     if longest < 1:
@@ -147,9 +149,10 @@ def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -
 
 def _as_text(report: BenchReport) -> str:
     facts = (
-        ("model", f"{report.model}, {report.precision}, context {report.context}"),
+        ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
+        ("energy", _energy_fact(report)),
     )
     text = "".join(f"{name:<18}{value}\n" for name, value in facts)
     header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
@@ -167,6 +170,8 @@ def _as_text(report: BenchReport) -> str:
     ]
     text += "\n" + format_table(header, prompts)
     header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
+    has_energy = report.idle_watts is not None
+    header += ["J/token", "W"] if has_energy else []
     decode = [
         [
             str(item.depth),
@@ -177,10 +182,21 @@ def _as_text(report: BenchReport) -> str:
             f"{item.bytes_per_second / 1e9:,.1f}",
             f"{item.bandwidth_share:.1%}",
             str(item.step_seconds.num_runs),
+            *(_energy_cells(item) if has_energy else []),
         ]
         for item in report.decode
     ]
     return text + "\n" + format_table(header, decode)
+
+
+def _energy_fact(report: BenchReport) -> str:
+    if report.idle_watts is None:
+        return f"not available: {report.energy_problem or 'the counter cannot be read'}"
+    return f"J/token without the {report.idle_watts:.0f} W of the idle card, W with them"
+
+
+def _energy_cells(item: DecodeFigures) -> list[str]:
+    return [_or_dash(item.joules_per_token, ".3g"), _or_dash(item.average_watts, ".0f")]
 
 
 def _spread(count: int, seconds: Spread) -> str:
@@ -235,6 +251,8 @@ CSV_COLUMNS = (
     "predicted_first_token_seconds",
     "gbps",
     "bandwidth_share",
+    "joules_per_token",
+    "average_watts",
 )
 
 
@@ -259,6 +277,8 @@ def _as_csv(report: BenchReport) -> str:
                 "predicted_tokens_per_second": decode.predicted_tokens_per_second,
                 "gbps": decode.bytes_per_second / 1e9,
                 "bandwidth_share": decode.bandwidth_share,
+                "joules_per_token": decode.joules_per_token,
+                "average_watts": decode.average_watts,
             }
         )
     return text.getvalue()

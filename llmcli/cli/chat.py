@@ -13,7 +13,7 @@ from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
@@ -23,6 +23,7 @@ from llmcli.cli.options import (
     DebugOption,
     DeviceOption,
     DtypeOption,
+    KvCacheOption,
     LogitBiasOption,
     ModelArgument,
     ModelOption,
@@ -140,6 +141,7 @@ def chat(
     context: ContextOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Render Markdown on a terminal.", rich_help_panel=OUTPUT_PANEL)
@@ -170,7 +172,8 @@ def chat(
 
     llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
     """
-    runner_options = RunnerOptions(device, dtype, threads)
+    start_device(device)
+    runner_options = RunnerOptions(device, dtype, threads, kv_cache)
     options = ChatOptions(resume, continue_, tuple(message or ()), json_)
     view, policy = thinking_view("--thinking", thinking), overflow_policy("--overflow", overflow)
     biases = parse_logit_bias(logit_bias or [])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import typer
 
+from llmcli.cli.optional_value import OptionalValueCommand
+
 
 @dataclass(frozen=True)
 class Command:
@@ -92,7 +94,7 @@ def _add(app: typer.Typer, command: Command) -> None:
         app.add_typer(loaded, name=command.name)
     else:
         assert callable(loaded)
-        app.command(command.name)(loaded)
+        app.command(command.name, cls=OptionalValueCommand)(loaded)
 
 
 def _not_called() -> None:

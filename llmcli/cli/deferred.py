@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llmcli.config.presets import Preset
     from llmcli.measure.diff import DiffToken, Verdict
     from llmcli.measure.doctor import Check
+    from llmcli.measure.energy import EnergyMeter
     from llmcli.measure.evaluate import Comparison, Evaluation
     from llmcli.measure.info import ModelInfo
     from llmcli.runners.cuda.quantizer import CardQuantizer
@@ -98,6 +99,17 @@ def examine_machine() -> list[Check]:
     return examine()
 
 
+def open_energy_meter(card: int | None) -> EnergyMeter | None:
+    """The energy meter of a card that is loaded and has nothing to do yet, whose power it notes; None without one."""
+    from llmcli.measure.energy import open_meter
+
+    meter = open_meter(card)
+    if isinstance(meter, str):
+        return None
+    meter.sample_idle()
+    return meter
+
+
 def open_export(
     source: str, destination: Path, options: ExportOptions, *, card: int | None, replace: bool, dry_run: bool
 ) -> Exporter:
@@ -152,13 +164,18 @@ def require_same_tokenizer(first: Session, second: Session) -> None:
 def evaluate_models(
     sessions: list[Session], options: RunnerOptions, text: str, *, window: int, stride: int
 ) -> tuple[list[Evaluation], Comparison | None]:
-    """Perplexity of one model on a text, or of two and how far they are from each other."""
+    """Perplexity of one model on a text, or of two and how far they are from each other.
+
+    Of two the first is the measure: an int8 KV cache that the options ask for is the second one's.
+    """
     from llmcli.measure.evaluate import compare, evaluate
 
     token_ids = sessions[0].encode_prompt(text).token_ids
     bos_token_id = sessions[0].tokenizer.bos_token_id
     bos_token_ids = [bos_token_id] if bos_token_id is not None and token_ids[0] == bos_token_id else []
-    runner, *others = [session.load_runner(options, window)[0] for session in sessions]
+    first_options = options if len(sessions) == 1 else options.with_usual_cache
+    runner = sessions[0].load_runner(first_options, window)[0]
+    others = [session.load_runner(options, window)[0] for session in sessions[1:]]
     terminal.info(f"{len(token_ids)} tokens, {runner.description}{options.note}, windows of {window}")
     with terminal.progress("scoring", unit="tokens") as on_progress:
         if not others:
@@ -213,14 +230,15 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
 def diff_models(
     sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
 ) -> tuple[list[DiffToken], Verdict]:
-    """Two models in lockstep on one prompt."""
+    """Two models in lockstep on one prompt; an int8 KV cache that the options ask for is the second one's."""
     from llmcli.measure.diff import diff, verdict
 
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
     for session in sessions:
         session.resolve_context(context)
-    first, second = [session.load_runner(options, context)[0] for session in sessions]
+    first = sessions[0].load_runner(options.with_usual_cache, context)[0]
+    second = sessions[1].load_runner(options, context)[0]
     terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")
     with terminal.progress("comparing", unit="tokens") as on_progress:
         tokens: list[DiffToken] = []

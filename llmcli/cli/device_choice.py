@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import DeviceError, UsageError
+from llmcli.kernels.ahead import start_card
 from llmcli.kernels.environment import find_driver
+from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
     from llmcli.runners.base import Runner
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHES = ("auto", "int8")
 CPU_DTYPES = {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
@@ -31,6 +34,7 @@ class RunnerOptions:
     device: str
     dtype: str
     num_threads: int | None
+    kv_cache: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse unknown names, and a card that was asked for and cannot be used."""
@@ -38,6 +42,8 @@ class RunnerOptions:
             raise UsageError(f"--device is {self.device!r}, expected auto, cpu, cuda or cuda:N")
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        if self.kv_cache not in KV_CACHES:
+            raise UsageError(f"--kv-cache is {self.kv_cache!r}, expected {' or '.join(KV_CACHES)}")
         if self.device.startswith("cuda"):
             if (problem := _card_problem(self._named_card)) is not None:
                 raise DeviceError(f"--device {self.device}: {problem}; use --device cpu")
@@ -69,9 +75,21 @@ class RunnerOptions:
         return None
 
     @property
+    def with_usual_cache(self) -> RunnerOptions:
+        """The same device with the usual KV cache; what there was to say about the choice is not said again."""
+        device = "cpu" if self.card is None else f"cuda:{self.card}"
+        return replace(self, device=device, kv_cache="auto")
+
+    @property
     def note(self) -> str:
         """Why `auto` takes the device it takes; what has had its own line is not said again."""
         return " (no NVIDIA driver)" if self.device == "auto" and not has_driver() else ""
+
+
+def start_device(device: str, timeline: Timeline | None = None) -> None:
+    """Begin to start the card that `--device` may mean, if any, so that it is ready sooner; says nothing."""
+    if _DEVICE.fullmatch(device) and device != "cpu":
+        start_card(int(device.partition(":")[2] or 0), timeline or Timeline())
 
 
 def has_driver() -> bool:
@@ -89,32 +107,46 @@ def _card_problem(index: int) -> str | None:
 
 
 def load_runner(
-    model: Model, options: RunnerOptions, context: int, num_samples: int, on_progress: OnProgress
+    model: Model,
+    options: RunnerOptions,
+    context: int,
+    num_samples: int,
+    on_progress: OnProgress,
+    timeline: Timeline | None = None,
 ) -> Runner:
     """Read the weights to where the options say.
 
     A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
     Raises: LLMCliError and its subclasses
     """
-    if options.card is None:
-        from llmcli.runners.torch.load import load
+    timeline = timeline or Timeline()
+    with timeline.part("driver and CuPy"):
+        card = options.card
+    if card is None:
+        with timeline.part("import of torch"):
+            from llmcli.runners.torch.load import load
 
         return load(
             model,
             max_seq_len=context,
             dtype=CPU_DTYPES[options.dtype],
+            kv_cache=options.kv_cache,
             num_threads=options.num_threads,
             on_progress=on_progress,
+            timeline=timeline,
         )
-    from llmcli.runners.cuda.load import load as load_on_card
+    with timeline.part(IMPORTS):
+        from llmcli.runners.cuda.load import load as load_on_card
 
     return load_on_card(
         model,
-        card=options.card,
+        card=card,
         max_seq_len=context,
         num_rows=min(num_samples, MAX_BATCH_ROWS),
         allows_fewer_rows=True,
         dtype=options.dtype,
+        kv_cache=options.kv_cache,
         on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once"),
         on_progress=on_progress,
+        timeline=timeline,
     )

@@ -11,7 +11,7 @@ import typer
 
 from llmcli.cli.deferred import diff_models, require_same_tokenizer
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, QuietOption, ThreadsOption
+from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, KvCacheOption, QuietOption, ThreadsOption
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import open_session
@@ -39,6 +39,7 @@ def diff(
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     quiet: QuietOption = False,
@@ -47,7 +48,7 @@ def diff(
     """Follow model A's likeliest text and ask model B about every token of it.
 
     On a terminal a token is tinted where B finds it more or less likely, and reversed where B would have gone another
-    way; elsewhere the divergences are marked as [token>other].
+    way; elsewhere the divergences are marked as [token>other]. --kv-cache int8 is for B.
 
     [bold]Examples[/bold]
 
@@ -55,7 +56,7 @@ def diff(
 
     llmcli diff path/to/model path/to/model-int4 --file prompt.txt --json
     """
-    options = RunnerOptions(device, dtype, threads)
+    options = RunnerOptions(device, dtype, threads, kv_cache)
     text = read_prompt(prompt, file)
     sessions = [open_session(name) for name in (first, second)]
     require_same_tokenizer(*sessions)

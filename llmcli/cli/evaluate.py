@@ -13,6 +13,7 @@ from llmcli.cli.options import (
     DebugOption,
     DeviceOption,
     DtypeOption,
+    KvCacheOption,
     ModelArgument,
     ModelOption,
     QuietOption,
@@ -59,6 +60,7 @@ def evaluate(
     ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     quiet: QuietOption = False,
@@ -66,18 +68,26 @@ def evaluate(
 ) -> None:
     """Measure a model's perplexity on a text with a strided window; with --against, also a second model's.
 
+    With --kv-cache int8 the second model keeps its keys and values in 8 bits; without --against that is the same model.
+
     [bold]Examples[/bold]
 
     llmcli eval path/to/model --file text.txt
 
     llmcli eval path/to/model --against path/to/model-int8 --file text.txt --json
+
+    llmcli eval path/to/model --kv-cache int8 --file text.txt
     """
-    options = RunnerOptions(device, dtype, threads)
+    options = RunnerOptions(device, dtype, threads, kv_cache)
     name = chosen_model(model, model_option)
     text = read_prompt(None, file)
-    sessions = [open_session(name)] + ([open_session(against)] if against is not None else [])
-    if len(sessions) == 2:
+    sessions = [open_session(name)]
+    if against is not None:
+        sessions.append(open_session(against))
         require_same_tokenizer(*sessions)
+    elif kv_cache != "auto":
+        sessions *= 2
+    caches = ["auto", kv_cache][: len(sessions)]
     window = min(session.resolve_context(context, DEFAULT_WINDOW) for session in sessions)
     step = window // 2 if stride is None else stride
     if step > window - 2:
@@ -85,14 +95,16 @@ def evaluate(
     evaluations, comparison = evaluate_models(sessions, options, text, window=window, stride=step)
     if json_:
         models = [
-            {"model": session.name, "perplexity": evaluation.perplexity, **dataclasses.asdict(evaluation)}
-            for session, evaluation in zip(sessions, evaluations, strict=True)
+            {"model": session.name, "kv_cache": cache, "perplexity": evaluation.perplexity}
+            | dataclasses.asdict(evaluation)
+            for session, cache, evaluation in zip(sessions, caches, evaluations, strict=True)
         ]
         divergence = {"mean_kl": comparison.mean_kl, "top1_agreement": comparison.top1_agreement} if comparison else {}
         terminal.write_json({"models": models, **divergence})
         return
-    for session, evaluation in zip(sessions, evaluations, strict=True):
-        terminal.write(f"{session.name}: perplexity {evaluation.perplexity:.4f}\n")
+    for session, cache, evaluation in zip(sessions, caches, evaluations, strict=True):
+        shown = session.name if cache == "auto" else f"{session.name}, KV cache {cache}"
+        terminal.write(f"{shown}: perplexity {evaluation.perplexity:.4f}\n")
     if comparison is not None:
         change = evaluations[1].perplexity / evaluations[0].perplexity - 1
         terminal.write(

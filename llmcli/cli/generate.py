@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.deferred import open_energy_meter
+from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
@@ -17,6 +18,7 @@ from llmcli.cli.options import (
     DebugOption,
     DeviceOption,
     DtypeOption,
+    KvCacheOption,
     LogitBiasOption,
     ModelOption,
     PresetOption,
@@ -29,6 +31,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.output.choice import OutputOptions, open_outputs
+from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import checked_stop_strings, read_prompt, refuse_undecoded
 from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, open_session
@@ -36,6 +39,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import STORYTELLER
+from llmcli.timeline import IMPORTS, Timeline
 
 
 @sampling_options
@@ -102,6 +106,7 @@ def generate(
     context: ContextOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     json_: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
@@ -132,8 +137,14 @@ def generate(
         typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Times, rates and settings, on stderr.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+        str | None,
+        typer.Option(
+            "--stats",
+            metavar="[start]",
+            help="Times, rates and settings, on stderr; start: where the time to the first token went.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -145,7 +156,8 @@ def generate(
 
     llmcli generate --file chapter.txt -m path/to/model --temperature 0 --stop "THE END" --json
     """
-    runner_options = RunnerOptions(device, dtype, threads)
+    timeline = Timeline(process_age() if stats == "start" else 0.0)
+    timeline.since(IMPORTS, 0.0)
     output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
     samples = _sample_indices(num_samples, only)
     biases = parse_logit_bias(logit_bias or [])
@@ -154,10 +166,14 @@ def generate(
         refuse_undecoded(system, "--system")
     if not chat and (system is not None or chat_template is not None):
         raise UsageError("--system and --chat-template belong to --chat; add it")
+    start_device(device, timeline)
+    with timeline.part("driver and CuPy"):
+        runner_options = RunnerOptions(device, dtype, threads, kv_cache)
     text = read_prompt(prompt, file)
-    session = open_session(model)
+    session = open_session(model, timeline)
     sampling = session.resolve_sampling(sampling_flags, preset)
-    encoded = session.encode_message(text, system, chat_template) if chat else session.encode_prompt(text)
+    with timeline.part("tokenizer"):
+        encoded = session.encode_message(text, system, chat_template) if chat else session.encode_prompt(text)
     if show_prompt:
         terminal.show(f"{encoded.text}\n{' '.join(map(str, encoded.token_ids))}\n")
     max_seq_len = session.resolve_context(context)
@@ -165,7 +181,7 @@ def generate(
     run_seed = secrets.randbits(32) if seed is None else seed
     sampler = session.sampler(sampling.params, run_seed, encoded, ignore_eos=ignore_eos, logit_bias=biases)
 
-    runner, load_seconds = session.load_runner(runner_options, max_seq_len, len(samples))
+    runner, load_seconds = session.load_runner(runner_options, max_seq_len, len(samples), timeline)
     terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
     facts = RunFacts(
         model=model if model is not None else STORYTELLER,
@@ -176,7 +192,10 @@ def generate(
         seed=run_seed,
         samples=samples,
         load_seconds=load_seconds,
+        cache_type=runner.cache_type,
         tokenizer=session.tokenizer,
+        timeline=timeline if stats == "start" else None,
+        meter=open_energy_meter(runner_options.card) if stats == "run" else None,
     )
     outputs = open_outputs(output_options, facts)
     generation = session.generation(

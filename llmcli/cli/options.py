@@ -83,6 +83,15 @@ DtypeOption = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+KvCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache",
+        help="Keys and values: auto is float16 or float32 on CUDA and --dtype on the CPU; int8 takes half of float16.",
+        metavar="auto|int8",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(

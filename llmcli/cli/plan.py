@@ -15,6 +15,7 @@ from llmcli.cli.options import (
     DeviceOption,
     DtypeOption,
     FormatOption,
+    KvCacheOption,
     ModelOption,
     QuietOption,
     RowsOption,
@@ -39,6 +40,7 @@ def plan(
     rows: RowsOption = 1,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_cache: KvCacheOption = "auto",
     threads: ThreadsOption = None,
     memory: Annotated[
         float | None,
@@ -76,10 +78,10 @@ def plan(
         raise UsageError("--memory and --bandwidth describe a card together; give both or neither")
     if memory is not None and (device, threads) != ("auto", None):
         raise UsageError("--memory and --bandwidth describe a card that is not here; leave out --device and --threads")
-    options = RunnerOptions(device, dtype, threads)
+    options = RunnerOptions(device, dtype, threads, kv_cache)
     subject = open_subject(chosen_model(model, model_option), form)
     if memory is not None and bandwidth is not None:
-        target = distant_card(memory, bandwidth, dtype)
+        target = distant_card(memory, bandwidth, dtype, kv_cache)
     else:
         target = open_target(options, subject)
     facts = plan_subject(subject, target, dtype, context, rows)
@@ -95,7 +97,8 @@ def plan(
 
 def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
     memory = facts.memory
-    parts = f"weights {_size(memory.weight_bytes)} + KV cache {_size(memory.cache_bytes)}"
+    cache = f"KV cache {_size(memory.cache_bytes)} ({memory.cache_type})"
+    parts = f"weights {_size(memory.weight_bytes)} + {cache}"
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
     return [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
@@ -130,7 +133,7 @@ def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
 
 
 def _as_json(facts: Plan) -> dict[str, object]:
-    def with_total(memory: MemoryUse) -> dict[str, int]:
+    def with_total(memory: MemoryUse) -> dict[str, object]:
         return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
 
     return {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}

@@ -20,6 +20,7 @@ from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
@@ -162,7 +163,9 @@ class Session:
             f"over the context of {context}; {remedy}"
         )
 
-    def load_runner(self, options: RunnerOptions, context: int, num_samples: int = 1) -> tuple[Runner, float]:
+    def load_runner(
+        self, options: RunnerOptions, context: int, num_samples: int = 1, timeline: Timeline | None = None
+    ) -> tuple[Runner, float]:
         """Read the weights; return the runner and the seconds it took, the import of its library included.
 
         A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
@@ -172,7 +175,7 @@ class Session:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
         with terminal.progress(f"loading {self.name}") as on_progress:
-            runner = load_runner(self.model, options, context, num_samples, on_progress)
+            runner = load_runner(self.model, options, context, num_samples, on_progress, timeline)
         return runner, time.perf_counter() - start_time
 
     def sampler(
@@ -252,17 +255,23 @@ def resolve_context(
     return requested
 
 
-def open_session(name: str | None) -> Session:
+def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
     """Check a model, named as for `model_folder`, and load its tokenizer; what the cache lacks is downloaded first.
 
     Raises: CheckpointError and its subclasses.
     """
-    from llmcli.checkpoint.model import open_model
-    from llmcli.tokenizer.load import load_tokenizer
+    timeline = timeline or Timeline()
+    with timeline.part(IMPORTS):
+        from llmcli.checkpoint.model import open_model
+        from llmcli.tokenizer.load import load_tokenizer
 
-    folder = model_folder(name)
-    shown_name = name if name is not None and find_hub_id(name) else folder.resolve().name
-    return Session(open_model(folder), load_tokenizer(folder), shown_name)
+    with timeline.part("model's files"):
+        folder = model_folder(name)
+        shown_name = name if name is not None and find_hub_id(name) else folder.resolve().name
+        model = open_model(folder)
+    with timeline.part("tokenizer"):
+        tokenizer = load_tokenizer(folder)
+    return Session(model, tokenizer, shown_name)
 
 
 def model_folder(name: str | None) -> Path:

@@ -89,10 +89,19 @@ class Target(Protocol):
 class CardTarget:
     """A card; one that is not here is given by its memory and rates."""
 
-    def __init__(self, description: str, dtype: str, rates: Rates, available_bytes: int, device: Device | None = None):
+    def __init__(
+        self,
+        description: str,
+        dtype: str,
+        kv_cache: str,
+        rates: Rates,
+        available_bytes: int,
+        device: Device | None = None,
+    ):
         self.description = description
         self.read_bytes = rates.read_bytes
         self._dtype = dtype
+        self._kv_cache = kv_cache
         self._rates = rates
         self._available_bytes = available_bytes
         self._device = device
@@ -105,7 +114,7 @@ class CardTarget:
         from llmcli.runners.cuda.predict import CardPredictor
         from llmcli.runners.cuda.stored import StoredModel
 
-        stored = StoredModel.of_model(subject.model, self._dtype)
+        stored = StoredModel.of_model(subject.model, self._dtype, self._kv_cache)
         plan = fit_memory(
             stored,
             subject.full_name,
@@ -122,7 +131,9 @@ class CardTarget:
             num_multiprocessors=self._num_multiprocessors,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes
-        use = MemoryUse(plan.weight_bytes, plan.cache_bytes, other_bytes, self._available_bytes, largest)
+        use = MemoryUse(
+            plan.weight_bytes, plan.cache_bytes, stored.cache_type, other_bytes, self._available_bytes, largest
+        )
         if self._device is None:
             return use, CardPredictor(plan, self._rates)
         predictor = CardPredictor(
@@ -142,6 +153,7 @@ class CardTarget:
             max_seq_len=context,
             num_rows=num_rows,
             dtype=self._dtype,
+            kv_cache=self._kv_cache,
             on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once"),
             on_progress=on_progress,
             device=self._device,
@@ -151,10 +163,11 @@ class CardTarget:
 class HostTarget:
     """The CPU."""
 
-    def __init__(self, dtype: str, num_threads: int | None):
+    def __init__(self, dtype: str, kv_cache: str, num_threads: int | None):
         from llmcli.runners.torch.predict import measure_read_bytes
 
         self._dtype = CPU_DTYPES[dtype]
+        self._kv_cache = kv_cache
         self._num_threads = num_threads
         self.description = f"CPU, {self._dtype}"
         self.read_bytes = measure_read_bytes(num_threads)
@@ -162,14 +175,16 @@ class HostTarget:
     def plan(self, subject: Subject, *, context: int, num_rows: int) -> tuple[MemoryUse, Predictor]:
         """See `Target`."""
         from llmcli.measure.plan import MemoryUse
-        from llmcli.runners.torch.memory import available_memory, check_memory, fitting_context
+        from llmcli.runners.torch.memory import available_memory, cache_type_of, check_memory, fitting_context
         from llmcli.runners.torch.predict import HostPredictor
 
-        plan = check_memory(subject.model, max_seq_len=context, num_rows=num_rows, dtype=self._dtype)
+        model, dtype, kv_cache = subject.model, self._dtype, self._kv_cache
+        plan = check_memory(model, max_seq_len=context, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
         available = available_memory()
-        largest = fitting_context(subject.model, num_rows=num_rows, dtype=self._dtype, available=available)
-        use = MemoryUse(plan.weight_bytes, plan.cache_bytes, plan.workspace_bytes, available, largest)
-        return use, HostPredictor(subject.model, dtype=self._dtype, read_bytes=self.read_bytes)
+        largest = fitting_context(model, num_rows=num_rows, dtype=dtype, available=available, kv_cache=kv_cache)
+        cache_type = cache_type_of(dtype, kv_cache)
+        use = MemoryUse(plan.weight_bytes, plan.cache_bytes, cache_type, plan.workspace_bytes, available, largest)
+        return use, HostPredictor(model, dtype=dtype, read_bytes=self.read_bytes, kv_cache=kv_cache)
 
     def load(self, model: Model, *, context: int, num_rows: int, on_progress: OnProgress) -> Runner:
         """See `Target`."""
@@ -180,6 +195,7 @@ class HostTarget:
             max_seq_len=context,
             num_rows=num_rows,
             dtype=self._dtype,
+            kv_cache=self._kv_cache,
             num_threads=self._num_threads,
             on_progress=on_progress,
         )
@@ -191,22 +207,23 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     Raises: LLMCliError and its subclasses
     """
     if options.card is None:
-        return HostTarget(options.dtype, options.num_threads)
+        return HostTarget(options.dtype, options.kv_cache, options.num_threads)
     from llmcli.kernels.device import Device
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.rates import measure_rates
 
     device = Device.open(options.card)
     rates = measure_rates(device, _product_types(subject, options.dtype))
-    return CardTarget(f"{device.name} (cuda:{device.index})", options.dtype, rates, free_bytes(), device)
+    description = f"{device.name} (cuda:{device.index})"
+    return CardTarget(description, options.dtype, options.kv_cache, rates, free_bytes(), device)
 
 
-def distant_card(memory_gib: float, read_gbps: float, dtype: str) -> Target:
+def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> Target:
     """A card that is not in this machine, as its maker describes it."""
     from llmcli.runners.cuda.predict import Rates
 
     description = f"a card of {memory_gib:g} GiB"
-    return CardTarget(description, dtype, Rates(read_gbps * 1e9, {}), int(memory_gib * 2**30))
+    return CardTarget(description, dtype, kv_cache, Rates(read_gbps * 1e9, {}), int(memory_gib * 2**30))
 
 
 def precision(subject: Subject, dtype: str) -> str:
@@ -223,7 +240,7 @@ def _product_types(subject: Subject, dtype: str) -> list[str]:
 
     stored = StoredModel.of_model(subject.model, dtype)
     matrices = plan_matrices(stored)
-    return sorted({stored.cache_type, *(matrix.format.activation_type for matrix in matrices)})
+    return sorted({stored.attention_type, *(matrix.format.activation_type for matrix in matrices)})
 
 
 def plan_subject(subject: Subject, target: Target, dtype: str, requested_context: int | None, num_rows: int) -> Plan:
@@ -268,6 +285,7 @@ def measure_subject(
     Raises: LLMCliError and its subclasses
     """
     from llmcli.measure.bench import Bench, BenchOptions, BenchReport
+    from llmcli.measure.energy import open_meter
 
     target = open_target(options, subject)
     context = max(*prompts, *depths) + num_new_tokens + 1
@@ -282,9 +300,10 @@ def measure_subject(
             runner = target.load(model, context=context, num_rows=num_rows, on_progress=on_progress)
         load_seconds = time.perf_counter() - start
         terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
-        bench = Bench(
-            runner, predictor, target.read_bytes, BenchOptions(prompts, depths, num_rows, num_new_tokens, repeats)
-        )
+        found = open_meter(options.card)
+        meter, energy_problem = (None, found) if isinstance(found, str) else (found, None)
+        bench_options = BenchOptions(prompts, depths, num_rows, num_new_tokens, repeats)
+        bench = Bench(runner, predictor, target.read_bytes, bench_options, meter)
         with terminal.progress("measuring", unit="figures") as on_progress:
             total = 1 + len(prompts) + len(depths)
             num_checked_tokens = bench.check_tokens()
@@ -301,10 +320,13 @@ def measure_subject(
         model=subject.full_name,
         precision=precision(subject, options.dtype),
         device=runner.description,
+        cache_type=runner.cache_type,
         context=context,
         read_bytes_per_second=target.read_bytes,
         load_seconds=load_seconds,
         num_checked_tokens=num_checked_tokens,
+        idle_watts=bench.idle_watts,
+        energy_problem=energy_problem,
         prompts=tuple(prompt_figures),
         decode=tuple(decode_figures),
     )

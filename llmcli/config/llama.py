@@ -42,9 +42,13 @@ class LlamaConfig:
         """Width of the key and of the value projection: num_key_value_heads * head_dim."""
         return self.num_key_value_heads * self.head_dim
 
-    def kv_cache_bytes(self, num_tokens: int, itemsize: int) -> int:
-        """Bytes of K and V for `num_tokens` positions of one row in elements of `itemsize` bytes."""
-        return 2 * self.num_hidden_layers * self.kv_size * num_tokens * itemsize
+    def kv_cache_bytes(self, num_tokens: int, itemsize: int, scale_bytes: int = 0) -> int:
+        """Bytes of K and V for `num_tokens` positions of one row in elements of `itemsize` bytes.
+
+        `scale_bytes` are those of the scale that a head's vector has beside its elements.
+        """
+        head_bytes = self.head_dim * itemsize + scale_bytes
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * num_tokens * head_bytes
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> "LlamaConfig":

@@ -4,9 +4,19 @@ import math
 
 import numpy as np
 
-from llmcli.kernels.arguments import Array, c_type, check
+from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout, check_cache, check_layout, check_window, column_address, row_stride
+from llmcli.kernels.qkv import (
+    CACHE_TYPES,
+    QkvLayout,
+    cached_bytes,
+    check_cache,
+    check_layout,
+    check_qkv,
+    check_window,
+    column_address,
+    has_scales,
+)
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
@@ -18,6 +28,8 @@ SPEC = KernelSpec(
         *(f"attention_decode<__half, {size}, 8>" for size in (8, 64, 96, 128, 256)),
         *(f"attention_decode<__nv_bfloat16, {size}, 8>" for size in (64, 80, 128, 256)),
         *(f"attention_decode<{kind}, {size}, 16>" for kind in ("__half", "__nv_bfloat16") for size in (64, 128)),
+        *(f"attention_decode<KvCode, {size}, 8>" for size in (8, 24, 64, 80, 96, 112, 128, 256)),
+        *(f"attention_decode<KvCode, {size}, 16>" for size in (64, 128)),
     ),
 )
 
@@ -25,7 +37,7 @@ PARTIAL_EXTRA = 4  # beside the weighted values: maximum, sum, and two floats th
 _BLOCK_SIZE = 128
 _MAX_SPLITS = 256
 _MIN_SPLIT_TOKENS = 128
-# By head tile: head_dim up to which three blocks fit a multiprocessor; beyond two do.
+# By head tile: head_dim up to which three blocks fit a multiprocessor, or four with codes; beyond two do.
 _THREE_BLOCKS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
 _WIDE_HEAD_DIM = 128
 
@@ -49,13 +61,14 @@ def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_s
     Depends on nothing that changes after load, and never on the number of rows, so that a row's bits do not either.
     """
     small = layout.head_dim <= _THREE_BLOCKS_HEAD_DIM[head_tile(layout, itemsize)]
-    filling = (3 if small else 2) * num_multiprocessors // grid_heads(layout, itemsize)
+    blocks = (4 if has_scales(itemsize) else 3) if small else 2
+    filling = blocks * num_multiprocessors // grid_heads(layout, itemsize)
     return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
 
 
 def kernel_name(layout: QkvLayout, keys: Array) -> str:
     """The name expression for these heads and this cache."""
-    return f"attention_decode<{c_type(keys)}, {layout.head_dim}, {head_tile(layout, keys.dtype.itemsize)}>"
+    return f"attention_decode<{CACHE_TYPES[keys.dtype]}, {layout.head_dim}, {head_tile(layout, keys.dtype.itemsize)}>"
 
 
 def attention_decode(
@@ -71,6 +84,8 @@ def attention_decode(
     positions: Array,
     keys: Array,
     values: Array,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
     window: int | None,
     partials: Array,
     counters: Array,
@@ -82,18 +97,19 @@ def attention_decode(
     Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
             float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
             positions [R] int32; keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's,
-            in-out; partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
+            in-out; key_scales, value_scales [num_rows, num_key_value_heads, max_seq_len] float32, in-out, beside codes;
+            partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
             grid_heads] uint32; out [R, layout.q_size] float32
     Raises: ValueError
     """
     kernel = "attention_decode"
     check_layout(kernel, layout)
-    stride = row_stride(kernel, qkv, layout)
+    stride = check_qkv(kernel, qkv, layout)
     num_rows, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
-    max_seq_len = check_cache(kernel, keys, values, layout)
+    max_seq_len = check_cache(kernel, keys, values, layout, key_scales, value_scales)
     if cos_sin is not None:
         check(kernel, "cos_sin", cos_sin, dtype=np.float32, shape=(max_seq_len, head_dim // 2, 2))
     check(kernel, "rows", rows, dtype=np.int32, shape=(num_rows,), aligned=4)
@@ -126,6 +142,8 @@ def attention_decode(
             positions,
             keys,
             values,
+            key_scales,
+            value_scales,
             np.int32(max_seq_len),
             check_window(kernel, window),
             np.int32(layout.num_attention_heads),
@@ -143,5 +161,6 @@ def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int)
     cached = sum(seen - 1 for seen in num_seen)
     new = len(num_seen)
     queries = 4 * new * layout.q_size
-    reads = 2 * cached * layout.kv_size * itemsize + queries + 8 * new * layout.kv_size
-    return KernelCost(reads, queries + 2 * new * layout.kv_size * itemsize, 4 * (cached + new) * layout.q_size)
+    token_bytes = 2 * cached_bytes(layout, itemsize)
+    reads = cached * token_bytes + queries + 8 * new * layout.kv_size
+    return KernelCost(reads, queries + new * token_bytes, 4 * (cached + new) * layout.q_size)

@@ -4,9 +4,19 @@ import math
 
 import numpy as np
 
-from llmcli.kernels.arguments import Array, c_type, check
+from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout, check_cache, check_layout, check_window, row_stride
+from llmcli.kernels.launches import Launch
+from llmcli.kernels.qkv import (
+    CACHE_TYPES,
+    QkvLayout,
+    cached_bytes,
+    check_cache,
+    check_layout,
+    check_qkv,
+    check_window,
+    has_scales,
+)
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
@@ -16,6 +26,7 @@ SPEC = KernelSpec(
         *(f"attention_prefill<float, {size}>" for size in (48, 128, 256)),
         *(f"attention_prefill<__half, {size}>" for size in (8, 64, 96, 128, 256)),
         *(f"attention_prefill<__nv_bfloat16, {size}>" for size in (64, 80, 128, 256)),
+        *(f"attention_prefill<KvCode, {size}>" for size in (8, 24, 64, 80, 96, 112, 128, 136, 256)),
     ),
 )
 
@@ -24,7 +35,7 @@ _BLOCK_SIZE = 128
 
 def kernel_name(keys: Array) -> str:
     """The name expression for this cache."""
-    return f"attention_prefill<{c_type(keys)}, {keys.shape[3]}>"
+    return f"attention_prefill<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
 def attention_prefill(
@@ -34,6 +45,8 @@ def attention_prefill(
     layout: QkvLayout,
     keys: Array,
     values: Array,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
     row: int,
     start: int,
     window: int | None,
@@ -43,13 +56,31 @@ def attention_prefill(
 
     With a window a token sees only that many tokens, itself included.
     Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
-            [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's; out [n, layout.q_size] float32
+            [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's; key_scales, value_scales [num_rows,
+            num_key_value_heads, max_seq_len] float32 beside codes; out [n, layout.q_size] float32
     Raises: ValueError
     """
+    arrays = (qkv, keys, values, key_scales, value_scales, out)
+    device.launch_planned(_plan, arrays, layout, row, start, window)
+
+
+def _plan(
+    device: Device,
+    qkv: Array,
+    keys: Array,
+    values: Array,
+    key_scales: Array | None,
+    value_scales: Array | None,
+    out: Array,
+    layout: QkvLayout,
+    row: int,
+    start: int,
+    window: int | None,
+) -> Launch:
     check_layout("attention_prefill", layout)
-    stride = row_stride("attention_prefill", qkv, layout)
+    stride = check_qkv("attention_prefill", qkv, layout)
     num_tokens = qkv.shape[0]
-    max_seq_len = check_cache("attention_prefill", keys, values, layout)
+    max_seq_len = check_cache("attention_prefill", keys, values, layout, key_scales, value_scales)
     check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
     if not 0 <= row < keys.shape[0]:
         raise ValueError(f"attention_prefill: row is {row}, the cache has {keys.shape[0]}")
@@ -58,7 +89,7 @@ def attention_prefill(
             f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit a cache of {max_seq_len}"
         )
     block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
-    device.launch(
+    return Launch(
         "attention_prefill",
         kernel_name(keys),
         grid=(layout.num_attention_heads, -(-num_tokens // block_queries)),
@@ -68,6 +99,8 @@ def attention_prefill(
             np.int32(stride),
             keys,
             values,
+            key_scales,
+            value_scales,
             np.int32(max_seq_len),
             np.int32(layout.num_key_value_heads),
             np.int32(num_tokens),
@@ -85,8 +118,12 @@ def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
     """Queries and bytes of shared memory of a block, as prefill_mma.cuh and prefill_float.cuh lay them out."""
     if itemsize == 4:
         return 32, 4 * ((32 + 32) * (head_dim + 4) + 32 * 36)
-    queries, tokens = (128, 64) if head_dim <= 128 else (64, 32)
-    return queries, 2 * (queries + 2 * tokens) * (-(-head_dim // 16) * 16 + 8)
+    is_coded = has_scales(itemsize)
+    queries = 128 if head_dim <= 128 else 64
+    tokens = 64 if head_dim <= (96 if is_coded else 128) else 32
+    padded = -(-head_dim // 16) * 16
+    arriving = tokens * (padded + 2 * 4) if is_coded else 0
+    return queries, 2 * (queries + 2 * tokens) * (padded + 8) + arriving
 
 
 def attention_prefill_cost(
@@ -96,6 +133,6 @@ def attention_prefill_cost(
     positions = range(start, start + num_tokens)
     seen = sum(min(position + 1, window or position + 1) for position in positions)
     first = max(0, start + 1 - window) if window else 0
-    cached = 2 * (start + num_tokens - first) * layout.kv_size * itemsize
+    cached = 2 * (start + num_tokens - first) * cached_bytes(layout, itemsize)
     queries = 4 * num_tokens * layout.q_size
     return KernelCost(queries + cached, queries, 4 * seen * layout.q_size)

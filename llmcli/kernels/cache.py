@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from llmcli.kernels import compiler, environment
@@ -27,6 +28,11 @@ class KernelCache:
     def __init__(self, folder: Path | None = None, sources: Path | None = None) -> None:
         self._folder = folder or kernel_cache_folder()
         self._sources = sources
+
+    @cached_property
+    def _compiler(self) -> str:
+        # Asked once, since looking a package up takes a millisecond and a model has twenty files.
+        return environment.compiler_identity()
 
     def get(self, stem: str, names: Sequence[str], arch: str) -> CompiledKernels:
         """These name expressions of one `.cu` file, from disk or compiled now.
@@ -62,7 +68,7 @@ class KernelCache:
         return compiled
 
     def _path(self, source: str, stem: str, names: Sequence[str], arch: str) -> Path:
-        parts = (_FORMAT.decode(), source, arch, *compiler.OPTIONS, environment.compiler_identity(), *names)
+        parts = (_FORMAT.decode(), source, arch, *compiler.OPTIONS, self._compiler, *names)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._folder / f"{stem}-{arch}-{key[:32]}.cubin"
 

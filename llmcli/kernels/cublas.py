@@ -6,6 +6,8 @@ CuPy's binding resets the library's workspace and refuses graph capture, so the 
 import ctypes
 import importlib
 import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
+from llmcli.kernels.planned import MAX_PLANS, likeness
 from llmcli.kernels.spec import KernelCost
 
 # Values of library_types.h and cublas_api.h.
@@ -28,6 +31,16 @@ _DEFAULT_ALGORITHM = -1
 
 # What the library asks for by default on the largest cards; on others a part of it stays unused.
 WORKSPACE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What the library wants to know: rows, tokens and inputs; type and leading dimension of each array."""
+
+    sizes: tuple[int, int, int]
+    weight: tuple[int, int]
+    x: tuple[int, int]
+    out: tuple[int, int]
 
 
 class Cublas:
@@ -51,6 +64,8 @@ class Cublas:
         self._check("cublasSetWorkspace_v2", self._handle, address, ctypes.c_size_t(workspace.nbytes))
         self._check("cublasSetMathMode", self._handle, _DEFAULT_MATH | _NO_REDUCED_SUMS)
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
+        self._planned: dict[Hashable, _Product] = {}
 
     def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
         """out = x @ weight.T, in the order of the device's stream.
@@ -59,25 +74,30 @@ class Cublas:
                 out float32 [num_tokens, num_rows]; the rows of each any distance apart
         Raises: ValueError; DeviceError
         """
-        check("cublas", "x", x, dtype=tuple(_TYPES), shape=(None, None), row_stride=True)
-        num_tokens, num_inputs = x.shape
-        check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
-        num_rows = weight.shape[0]
-        check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
+        arrays = (weight, x, out)
+        addresses = [array.data.ptr for array in arrays]
+        key = likeness(arrays, addresses)
+        product = self._planned.get(key)
+        if product is None:
+            if len(self._planned) >= MAX_PLANS:
+                self._planned.clear()
+            product = self._planned[key] = _plan(x, weight, out)
         # Column by column, as the library reads, rows are columns: out.T = (weight.T).T @ x.T.
+        weight_address, x_address, out_address = map(ctypes.c_void_p, addresses)
         self._check(
             "cublasGemmEx",
             self._handle,
             _TRANSPOSED,
             _AS_IT_IS,
-            num_rows,
-            num_tokens,
-            num_inputs,
-            ctypes.byref(self._one),
-            *_operand(weight),
-            *_operand(x),
-            ctypes.byref(self._zero),
-            *_operand(out),
+            *product.sizes,
+            self._one_address,
+            weight_address,
+            *product.weight,
+            x_address,
+            *product.x,
+            self._zero_address,
+            out_address,
+            *product.out,
             _COMPUTE_32F,
             _DEFAULT_ALGORITHM,
         )
@@ -97,15 +117,23 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
     )
 
 
-def _operand(array: Any) -> tuple[ctypes.c_void_p, int, int]:
-    """Address, type and leading dimension; a lone row's own stride may be anything."""
+def _plan(x: Any, weight: Any, out: Any) -> _Product:
+    check("cublas", "x", x, dtype=tuple(_TYPES), shape=(None, None), row_stride=True)
+    num_tokens, num_inputs = x.shape
+    check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
+    num_rows = weight.shape[0]
+    check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
+    return _Product((num_rows, num_tokens, num_inputs), _operand(weight), _operand(x), _operand(out))
+
+
+def _operand(array: Any) -> tuple[int, int]:
+    """Type and leading dimension; a lone row's own stride may be anything."""
     itemsize = array.dtype.itemsize
-    leading = array.strides[0] // itemsize if array.shape[0] > 1 else array.shape[1]
-    return ctypes.c_void_p(array.data.ptr), _TYPES[array.dtype], leading
+    return _TYPES[array.dtype], array.strides[0] // itemsize if array.shape[0] > 1 else array.shape[1]
 
 
 def _load() -> ctypes.CDLL:
-    """The library that CuPy brings; a search in its binding finds what that is linked with.
+    """The library that CuPy's binding is linked with: a search in the binding finds it.
 
     Raises: DeviceError if it cannot be loaded
     """

@@ -7,6 +7,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launch, Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
@@ -53,7 +54,20 @@ def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tile
             any distance apart; fast where that distance is a multiple of 16 bytes
     Raises: ValueError
     """
-    layout = matrix.layout
+    arrays = (matrix.tiles, matrix.scales, matrix.zero_points, out)
+    device.launch_planned(_plan, arrays, matrix.layout, first_tile, num_tiles)
+
+
+def _plan(
+    device: Device,
+    tiles: Any,
+    scales: Any | None,
+    zero_points: Any | None,
+    out: Any,
+    layout: TileLayout,
+    first_tile: int,
+    num_tiles: int,
+) -> Launch:
     if not 0 <= first_tile < first_tile + num_tiles <= layout.num_tiles:
         raise ValueError(f"dequantize: tiles {first_tile} to {first_tile + num_tiles} of {layout.num_tiles}")
     shape = (num_tiles * TILE_ROWS, layout.num_inputs)
@@ -61,16 +75,13 @@ def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tile
     dtype = out.dtype if keeps_bfloat16 else ACTIVATION_DTYPES[layout.weight_type]
     check("dequantize", "out", out, dtype=dtype, shape=shape, row_stride=True)
     weight_type = WEIGHT_C_TYPES[layout.weight_type]
-    wanted = slice(first_tile, first_tile + num_tiles)
-    device.launch(
+    return Launch(
         "dequantize",
         f"dequantize<{weight_type}, {SCALE_C_TYPES[layout.scale_type or 'float32']}, {c_type(out)}>",
         grid=(-(-num_tiles * layout.num_units * (UNIT_BYTES // 16) // BLOCK_SIZE),),
         block=BLOCK_SIZE,
         arguments=(
-            matrix.tiles[wanted],
-            None if matrix.scales is None else matrix.scales[wanted],
-            None if matrix.zero_points is None else matrix.zero_points[wanted],
+            *(_from_tile(first_tile, array) for array in (tiles, scales, zero_points)),
             out,
             DequantizeShape(
                 num_tiles=num_tiles,
@@ -82,6 +93,10 @@ def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tile
             ),
         ),
     )
+
+
+def _from_tile(first_tile: int, array: Any | None) -> Offset | None:
+    return None if array is None else Offset(array, first_tile * array.strides[0])
 
 
 def dequantize_cost(*, layout: TileLayout, num_tiles: int) -> KernelCost:

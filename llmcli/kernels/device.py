@@ -6,7 +6,7 @@ Nothing here imports CuPy before the driver has shown a card that can be used.
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.compiler import CompiledKernels
-from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.driver import BoundLaunch, LaunchDriver
+from llmcli.kernels.launches import Launch, addresses_of
+from llmcli.kernels.planned import Plan, PlannedLaunches
 from llmcli.resources import kernel_cache_folder
 
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
@@ -48,6 +50,7 @@ class Device:
         self.trace: list[tuple[str, str]] | None = None
         self._cache = cache
         self._kernels: dict[tuple[str, str], _Kernel] = {}
+        self._planned = PlannedLaunches()
         self._cupy = cupy
         with device_errors():
             self.activate()
@@ -129,18 +132,31 @@ class Device:
         start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
-        kernel = self._kernels.get((stem, name))
+        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps)
+        self._bind(launch).start(addresses_of(arguments))
+        if self.trace is not None:
+            self.trace.append((stem, name))
+
+    def launch_planned(self, plan: Plan, arrays: tuple[Any, ...], *options: Hashable) -> None:
+        """Start what `plan(self, *arrays, *options)` says.
+
+        It is asked once for arrays that differ in nothing but their addresses, which come from this call's.
+        Raises: as `launch`, and what the plan raises
+        """
+        started = self._planned.start(self, self._bind, plan, arrays, options)
+        if self.trace is not None:
+            self.trace.append(started)
+
+    def _bind(self, launch: Launch) -> BoundLaunch:
+        stem, shared_bytes = launch.stem, launch.shared_bytes
+        kernel = self._kernels.get((stem, launch.name))
         if kernel is None:
-            self.prepare(stem, [name])
-            kernel = self._kernels[stem, name]
+            self.prepare(stem, [launch.name])
+            kernel = self._kernels[stem, launch.name]
         if shared_bytes > kernel.max_dynamic_shared_bytes:
             self._driver.allow_shared(stem, kernel.function, shared_bytes)
             kernel.max_dynamic_shared_bytes = shared_bytes
-        overlaps = overlaps and self._can_overlap
-        stream = self.stream.ptr
-        self._driver.launch(stem, kernel.function, grid, block, arguments, shared_bytes, stream, overlaps)
-        if self.trace is not None:
-            self.trace.append((stem, name))
+        return self._driver.bind(launch, kernel.function, self.stream.ptr, self._can_overlap)
 
     def synchronize(self) -> None:
         """Wait for everything launched so far.

@@ -6,13 +6,13 @@ CuPy's own launches take no attributes; one way to launch for both kinds keeps t
 import ctypes
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from llmcli.errors import DeviceError
 from llmcli.kernels import environment
+from llmcli.kernels.launches import Launch, is_address
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_*
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
@@ -24,43 +24,44 @@ _CONFIG = struct.Struct("@6II4xPPI4x")
 # CUlaunchAttribute: an id, and a union of 64 bytes of which this id uses an int.
 _OVERLAP = ctypes.create_string_buffer(struct.pack("@i4xi60x", _PROGRAMMATIC_STREAM_SERIALIZATION, 1), 72)
 
-_POINTER = "P"
-_FORMATS: dict[type, str] = {
-    np.int32: "i",
-    np.uint32: "I",
-    np.int64: "q",
-    np.uint64: "Q",
-    np.float32: "f",
-    np.float64: "d",
-}
+_SCALARS = (np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64)
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
+_ALIGNMENT = 8  # the largest of a scalar, and of a structure's fields
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How arguments of certain types lie in memory; worked out once, since a prefill has hundreds of launches."""
+class BoundLaunch:
+    """A launch of which only addresses are missing, as the driver wants it. For one thread at a time."""
 
-    packing: struct.Struct
-    offsets: tuple[int, ...]
-    is_array: tuple[bool, ...]
-    pointers: Any  # the C type of an array of as many pointers
+    def __init__(self, driver: "LaunchDriver", stem: str, function: int, config: bytes, arguments: Sequence[Any]):
+        """`arguments` are the bytes of each, or None for an address."""
+        self._driver = driver
+        self._stem = stem
+        self._function = ctypes.c_void_p(function)
+        self._config = config
+        count = sum(argument is None for argument in arguments)
+        self._packing = struct.Struct(f"{count}P")
+        # Addresses stand in front, in one row; what never changes follows.
+        offsets, next_address, memory = [], 0, bytes(count * _POINTER_BYTES)
+        for argument in arguments:
+            if argument is None:
+                offsets.append(next_address)
+                next_address += _POINTER_BYTES
+            else:
+                offsets.append(len(memory))
+                memory += argument + bytes(-len(argument) % _ALIGNMENT)
+        self._memory = ctypes.create_string_buffer(memory, max(len(memory), 1))
+        start = ctypes.addressof(self._memory)
+        self._pointers = (ctypes.c_void_p * len(offsets))(*[start + offset for offset in offsets])
 
-    @classmethod
-    def of(cls, stem: str, arguments: Sequence[Any]) -> "_Layout":
-        formats = [_format(stem, position, argument) for position, argument in enumerate(arguments)]
-        ends = [struct.calcsize("@" + "".join(formats[: position + 1])) for position in range(len(formats))]
-        offsets = tuple(end - struct.calcsize(one) for end, one in zip(ends, formats, strict=True))
-        is_array = tuple(
-            one == _POINTER and argument is not None for one, argument in zip(formats, arguments, strict=True)
-        )
-        return cls(struct.Struct("@" + "".join(formats)), offsets, is_array, ctypes.c_void_p * len(formats))
+    def start(self, addresses: Sequence[int]) -> None:
+        """Launch with these addresses, in the order of the arguments, which are copied before this returns.
 
-    def pack(self, arguments: Sequence[Any]) -> Any:
-        """The arguments' bytes; None is a null pointer."""
-        values = [
-            argument.data.ptr if is_array else _value(argument)
-            for argument, is_array in zip(arguments, self.is_array, strict=True)
-        ]
-        return ctypes.create_string_buffer(self.packing.pack(*values), self.packing.size)
+        Raises: DeviceError
+        """
+        self._packing.pack_into(self._memory, 0, *addresses)
+        status = self._driver.library.cuLaunchKernelEx(self._config, self._function, self._pointers, None)
+        if status != 0:
+            raise DeviceError(f"kernel {self._stem} did not start: {self._driver.describe(status)}")
 
 
 class LaunchDriver:
@@ -69,39 +70,21 @@ class LaunchDriver:
     def __init__(self, max_shared_bytes: int, library: Any = None) -> None:
         """`library` is the driver's, with its C functions."""
         self._max_shared_bytes = max_shared_bytes
-        self._library = library or ctypes.CDLL(environment.DRIVER_LIBRARY)
-        self._layouts: dict[tuple[type, ...], _Layout] = {}
+        self.library = library or ctypes.CDLL(environment.DRIVER_LIBRARY)
 
-    def launch(
-        self,
-        stem: str,
-        function: int,
-        grid: tuple[int, ...],
-        block: int,
-        arguments: Sequence[Any],
-        shared_bytes: int,
-        stream: int,
-        overlaps: bool,
-    ) -> None:
-        """Start a function; `stem` names it in messages. Arguments are copied before this returns.
+    def bind(self, launch: Launch, function: int, stream: int, can_overlap: bool) -> BoundLaunch:
+        """Everything about a launch of a loaded function but its addresses.
 
-        Raises: TypeError, ValueError for what CUDA would misread; DeviceError
+        Raises: TypeError, ValueError for what CUDA would misread
         """
-        self._check_sizes(stem, grid, block)
-        self._check_shared(stem, shared_bytes)
-        types = tuple(map(type, arguments))
-        layout = self._layouts.get(types)
-        if layout is None:
-            layout = self._layouts[types] = _Layout.of(stem, arguments)
-        memory = layout.pack(arguments)
-        start = ctypes.addressof(memory)
-        pointers = layout.pointers(*[start + offset for offset in layout.offsets])
-        x, y, z = (*grid, 1, 1)[:3]
+        self._check_sizes(launch.stem, launch.grid, launch.block)
+        self._check_shared(launch.stem, launch.shared_bytes)
+        arguments = [_bytes_of(launch.stem, position, one) for position, one in enumerate(launch.arguments)]
+        x, y, z = (*launch.grid, 1, 1)[:3]
+        overlaps = launch.overlaps and can_overlap
         attributes = ctypes.addressof(_OVERLAP) if overlaps else 0
-        config = _CONFIG.pack(x, y, z, block, 1, 1, shared_bytes, stream, attributes, 1 if overlaps else 0)
-        status = self._library.cuLaunchKernelEx(config, ctypes.c_void_p(function), pointers, None)
-        if status != 0:
-            raise DeviceError(f"kernel {stem} did not start: {self._describe(status)}")
+        config = _CONFIG.pack(x, y, z, launch.block, 1, 1, launch.shared_bytes, stream, attributes, int(overlaps))
+        return BoundLaunch(self, launch.stem, function, config, arguments)
 
     def allow_shared(self, stem: str, function: int, shared_bytes: int) -> None:
         """Let a function be launched with this much dynamic shared memory a block.
@@ -110,9 +93,9 @@ class LaunchDriver:
         """
         self._check_shared(stem, shared_bytes)
         attribute = _MAX_DYNAMIC_SHARED_SIZE_BYTES
-        status = self._library.cuFuncSetAttribute(ctypes.c_void_p(function), attribute, shared_bytes)
+        status = self.library.cuFuncSetAttribute(ctypes.c_void_p(function), attribute, shared_bytes)
         if status != 0:
-            problem = self._describe(status)
+            problem = self.describe(status)
             raise DeviceError(f"kernel {stem} cannot have {shared_bytes} bytes of shared memory a block: {problem}")
 
     @staticmethod
@@ -128,27 +111,23 @@ class LaunchDriver:
         if not 0 <= shared_bytes <= limit:
             raise ValueError(f"{stem}: {shared_bytes} bytes of shared memory a block, this card has {limit}")
 
-    def _describe(self, status: int) -> str:
+    def describe(self, status: int) -> str:
+        """An error of the driver in words."""
         text = ctypes.c_char_p()
-        self._library.cuGetErrorString(status, ctypes.byref(text))
+        self.library.cuGetErrorString(status, ctypes.byref(text))
         return f"{text.value.decode() if text.value else 'unknown'} (CUDA error {status})"
 
 
-def _value(argument: Any) -> Any:
+def _bytes_of(stem: str, position: int, argument: Any) -> bytes | None:
+    """An argument as it lies in memory; None for an address that comes with each start."""
+    if isinstance(argument, _SCALARS):
+        return argument.tobytes()
     if argument is None:
-        return 0
-    return bytes(argument) if isinstance(argument, ctypes.Structure) else argument
-
-
-def _format(stem: str, position: int, argument: Any) -> str:
-    """The C type of an argument, as `struct` writes it."""
-    scalar = _FORMATS.get(type(argument))
-    if scalar is not None:
-        return scalar
-    if argument is None or hasattr(getattr(argument, "data", None), "ptr"):
-        return _POINTER
-    if isinstance(argument, ctypes.Structure):  # by value, as aligned as any of its fields
-        return f"0q{ctypes.sizeof(argument)}s"
+        return bytes(_POINTER_BYTES)
+    if isinstance(argument, ctypes.Structure):
+        return bytes(argument)
+    if is_address(argument):
+        return None
     # A Python number has no size of its own, and CUDA would read whatever the kernel declares.
     raise TypeError(
         f"{stem}: argument {position} is {type(argument).__name__}; kernels take arrays on the card, NumPy scalars of "

@@ -84,6 +84,18 @@ def _describe(driver: ctypes.CDLL, index: int) -> Card:
     return Card(index, name.value.decode(errors="replace"), (capability[0], capability[1]), total.value)
 
 
+def pci_bus_id(index: int) -> str | None:
+    """Where card `index` of the driver's order sits, such as 0000:1b:00.0; None if the driver does not say."""
+    try:
+        driver = ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        return None
+    device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    return None if driver.cuDeviceGetPCIBusId(address, len(address), device) else address.value.decode()
+
+
 def cupy_distributions() -> dict[str, str]:
     """The installed CuPy packages and their versions; more than one shadow each other and must not be."""
     found = {}

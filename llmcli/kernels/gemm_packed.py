@@ -7,6 +7,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
@@ -52,7 +53,10 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             num_outputs], rows any distance apart, where num_outputs ends in the last tile
     Raises: ValueError, also for a matrix that it does not take
     """
-    layout = matrix.layout
+    device.launch_planned(_plan, (matrix.tiles, matrix.scales, matrix.zero_points, x, out), matrix.layout)
+
+
+def _plan(device: Device, tiles: Any, scales: Any, zero_points: Any, x: Any, out: Any, layout: TileLayout) -> Launch:
     if not takes(layout):
         raise ValueError(f"gemm_packed: {layout} is not for this kernel")
     num_tokens = x.shape[0]
@@ -66,7 +70,7 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             f"gemm_packed: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {TILE_ROWS}"
         )
     token_tiles, stages = choose_tiling(layout, num_tokens, device.shared_bytes_per_block)
-    arguments = (
+    parameters = (
         WEIGHT_C_TYPES[layout.weight_type],
         SCALE_C_TYPES[layout.scale_type or "float32"],
         str(layout.group_size or 0),
@@ -74,15 +78,15 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
         str(token_tiles),
         str(stages),
     )
-    device.launch(
+    return Launch(
         "gemm_packed",
-        f"gemm_packed<{', '.join(arguments)}>",
+        f"gemm_packed<{', '.join(parameters)}>",
         grid=(-(-num_tokens // (8 * token_tiles)), -(-layout.num_tiles // _BLOCK_TILES)),
         block=BLOCK_SIZE,
         arguments=(
-            matrix.tiles,
-            matrix.scales,
-            matrix.zero_points,
+            tiles,
+            scales,
+            zero_points,
             x,
             out,
             GemmShape(

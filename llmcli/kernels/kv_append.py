@@ -2,15 +2,25 @@
 
 import numpy as np
 
-from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
+from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout, check_cache, check_layout, column_address, row_stride
+from llmcli.kernels.launches import Launch
+from llmcli.kernels.qkv import (
+    CACHE_TYPES,
+    QkvLayout,
+    cached_bytes,
+    check_cache,
+    check_layout,
+    check_qkv,
+    column_address,
+    has_scales,
+)
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
     "kv_append",
     "append keys and values to the cache",
-    tuple(f"kv_append<{kind}, {size}>" for kind in C_TYPES.values() for size in (8, 64, 80, 128, 256)),
+    tuple(f"kv_append<{kind}, {size}>" for kind in CACHE_TYPES.values() for size in (8, 64, 80, 128, 256)),
 )
 
 _BLOCK_SIZE = 128
@@ -18,7 +28,7 @@ _BLOCK_SIZE = 128
 
 def kernel_name(keys: Array) -> str:
     """The name expression for this cache."""
-    return f"kv_append<{c_type(keys)}, {keys.shape[3]}>"
+    return f"kv_append<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
 def kv_append(
@@ -30,21 +40,38 @@ def kv_append(
     positions: Array,
     keys: Array,
     values: Array,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
 ) -> None:
-    """Round the keys and values of n tokens to the cache's type and store them.
+    """Round the keys and values of n tokens to the cache's type and store them, codes with their scales.
 
     Shapes: qkv [n, layout.width] float32, rows may be further apart; rows, positions [n] int32;
-            keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's, in-out
+            keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's, in-out; key_scales,
+            value_scales [num_rows, num_key_value_heads, max_seq_len] float32, in-out, beside codes
     Raises: ValueError
     """
+    device.launch_planned(_plan, (qkv, rows, positions, keys, values, key_scales, value_scales), layout)
+
+
+def _plan(
+    device: Device,
+    qkv: Array,
+    rows: Array,
+    positions: Array,
+    keys: Array,
+    values: Array,
+    key_scales: Array | None,
+    value_scales: Array | None,
+    layout: QkvLayout,
+) -> Launch:
     check_layout("kv_append", layout)
-    stride = row_stride("kv_append", qkv, layout)
+    stride = check_qkv("kv_append", qkv, layout)
     num_tokens = qkv.shape[0]
     check("kv_append", "rows", rows, dtype=np.int32, shape=(num_tokens,), aligned=4)
     check("kv_append", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
-    max_seq_len = check_cache("kv_append", keys, values, layout)
-    vectors = 2 * layout.kv_size * keys.dtype.itemsize // 16
-    device.launch(
+    max_seq_len = check_cache("kv_append", keys, values, layout, key_scales, value_scales)
+    vectors = 2 * layout.num_key_value_heads * _threads_a_head(layout.head_dim, keys.dtype.itemsize)
+    return Launch(
         "kv_append",
         kernel_name(keys),
         grid=(num_tokens, -(-vectors // _BLOCK_SIZE)),
@@ -57,6 +84,8 @@ def kv_append(
             positions,
             keys,
             values,
+            key_scales,
+            value_scales,
             np.int32(layout.num_key_value_heads),
             np.int32(max_seq_len),
         ),
@@ -65,5 +94,11 @@ def kv_append(
 
 def kv_append_cost(num_tokens: int, layout: QkvLayout, itemsize: int) -> KernelCost:
     """What one call moves; `itemsize` is the cache's."""
-    elements = 2 * num_tokens * layout.kv_size
-    return KernelCost(4 * elements, itemsize * elements, 0)
+    return KernelCost(8 * num_tokens * layout.kv_size, 2 * num_tokens * cached_bytes(layout, itemsize), 0)
+
+
+def _threads_a_head(head_dim: int, itemsize: int) -> int:
+    """One for each vector of 16 bytes, or of 8 codes, then rounded up to a power of two."""
+    if not has_scales(itemsize):
+        return head_dim * itemsize // 16
+    return 1 << (head_dim // 8 - 1).bit_length()

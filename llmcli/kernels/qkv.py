@@ -1,10 +1,17 @@
 """Where queries, keys and values lie in a row of the fused projection's output, and the checks of its kernels."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, check
+from llmcli.kernels.launches import Offset
+from llmcli.kernels.rows import row_stride
+
+# Types of the KV cache: floats, and codes of a head's vector that share a scale.
+CACHE_TYPES: dict[np.dtype[Any], str] = {**C_TYPES, np.dtype(np.uint8): "KvCode"}
+_SCALE_BYTES = 4
 
 _SEGMENT_ROWS = 16  # the matrices are fused in whole tiles of rows
 HEAD_DIM_STEP = 8  # 16 bytes of a 16-bit type
@@ -67,36 +74,52 @@ def check_layout(kernel: str, layout: QkvLayout) -> None:
         )
 
 
-def row_stride(kernel: str, qkv: Array, layout: QkvLayout) -> int:
-    """Columns from one row of `qkv` [n, width] to the next, once it is checked.
+def check_qkv(kernel: str, qkv: Array, layout: QkvLayout) -> int:
+    """Check `qkv` [n, width]; returns the columns from one row to the next, 0 if there is no next.
 
     Raises: ValueError
     """
     check(kernel, "qkv", qkv, dtype=np.float32, shape=(None, layout.width), row_stride=True)
-    stride = qkv.strides[0] // 4 if qkv.shape[0] > 1 else layout.width
+    stride = row_stride(qkv)
     if stride % 4:
         raise ValueError(f"{kernel}: rows of qkv are {stride} columns apart, expected a multiple of 4")
     return stride
 
 
-def column_address(qkv: Array, column: int) -> np.uint64:
+def column_address(qkv: Array, column: int) -> Offset:
     """The address of a column of the first row, as a kernel argument."""
-    return np.uint64(qkv.data.ptr + 4 * column)
+    return Offset(qkv, 4 * column)
 
 
-def check_cache(kernel: str, keys: Array, values: Array, layout: QkvLayout) -> int:
+def has_scales(itemsize: int) -> bool:
+    """Whether a KV cache with elements of this size is one of codes."""
+    return itemsize == 1
+
+
+def cached_bytes(layout: QkvLayout, itemsize: int) -> int:
+    """Bytes of the keys of one token, or of its values, in a cache with elements of this size."""
+    scales = layout.num_key_value_heads * _SCALE_BYTES if has_scales(itemsize) else 0
+    return layout.kv_size * itemsize + scales
+
+
+def check_cache(
+    kernel: str, keys: Array, values: Array, layout: QkvLayout, key_scales: Array | None, value_scales: Array | None
+) -> int:
     """Check one layer's keys and values [num_rows, num_key_value_heads, max_seq_len, head_dim]; returns max_seq_len.
 
+    Codes have scales [num_rows, num_key_value_heads, max_seq_len] beside them.
     Raises: ValueError
     """
-    check(
-        kernel,
-        "keys",
-        keys,
-        dtype=tuple(C_TYPES),
-        shape=(None, layout.num_key_value_heads, None, layout.head_dim),
-    )
-    check(kernel, "values", values, dtype=keys.dtype, shape=keys.shape)
+    is_coded = has_scales(keys.dtype.itemsize)
+    aligned = 8 if is_coded else 16
+    shape = (None, layout.num_key_value_heads, None, layout.head_dim)
+    check(kernel, "keys", keys, dtype=tuple(CACHE_TYPES), shape=shape, aligned=aligned)
+    check(kernel, "values", values, dtype=keys.dtype, shape=keys.shape, aligned=aligned)
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if (scales is not None) != is_coded:
+            raise ValueError(f"{kernel}: {name} belong to keys and values of uint8, which are {keys.dtype}")
+        if scales is not None:
+            check(kernel, name, scales, dtype=np.float32, shape=keys.shape[:3], aligned=4)
     return keys.shape[2]
 
 

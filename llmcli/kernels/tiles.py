@@ -5,6 +5,7 @@ The layout is told in kernels/common/tile.cuh. Nothing here needs a card.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,7 @@ def tiled_bytes(
     return tile_layout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric).arena_bytes
 
 
+@cache
 def tile_layout(
     weight_type: str,
     num_rows: int,
@@ -201,7 +203,7 @@ def tile_layout(
     scale_type: str | None = None,
     is_symmetric: bool = True,
 ) -> TileLayout:
-    """The layout of a matrix, from the group size as the checkpoint has it.
+    """The layout of a matrix, from the group size as the checkpoint has it; matrices that are alike share one.
 
     Raises: ValueError for groups too small to lie in a unit
     """

@@ -13,6 +13,7 @@ from typing import TypeVar
 from llmcli.engine.events import Token
 from llmcli.engine.generation import Generation, Request
 from llmcli.errors import DeviceError
+from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
 from llmcli.runners.base import Runner
 from llmcli.sampling.params import SamplingParams
@@ -24,6 +25,9 @@ DEFAULT_REPEATS = 5
 
 # Where the repeats of one figure would take longer, fewer are made.
 _SECONDS_A_FIGURE = 30.0
+# The counter of energy may lag by 0.1 s: so long is measured without work, and with it at each depth.
+_IDLE_SECONDS = 1.0
+_ENERGY_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -66,7 +70,8 @@ class PromptFigures:
 class DecodeFigures:
     """Decoding `num_new_tokens` in each of `num_rows` rows that held `depth` tokens; a step is a token for each row.
 
-    Units: `bytes_per_step` are read, halfway through; `bandwidth_share` is of the read bandwidth
+    Units: `bytes_per_step` are read, halfway through; `bandwidth_share` is of the read bandwidth; joules without and
+    watts with what the idle card takes, None where they cannot be measured
     """
 
     depth: int
@@ -76,6 +81,8 @@ class DecodeFigures:
     bytes_per_step: int
     bandwidth_share: float
     predicted_step_seconds: float
+    joules_per_token: float | None
+    average_watts: float | None
 
     @property
     def tokens_per_second(self) -> float:
@@ -106,28 +113,52 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`."""
+    """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
+
+    `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
+    """
 
     model: str
     precision: str
     device: str
+    cache_type: str
     context: int
     read_bytes_per_second: float
     load_seconds: float
     num_checked_tokens: int
+    idle_watts: float | None
+    energy_problem: str | None
     prompts: tuple[PromptFigures, ...]
     decode: tuple[DecodeFigures, ...]
 
 
 class Bench:
-    """Measures one runner. `read_bytes` is the bandwidth of its memory, in bytes a second."""
+    """Measures one runner. `read_bytes` is the bandwidth of its memory, in bytes a second.
 
-    def __init__(self, runner: Runner, predictor: Predictor, read_bytes: float, options: BenchOptions):
+    With a `meter` it first waits a second, to know what the device takes without work.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        predictor: Predictor,
+        read_bytes: float,
+        options: BenchOptions,
+        meter: EnergyMeter | None = None,
+    ):
         self._runner = runner
         self._predictor = predictor
         self._read_bytes = read_bytes
         self._options = options
         self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
+        self._meter = meter
+        if meter is not None:
+            meter.wait_idle(_IDLE_SECONDS)
+
+    @property
+    def idle_watts(self) -> float | None:
+        """What the device takes with the model loaded and nothing to do, None where that cannot be measured."""
+        return None if self._meter is None else self._meter.idle_watts
 
     def check_tokens(self) -> int:
         """Generate by `Generation`, as `generate` does, and by the loop that is timed; returns how many tokens agree.
@@ -198,6 +229,8 @@ class Bench:
         spread = _spread(self._repeat(run))
         halfway = depth + (count + 1) // 2
         bytes_per_step = self._predictor.decode_bytes(halfway, num_rows)
+        energy, num_runs = self._energy(run)
+        num_tokens = num_runs * num_rows * (count + 1)  # the first is sampled and run too
         return DecodeFigures(
             depth,
             num_rows,
@@ -206,7 +239,20 @@ class Bench:
             bytes_per_step,
             bytes_per_step / spread.median / self._read_bytes,
             self._predictor.decode_seconds(halfway, num_rows),
+            energy.joules_per_token(num_tokens) if energy else None,
+            energy.average_watts if energy else None,
         )
+
+    def _energy(self, run: Callable[[], object]) -> tuple[Energy | None, int]:
+        """The energy of further runs, one after the other, for long enough to tell, and their number."""
+        if self._meter is None or self._meter.idle_watts is None:
+            return None, 0
+        start, num_runs = self._meter.read(), 0
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < _ENERGY_SECONDS:
+            run()
+            num_runs += 1
+        return self._meter.used(start, self._meter.read()), num_runs
 
     def _decode(self) -> Generator[list[int], None, None]:
         rows = range(self._options.num_rows)

@@ -33,7 +33,7 @@ def examine() -> list[Check]:
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
     if cupy:
-        checks += [_nvrtc(), _headers()]
+        checks += [_nvrtc(cupy), _headers(cupy)]
     checks.append(
         _writable("kernel cache", kernel_cache_folder(), "kernels are compiled anew at every start", "LLMCLI_HOME")
     )
@@ -99,19 +99,23 @@ def _cupy(driver: environment.Driver | None, found: dict[str, str]) -> Check:
     return Check("CuPy", "ok", installed)
 
 
-def _nvrtc() -> Check:
+def _nvrtc(cupy: dict[str, str]) -> Check:
     version = environment.nvrtc_version()
     if isinstance(version, str):
-        return Check("NVRTC", "problem", version, 'install CuPy with its [ctk] extra: pip install "llmcli[cuda13]"')
+        return Check("NVRTC", "problem", version, _install_toolkit(cupy))
     return Check("NVRTC", "ok", ".".join(map(str, version)))
 
 
-def _headers() -> Check:
+def _headers(cupy: dict[str, str]) -> Check:
     folder = environment.header_folder()
     if folder is None:
-        fix = 'install CuPy with its [ctk] extra: pip install "llmcli[cuda13]"'
-        return Check("CUDA headers", "problem", "cuda_fp16.h is nowhere", fix)
+        return Check("CUDA headers", "problem", "cuda_fp16.h is nowhere", _install_toolkit(cupy))
     return Check("CUDA headers", "ok", str(folder))
+
+
+def _install_toolkit(cupy: dict[str, str]) -> str:
+    """CuPy alone brings neither; the extra names them beside the CuPy of the same CUDA version."""
+    return f'pip install "llmcli[cuda{12 if "cupy-cuda12x" in cupy else 13}]"'
 
 
 def _writable(name: str, folder: Path, consequence: str, variable: str) -> Check:

@@ -23,13 +23,16 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a device that a model takes at a context. `largest_context` is what fits `available_bytes`.
+    """Memory of a device that a model takes at a context, its KV cache in `cache_type`.
+
+    `largest_context` is what fits `available_bytes`.
 
     Units: bytes; `workspace_bytes` holds activations, the sampler's state and what the device's library takes
     """
 
     weight_bytes: int
     cache_bytes: int
+    cache_type: str
     workspace_bytes: int
     available_bytes: int
     largest_context: int

@@ -33,6 +33,10 @@ class Runner(Protocol):
         """Device and precision for the user, such as `CPU, float32, 2 threads`."""
 
     @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements, such as `float16` or `int8`."""
+
+    @property
     def num_rows(self) -> int:
         """Rows that can be decoded side by side."""
 

@@ -11,7 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from llmcli.cli.chat_session.doors import open_template
-from llmcli.cli.session import EncodedPrompt, RunnerOptions, open_session
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished
 from llmcli.tokenizer.chat_encoding import encode_chat

@@ -13,6 +13,7 @@ from llmcli.cli.terminal import terminal
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the command line says and does is tested as on a machine without a card."""
     monkeypatch.setattr("llmcli.cli.device_choice.find_driver", lambda: None)
+    monkeypatch.setattr("llmcli.cli.device_choice.start_card", lambda index, timeline: None)
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def make_facts(
         seed=7,
         samples=tuple(range(samples)),
         load_seconds=0.0,
+        cache_type="float32",
         tokenizer=tokenizer,
     )
 

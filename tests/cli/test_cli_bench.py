@@ -49,23 +49,25 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
     result = llmcli("bench", model, *QUICK)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"model +model, bfloat16, context 55", lines[0])
+    assert re.fullmatch(r"model +model, bfloat16, KV cache float32, context 55", lines[0])
     assert re.fullmatch(r"device +CPU, float32, 1 thread, reads [\d.,]+ GB/s", lines[1])
     assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
-    assert lines[4].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
-    assert [line.split()[0] for line in lines[5:7]] == ["20", "50"]
-    assert lines[8].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
-    assert lines[9].split()[:2] == ["30", "1"]
-    assert len(lines) == 10
-    assert all(line.endswith(" 2") for line in (*lines[5:7], lines[9]))
+    assert lines[3] == "energy            not available: it is measured on NVIDIA cards only"
+    assert lines[5].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
+    assert [line.split()[0] for line in lines[6:8]] == ["20", "50"]
+    assert lines[9].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
+    assert lines[10].split()[:2] == ["30", "1"]
+    assert len(lines) == 11
+    assert all(line.endswith(" 2") for line in (*lines[6:8], lines[10]))
     assert [line.split(":")[0] for line in result.stderr.splitlines()][-1] == "model"
 
 
 def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--rows", 3, "--json").stdout)
     assert set(facts) == {
-        *("model", "precision", "device", "context", "read_bytes_per_second", "load_seconds", "num_checked_tokens"),
-        *("prompts", "decode"),
+        *("model", "precision", "device", "cache_type", "context", "read_bytes_per_second", "load_seconds"),
+        "num_checked_tokens",
+        *("idle_watts", "energy_problem", "prompts", "decode"),
     }
     assert [item["num_tokens"] for item in facts["prompts"]] == [20, 50]
     for item in facts["prompts"]:
@@ -98,6 +100,7 @@ def test_bench_csv(llmcli: Llmcli, model: Path) -> None:
         assert 0 < slowest <= median <= fastest
         assert float(row["predicted_tokens_per_second"]) > 0
         assert (row["gbps"] == "") == (row["figure"] == "prompt") == (row["first_token_seconds"] != "")
+        assert row["joules_per_token"] == row["average_watts"] == ""
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
@@ -169,6 +172,16 @@ def test_lengths_follow_the_context(llmcli: Llmcli, model: Path) -> None:
     assert facts["context"] == 512
 
 
+def test_bench_with_a_cache_of_codes(llmcli: Llmcli, model: Path) -> None:
+    wide, narrow = (
+        json.loads(llmcli("bench", model, *QUICK, "--kv-cache", kind, "--json").stdout) for kind in ("auto", "int8")
+    )
+    assert (wide["cache_type"], narrow["cache_type"]) == ("float32", "int8")
+    (before,), (after,) = wide["decode"], narrow["decode"]
+    # 32 tokens of two layers, keys and values of two heads: 16 elements each, and a scale.
+    assert before["bytes_per_step"] - after["bytes_per_step"] == 32 * 2 * 2 * 2 * (16 * 4 - 16 - 4)
+
+
 def test_plan_table(llmcli: Llmcli, model: Path) -> None:
     result = llmcli("plan", model)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -176,6 +189,7 @@ def test_plan_table(llmcli: Llmcli, model: Path) -> None:
     layer = 2 * 128 * 128 + 2 * 128 * 32 + 3 * 128 * 256 + 2 * 128
     assert lines[0].split(maxsplit=1) == ["model", f"model, bfloat16, {2 * layer + 2 * 320 * 128 + 128:,} parameters"]
     assert re.fullmatch(r"device +CPU, float32, reads [\d.,]+ GB/s \(measured\)", lines[1])
+    assert re.search(r"\+ KV cache [\d.]+ MiB \(float32\) \+", lines[3])
     assert re.fullmatch(r"context +512 tokens; 512 would fit", lines[4])
     assert lines[6].split() == ["depth", "read", "per", "step", "tokens/s"]
     assert [line.split()[0] for line in lines[7:9]] == ["128", "511"]
@@ -189,6 +203,7 @@ def test_plan_json_has_what_the_files_hold(llmcli: Llmcli, model: Path) -> None:
     data_bytes = sum(info.num_bytes for info in open_model(model).checkpoint.tensors.values())
     assert memory["weight_bytes"] == data_bytes
     assert memory["cache_bytes"] == 2 * 300 * 2 * 2 * 2 * 16 * 2
+    assert memory["cache_type"] == "bfloat16"
     parts = ("weight_bytes", "cache_bytes", "workspace_bytes")
     assert memory["total_bytes"] == sum(memory[part] for part in parts)
     assert [item["depth"] for item in facts["decode"]] == [128, 299]
@@ -211,6 +226,14 @@ def test_plan_for_a_card_that_is_not_here(llmcli: Llmcli) -> None:
     table = llmcli(*arguments[:-1]).stdout
     assert "a card of 24 GiB, reads 1,008.0 GB/s (as given)" in table
     assert "first token" not in table
+
+
+def test_plan_with_a_cache_of_codes(llmcli: Llmcli, model: Path) -> None:
+    card = ("plan", "Llama-2-7B", "--memory", 24, "--bandwidth", 1008, "--json")
+    for arguments, num_vectors, head_dim in ((card, 32 * 4096 * 32, 128), (("plan", model, "--json"), 2 * 512 * 2, 16)):
+        memory = json.loads(llmcli(*arguments, "--kv-cache", "int8").stdout)["memory"]
+        assert memory["cache_type"] == "int8"
+        assert memory["cache_bytes"] == 2 * num_vectors * (head_dim + 4)
 
 
 def test_the_context_that_a_refusal_names_is_accepted(

@@ -47,6 +47,34 @@ def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, c
     assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
 
 
+def test_eval_of_an_int8_cache(llmcli: Callable[..., Result], tiny_llama: Path, coarse: Path, text_file: Path) -> None:
+    """One model is compared with itself; of two the second has the cache that was asked for."""
+    common = ("-f", text_file, "--context", 64)
+    usual = json.loads(llmcli("eval", tiny_llama, *common, "--json").stdout)["models"][0]
+    arguments = ("eval", tiny_llama, "--kv-cache", "int8", *common)
+    answer = json.loads(llmcli(*arguments, "--json").stdout)
+    assert [(model["model"], model["kv_cache"]) for model in answer["models"]] == [
+        ("tiny-llama", "auto"),
+        ("tiny-llama", "int8"),
+    ]
+    assert answer["models"][0] == usual
+    assert answer["models"][1]["perplexity"] != usual["perplexity"]
+    assert 0 < answer["mean_kl"] < 1e-3
+    lines = llmcli(*arguments).stdout.splitlines()
+    assert lines[1] == f"tiny-llama, KV cache int8: perplexity {answer['models'][1]['perplexity']:.4f}"
+    pair = json.loads(llmcli(*arguments, "--against", coarse, "--json").stdout)
+    assert [(model["model"], model["kv_cache"]) for model in pair["models"]] == [
+        ("tiny-llama", "auto"),
+        ("coarse", "int8"),
+    ]
+    assert pair["mean_kl"] > answer["mean_kl"]
+
+
+def test_diff_of_an_int8_cache(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    arguments = ("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 5, "--json")
+    assert 0 < json.loads(llmcli(*arguments, "--kv-cache", "int8").stdout)["mean_kl"] < 1e-3
+
+
 def test_diff_marks_divergences(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
     other = write_tiny_llama(tmp_path / "other", seed=5)
     arguments = ("diff", tiny_llama, other, "Hi", "--max-new-tokens", 12)

@@ -78,6 +78,15 @@ def test_names_that_are_no_device(name: str) -> None:
         RunnerOptions(name, "auto", None)
 
 
+def test_the_kv_cache_is_usual_or_int8(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 2, "--seed", 1, "--stats", "--kv-cache")
+    llmcli(*arguments, "int4").expect_error(2, "--kv-cache is 'int4', expected auto or int8")
+    for choice, cache_type, shown in (("auto", "float32", "CPU, float32, "), ("int8", "int8", "KV cache int8")):
+        stderr = llmcli(*arguments, choice).stderr
+        assert shown in stderr.splitlines()[0]
+        assert any(line.split() == ["KV", "cache", cache_type] for line in stderr.splitlines())
+
+
 def test_float16_needs_a_card(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     arguments = ("generate", "Hi", "-m", tiny_llama, "--dtype", "float16")
     llmcli(*arguments, "--device", "cpu").expect_error(2, "--dtype float16 is for CUDA", "float32 or bfloat16")

@@ -126,7 +126,8 @@ CARD = environment.Card(0, "NVIDIA Test", (8, 9), 24 * 2**30)
             (13, 0),
             "needs compute capability 8.0",
         ),
-        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "RuntimeError: no NVRTC", "[ctk] extra"),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda13x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda13]"'),
+        (environment.Driver((13, 0), (CARD,)), {"cupy-cuda12x": "14"}, "no NVRTC", 'fix: pip install "llmcli[cuda12]"'),
     ],
 )
 def test_doctor(

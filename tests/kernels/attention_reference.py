@@ -11,10 +11,14 @@ import numpy as np
 U32 = 2.0**-24
 EXP2 = 2.0**-22  # relative error of the fast 2^x
 # What is left of a number that is split into two 16-bit parts, and of one that is rounded to 16 bits.
-SPLIT = {np.dtype(np.float32): 0.0, np.dtype(np.float16): 2.0**-22, np.dtype(np.uint16): 2.0**-16}
-ROUNDED = {np.dtype(np.float32): 0.0, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
+# Codes (uint8) are multiplied in fp16.
+F32, F16, BF16, CODES = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
+SPLIT = {F32: 0.0, F16: 2.0**-22, BF16: 2.0**-16, CODES: 2.0**-22}
+ROUNDED = {F32: 0.0, F16: 2.0**-11, BF16: 2.0**-8, CODES: 2.0**-11}
 # Half the smallest step of fp16, the error of what is nearly zero.
-FLOOR = {np.dtype(np.float32): 0.0, np.dtype(np.float16): 2.0**-25, np.dtype(np.uint16): 0.0}
+FLOOR = {F32: 0.0, F16: 2.0**-25, BF16: 0.0, CODES: 2.0**-25}
+# The same of a weight times the scale of its value, of which the largest weight is 2^6.
+WEIGHT_FLOOR = 2.0**-31
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ def attend(
     query_floor: float,
     weight_error: float,
     tensor_cores: bool,
+    value_scales: np.ndarray | None = None,
 ) -> Estimate:
     """Attention of each query over the cached tokens up to its position, its own included.
 
@@ -72,7 +77,8 @@ def attend(
     products, `query_floor` the absolute one of a scaled query element. Sums are of rounded fp32 additions, or of
     `tensor_cores`, which truncate once for 16 products.
     Shapes: query [num_tokens, num_attention_heads, head_dim]; keys, values [num_key_value_heads, seq_len, head_dim]
-            float64; positions [num_tokens]; result [num_tokens, num_attention_heads * head_dim]
+            float64; value_scales [num_key_value_heads, seq_len] of codes; positions [num_tokens]; result [num_tokens,
+            num_attention_heads * head_dim]
     """
     num_tokens, num_heads, head_dim = query.value.shape
     group_size = num_heads // keys.shape[0]
@@ -101,6 +107,10 @@ def attend(
             relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * U32
             value[token, head] = weight @ v
             error[token, head] = relative * (weight @ np.abs(v)) + 1e-30
+            if value_scales is not None:
+                scales = value_scales[head // group_size, first : position + 1, None]
+                codes = np.abs(v) / np.where(scales == 0, 1.0, scales)
+                error[token, head] += WEIGHT_FLOOR * weight.max() * codes.sum(0)
     return Estimate(value.reshape(num_tokens, -1), error.reshape(num_tokens, -1))
 
 

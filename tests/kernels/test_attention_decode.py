@@ -7,7 +7,8 @@ from typing import Any
 import attention_reference as reference
 import numpy as np
 import pytest
-from fenced import Fenced, assert_within, fenced, sum_bound, to_float64, to_host, to_storage
+from fenced import Fenced, assert_within, fenced, sum_bound, to_host
+from kv_codes import CODES, Stored, cache_arguments, stored, upload_cache
 
 from llmcli.kernels.attention_decode import (
     PARTIAL_EXTRA,
@@ -21,6 +22,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
+KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])
 EPS = 1e-5
 LLAMA = QkvLayout(8, 2, 64)
 
@@ -36,8 +38,8 @@ class Problem:
     cos_sin: np.ndarray | None
     rows: np.ndarray
     positions: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
+    keys: Stored
+    values: Stored
     window: int | None
     num_splits: int
 
@@ -65,10 +67,10 @@ def make(
     head_dim = layout.head_dim
     rows = generator.permutation(num_rows)[: len(positions)].astype(np.int32)
     shape = (num_rows, layout.num_key_value_heads, max_seq_len, head_dim)
-    keys, values = (to_storage(generator.normal(size=shape), dtype) for _ in range(2))
+    keys, values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
     for row, position in zip(rows, positions, strict=True):
         for cache in (keys, values):
-            cache[row, :, position:].view(np.uint8)[:] = 0xFF
+            cache.poison((row, slice(None), slice(position, None)))
     weights = generator.uniform(0.5, 2.0, (2, head_dim)).astype(np.float32)
     return Problem(
         layout,
@@ -88,8 +90,8 @@ def make(
 @dataclass(frozen=True)
 class Result:
     out: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
+    keys: Stored
+    values: Stored
 
 
 def upload(array: np.ndarray) -> Fenced:
@@ -124,15 +126,14 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
     counters = upload(np.zeros((num_rows, grid_heads(layout, itemsize)), np.uint32))
     results = []
     for _ in range(repeats):
-        keys, values = upload(problem.keys), upload(problem.values)
+        keys, values = upload_cache(problem.keys), upload_cache(problem.values)
         out = fenced((num_rows, layout.q_size), F32)
         attention_decode(
             device,
             qkv=qkv[:, : layout.width],
             layout=layout,
             eps=EPS,
-            keys=keys.array,
-            values=values.array,
+            **cache_arguments(keys, values),
             window=problem.window,
             partials=partials.array,
             counters=counters.array,
@@ -143,7 +144,7 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
         for fence in (keys, values, out, partials, counters):
             fence.check()
         assert not to_host(counters.array).any(), "counters must be ready for the next launch"
-        results.append(Result(to_host(out.array), to_host(keys.array), to_host(values.array)))
+        results.append(Result(to_host(out.array), keys.download(), values.download()))
     np.testing.assert_array_equal(to_host(qkv), padded)
     for name, fence in unchanged.items():
         if fence is not None:
@@ -171,11 +172,10 @@ def verify(problem: Problem, result: Result) -> None:
 
     expected_keys, expected_values = problem.keys.copy(), problem.values.copy()
     for index, (row, position) in enumerate(zip(problem.rows, positions, strict=True)):
-        stored = result.keys[row, :, position]
-        rounding = sum_bound(key.value[index], np.zeros(1), 1, dtype) / 2
-        assert_within(stored, key.value[index], rounding + key.error[index])
-        expected_keys[row, :, position] = stored
-        expected_values[row, :, position] = to_storage(value[index].reshape(-1, head_dim), dtype)
+        appended = result.keys[row, :, position]
+        assert_within(appended.values, key.value[index], rounding_bound(key.value[index], key.error[index], dtype))
+        expected_keys[row, :, position] = appended
+        expected_values[row, :, position] = stored(value[index].reshape(-1, head_dim), dtype)
     assert result.keys.tobytes() == expected_keys.tobytes()
     assert result.values.tobytes() == expected_values.tobytes()
 
@@ -183,28 +183,38 @@ def verify(problem: Problem, result: Result) -> None:
         seen = slice(0, position + 1)
         expected = reference.attend(
             reference.Estimate(query.value[index : index + 1], query.error[index : index + 1]),
-            to_float64(result.keys[row, :, seen]),
-            to_float64(result.values[row, :, seen]),
+            result.keys[row, :, seen].values,
+            result.values[row, :, seen].values,
             positions[index : index + 1],
             problem.window,
             query_error=reference.SPLIT[dtype],
             query_floor=reference.FLOOR[dtype],
             weight_error=reference.SPLIT[dtype],
             tensor_cores=dtype != F32,
+            value_scales=result.values[row, :, seen].scales,
         )
         assert_within(result.out[index : index + 1], expected.value, expected.error)
 
 
+def rounding_bound(x: np.ndarray, error: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """How far a stored vector may be from x, which is itself known within `error`."""
+    if dtype != CODES:
+        return sum_bound(x, np.zeros(1), 1, dtype) / 2 + error
+    # Half a step; the scale and what is multiplied with it are each rounded twice.
+    step = (np.abs(x) + error).max(-1, keepdims=True) / 127
+    return step / 2 + error + 4 * reference.U32 * (np.abs(x) + step)
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256])
+@KINDS
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256])
 def test_head_dims(device: Device, dtype: np.dtype, head_dim: int) -> None:
     problem = make(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 300], norms=True)
     verify(problem, run(device, problem)[0])
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 @pytest.mark.parametrize(
     "layout",
     [
@@ -219,7 +229,7 @@ def test_groups(device: Device, dtype: np.dtype, layout: QkvLayout) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 @pytest.mark.parametrize(("norms", "rotary"), [(False, True), (True, True), (True, False), (False, False)])
 def test_norms_and_rotary(device: Device, dtype: np.dtype, norms: bool, rotary: bool) -> None:
     problem = make(LLAMA, dtype, [0, 130], norms=norms, rotary=rotary, magnitude=3.0)
@@ -227,7 +237,7 @@ def test_norms_and_rotary(device: Device, dtype: np.dtype, norms: bool, rotary: 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [F32, BF16, CODES], ids=["fp32", "bf16", "codes"])
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 33])
 def test_split_edges(device: Device, dtype: np.dtype, num_splits: int) -> None:
     positions = [15, 16, 17, 63, 64, 65, 127, 128]
@@ -237,7 +247,7 @@ def test_split_edges(device: Device, dtype: np.dtype, num_splits: int) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 @pytest.mark.parametrize("window", [1, 2, 16, 100, 513, 5000])
 def test_windows(device: Device, dtype: np.dtype, window: int) -> None:
     problem = make(LLAMA, dtype, [0, 1, 99, 100, 101, 700], window=window)
@@ -245,14 +255,14 @@ def test_windows(device: Device, dtype: np.dtype, window: int) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 def test_long_rows(device: Device, dtype: np.dtype) -> None:
     problem = make(QkvLayout(4, 1, 128), dtype, [4095, 2500], num_splits=50, max_seq_len=4096)
     verify(problem, run(device, problem)[0])
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 def test_large_scores_and_outliers(device: Device, dtype: np.dtype) -> None:
     problem = make(LLAMA, dtype, [260, 300], magnitude=8.0)
     problem.qkv[0, 5] = 300.0  # one dimension that drowns the others
@@ -261,7 +271,7 @@ def test_large_scores_and_outliers(device: Device, dtype: np.dtype) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(device: Device, dtype: np.dtype) -> None:
     problem = make(LLAMA, dtype, [700, 0, 128, 129, 300, 15, 511, 640], norms=True)
     together = run(device, problem)[0].out
@@ -271,7 +281,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(device: Device, dtype: n
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+@KINDS
 def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
     problem = make(QkvLayout(8, 8, 128), dtype, [900, 300], norms=True, num_splits=7)
     first, *others = run(device, problem, repeats=10)
@@ -286,6 +296,7 @@ def test_splits_fill_the_card_once_and_are_not_small() -> None:
     assert max_splits(132, QkvLayout(32, 32, 128), 2, 32768) == 12
     assert max_splits(132, QkvLayout(8, 1, 64), 2, 1 << 20) == 256
     assert max_splits(28, QkvLayout(64, 64, 256), 2, 4096) == 1
+    assert max_splits(132, QkvLayout(32, 8, 128), 1, 32768) == 4 * 132 // 8
 
 
 def test_groups_wider_than_a_tile_take_several() -> None:
@@ -300,6 +311,9 @@ def test_cost_counts_keys_and_values_once_for_a_group() -> None:
     cost = attention_decode_cost([32769], QkvLayout(32, 8, 128), 2)
     assert cost.read_bytes == 2 * 8 * 32768 * 128 * 2 + 4 * (32 + 8 + 8) * 128
     assert cost.flops == 4 * 32769 * 32 * 128
+    codes = attention_decode_cost([32769], QkvLayout(32, 8, 128), 1)
+    assert codes.read_bytes == 2 * 8 * 32768 * (128 + 4) + 4 * (32 + 8 + 8) * 128
+    assert codes.written_bytes == 4 * 32 * 128 + 2 * 8 * (128 + 4)
 
 
 class Recorder:
@@ -340,10 +354,15 @@ def call(device: Any, **changes: Any) -> None:
 def test_launch() -> None:
     recorder = Recorder()
     call(recorder)
-    (launch,) = recorder.launches
-    assert launch["name"] == "attention_decode<__half, 64, 8>"
-    assert launch["grid"] == (3, 2, 2)
-    assert launch["overlaps"]
+    scales = {name: host((3, 2, 100), F32) for name in ("key_scales", "value_scales")}
+    call(recorder, **{name: host((3, 2, 100, 64), CODES) for name in ("keys", "values")}, **scales)
+    assert [launch["name"] for launch in recorder.launches] == [
+        "attention_decode<__half, 64, 8>",
+        "attention_decode<KvCode, 64, 8>",
+    ]
+    for launch in recorder.launches:
+        assert launch["grid"] == (3, 2, 2)
+        assert launch["overlaps"]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +374,8 @@ def test_launch() -> None:
         ({"cos_sin": host((99, 32, 2), F32)}, r"cos_sin is \[99, 32, 2\]"),
         ({"values": host((3, 2, 100, 64), F32)}, "values is float32, expected float16"),
         ({"keys": host((3, 2, 100, 64), np.int8)}, "keys is int8"),
+        ({name: host((3, 2, 100, 64), np.uint8) for name in ("keys", "values")}, "key_scales belong to"),
+        ({"key_scales": host((3, 2, 100), F32)}, "key_scales belong to keys and values of uint8, which are float16"),
         ({"rows": host((3,), np.int32)}, r"rows is \[3\], expected \[2\]"),
         ({"partials": host((1, 8, 3, 68), F32)}, "too small for 2 rows"),
         ({"partials": host((4, 8, 257, 68), F32)}, "257 splits"),

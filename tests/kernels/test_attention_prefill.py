@@ -6,14 +6,16 @@ from typing import Any
 import attention_reference as reference
 import numpy as np
 import pytest
-from fenced import Fenced, assert_same_bits, assert_within, fenced, to_float64, to_host, to_storage
+from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
+from kv_codes import CODES, cache_arguments, stored, upload_cache
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
+from llmcli.kernels.planned import PlansAnew
 from llmcli.kernels.qkv import QkvLayout
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
-KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])
 LLAMA = QkvLayout(4, 2, 64)
 NUM_ROWS, ROW = 3, 1
 
@@ -46,21 +48,20 @@ class Problem:
         self.qkv = np.full((num_tokens, layout.width + 16), np.nan, np.float32)
         self.qkv[:, : layout.q_size] = magnitude * generator.normal(size=(num_tokens, layout.q_size))
         shape = (NUM_ROWS, layout.num_key_value_heads, end + spare, layout.head_dim)
-        self.keys, self.values = (to_storage(generator.normal(size=shape), dtype) for _ in range(2))
+        self.keys, self.values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
         for cache in (self.keys, self.values):
-            for hidden in (cache[:ROW], cache[ROW + 1 :], cache[ROW, :, end:]):
-                hidden.view(np.uint8)[...] = 0xFF
+            for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
+                cache.poison(hidden)
 
     def run(self, device: Device) -> np.ndarray:
         """The kernel's output; nothing but it may change."""
-        qkv, keys, values = upload(self.qkv), upload(self.keys), upload(self.values)
+        qkv, keys, values = upload(self.qkv), upload_cache(self.keys), upload_cache(self.values)
         out = fenced((self.num_tokens, self.layout.q_size), F32)
         attention_prefill(
             device,
             qkv=qkv.array[:, : self.layout.width],
             layout=self.layout,
-            keys=keys.array,
-            values=values.array,
+            **cache_arguments(keys, values),
             row=ROW,
             start=self.start,
             window=self.window,
@@ -68,9 +69,11 @@ class Problem:
         )
         device.synchronize()
         out.check()
-        for fence, source in ((qkv, self.qkv), (keys, self.keys), (values, self.values)):
+        for fence in (qkv, keys, values):
             fence.check()
-            assert to_host(fence.array).tobytes() == source.tobytes()
+        assert to_host(qkv.array).tobytes() == self.qkv.tobytes()
+        for fence, source in ((keys, self.keys), (values, self.values)):
+            assert fence.download().tobytes() == source.tobytes()
         return to_host(out.array)
 
     def verify(self, device: Device, tokens: list[int] | None = None) -> None:
@@ -82,14 +85,15 @@ class Problem:
         seen = slice(0, self.start + self.num_tokens)
         expected = reference.attend(
             reference.exact(query),
-            to_float64(self.keys[ROW, :, seen]),
-            to_float64(self.values[ROW, :, seen]),
+            self.keys[ROW, :, seen].values,
+            self.values[ROW, :, seen].values,
             self.start + chosen,
             self.window,
             query_error=reference.ROUNDED[self.dtype],
             query_floor=reference.FLOOR[self.dtype],
             weight_error=reference.ROUNDED[self.dtype],
             tensor_cores=self.dtype != F32,
+            value_scales=self.values[ROW, :, seen].scales,
         )
         assert np.isfinite(actual).all()
         assert_within(actual[chosen], expected.value, expected.error)
@@ -97,7 +101,7 @@ class Problem:
 
 @pytest.mark.cuda
 @KINDS
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 48, 64, 80, 96, 112, 128, 136, 160, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 48, 64, 80, 96, 112, 128, 136, 160, 192, 256])
 def test_head_dims(device: Device, dtype: np.dtype, head_dim: int) -> None:
     Problem(QkvLayout(2, 1, head_dim), dtype, 30, 150).verify(device)
 
@@ -136,8 +140,18 @@ def test_flat_and_steep_weights(device: Device, dtype: np.dtype, magnitude: floa
 def test_fp16_queries_beyond_its_range_saturate(device: Device) -> None:
     problem = Problem(LLAMA, F16, 0, 40)
     problem.qkv[:, : LLAMA.q_size] *= 1e7
-    problem.keys[ROW, :, :, 0] = 0.0  # where infinity would become NaN
+    problem.keys.elements[ROW, :, :, 0] = 0.0  # where infinity would become NaN
     assert np.isfinite(problem.run(device)).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [24, 64, 128, 256])
+@pytest.mark.parametrize("magnitude", [1e-9, 1e-3, 1e4])
+def test_value_scales_of_any_size(device: Device, head_dim: int, magnitude: float) -> None:
+    problem = Problem(QkvLayout(2, 1, head_dim), CODES, 20, 100)
+    assert problem.values.scales is not None
+    problem.values.scales[ROW] *= np.float32(magnitude)
+    problem.verify(device)
 
 
 @pytest.mark.cuda
@@ -155,7 +169,7 @@ def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
         assert_same_bits(lambda: problem.run(device))
 
 
-class Recorder:
+class Recorder(PlansAnew):
     """Stands in for a card: remembers launches."""
 
     def __init__(self) -> None:
@@ -172,10 +186,13 @@ def host(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **changes: Any) -> None:
     cache = host((3, layout.num_key_value_heads, 100, layout.head_dim), dtype)
+    scales = host(cache.shape[:3], F32) if dtype == CODES else None
     arguments: dict[str, Any] = {
         "qkv": host((40, layout.width), F32),
         "keys": cache,
         "values": cache,
+        "key_scales": scales,
+        "value_scales": scales,
         "row": 2,
         "start": 60,
         "window": None,
@@ -184,7 +201,7 @@ def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **change
     attention_prefill(device, layout=layout, **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("dtype", [F32, F16, CODES])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_shared_memory_fits_every_card(head_dim: int, dtype: np.dtype) -> None:
     recorder = Recorder()

@@ -61,7 +61,7 @@ def test_each_input_of_a_compilation_makes_another_entry(
     assert kernels.find("scale", NAMES, "sm_80") is None
     with monkeypatch.context() as patch:
         patch.setattr(environment, "compiler_identity", lambda: "13.4.92")
-        assert kernels.find("scale", NAMES, "sm_90") is None
+        assert KernelCache(tmp_path / "cache", sources).find("scale", NAMES, "sm_90") is None
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "OPTIONS", ("--std=c++20",))
         assert kernels.find("scale", NAMES, "sm_90") is None

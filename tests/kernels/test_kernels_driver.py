@@ -9,6 +9,7 @@ import pytest
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.launches import Launch, addresses_of
 
 KINDS = (ctypes.c_int32, ctypes.c_float, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -75,16 +76,11 @@ class FakeLibrary:
         return 0
 
 
-def launch(driver: LaunchDriver, **changes: Any) -> None:
-    values: dict[str, Any] = {
-        "grid": (3, 2),
-        "block": 128,
-        "arguments": (),
-        "shared_bytes": 0,
-        "stream": 0x1000,
-        "overlaps": False,
-    }
-    driver.launch("kernel", 0x7000_0000_1234, **(values | changes))
+def launch(driver: LaunchDriver, can_overlap: bool = True, **changes: Any) -> None:
+    values: dict[str, Any] = {"grid": (3, 2), "block": 128, "arguments": ()}
+    described = Launch("kernel", "kernel<1>", **(values | changes))
+    bound = driver.bind(described, 0x7000_0000_1234, 0x1000, can_overlap)
+    bound.start(addresses_of(described.arguments))
 
 
 def test_every_argument_arrives_in_its_c_type() -> None:
@@ -111,7 +107,8 @@ def test_overlapping_is_an_attribute_of_the_launch() -> None:
     driver = LaunchDriver(0, library)
     launch(driver, overlaps=True)
     launch(driver, overlaps=False)
-    assert [seen.attributes for seen in library.launches] == [[(6, 1)], []]
+    launch(driver, can_overlap=False, overlaps=True)
+    assert [seen.attributes for seen in library.launches] == [[(6, 1)], [], []]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from fenced import fenced, to_host, to_storage
+from kv_codes import CODES, cache_arguments, fenced_cache, stored
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.kv_append import kv_append, kv_append_cost
 from llmcli.kernels.qkv import QkvLayout
 
 KINDS = pytest.mark.parametrize(
-    "dtype", [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)], ids=["fp32", "fp16", "bf16"]
+    "dtype",
+    [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), CODES],
+    ids=["fp32", "fp16", "bf16", "codes"],
 )
 
 
@@ -21,30 +23,31 @@ def check(
     generator = np.random.default_rng(len(rows))
     qkv = (10.0 ** generator.uniform(-6, 4, (len(rows), layout.width + 4))).astype(np.float32)
     qkv *= generator.choice([-1.0, 1.0], qkv.shape)
-    caches = [fenced((3, layout.num_key_value_heads, max_seq_len, layout.head_dim), dtype) for _ in range(2)]
+    qkv[0, layout.k_offset : layout.k_offset + layout.head_dim] = 0.0
+    shape = (3, layout.num_key_value_heads, max_seq_len, layout.head_dim)
+    caches = [fenced_cache(shape, dtype) for _ in range(2)]
     kv_append(
         device,
         qkv=cupy.asarray(qkv)[:, : layout.width],
         layout=layout,
         rows=cupy.asarray(np.array(rows, np.int32)),
         positions=cupy.asarray(np.array(positions, np.int32)),
-        keys=caches[0].array,
-        values=caches[1].array,
+        **cache_arguments(*caches),
     )
     device.synchronize()
     for cache, offset in zip(caches, (layout.k_offset, layout.v_offset), strict=True):
         cache.check()
-        expected = np.zeros(cache.array.shape, dtype)
-        expected.view(np.uint8)[...] = 0xFF
+        expected = stored(np.zeros(shape, np.float32), dtype)
+        expected.poison((slice(None),))
         for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
             token = qkv[index, offset : offset + layout.kv_size].reshape(-1, layout.head_dim)
-            expected[row, :, position] = to_storage(token, dtype)
-        assert to_host(cache.array).tobytes() == expected.tobytes()
+            expected[row, :, position] = stored(token, dtype)
+        assert cache.download().tobytes() == expected.tobytes()
 
 
 @pytest.mark.cuda
 @KINDS
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 48, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 48, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("num_key_value_heads", [1, 3, 8])
 def test_rows_in_decode(device: Device, dtype: np.dtype, head_dim: int, num_key_value_heads: int) -> None:
     check(device, QkvLayout(24, num_key_value_heads, head_dim), dtype, [2, 0], [0, 99], 100)
@@ -59,3 +62,4 @@ def test_a_chunk_of_prefill(device: Device, dtype: np.dtype) -> None:
 def test_cost() -> None:
     cost = kv_append_cost(10, QkvLayout(8, 2, 64), 2)
     assert (cost.read_bytes, cost.written_bytes) == (2 * 10 * 128 * 4, 2 * 10 * 128 * 2)
+    assert kv_append_cost(10, QkvLayout(8, 2, 64), 1).written_bytes == 2 * 10 * (128 + 2 * 4)

@@ -9,11 +9,12 @@ from row_data import COLUMNS, STORAGE
 
 from llmcli.kernels import embedding, head_norm, residual_add, rms_norm, round_rows, row_reduce, scale_bias, softmax
 from llmcli.kernels import swiglu as swiglu_module
+from llmcli.kernels.planned import PlansAnew
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
 
 
-class Recorder:
+class Recorder(PlansAnew):
     """A card that only notes what is launched."""
 
     num_multiprocessors = 64
@@ -21,7 +22,7 @@ class Recorder:
     def __init__(self) -> None:
         self.launches: list[tuple[str, str, tuple[int, ...], int]] = []
 
-    def launch(self, stem: str, name: str, *, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...]) -> None:
+    def launch(self, stem: str, name: str, *, grid: tuple[int, ...], block: int, **details: Any) -> None:
         self.launches.append((stem, name, grid, block))
 
 

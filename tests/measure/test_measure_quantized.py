@@ -1,4 +1,4 @@
-"""What int8 and int4 cost a trained model, on text that the model itself tells."""
+"""What int8 and int4 weights and an int8 KV cache cost a trained model, on text that the model itself tells."""
 
 from pathlib import Path
 
@@ -37,6 +37,20 @@ def exported(source: Path, destination: Path, scheme: WeightScheme) -> TorchRunn
     return load(open_model(destination), max_seq_len=512)
 
 
+def cost(original: TorchRunner, other: TorchRunner, texts: list[list[int]], name: str) -> tuple[float, float, float]:
+    """Change of perplexity, mean KL divergence and top-1 agreement over all tokens."""
+    results = [compare(original, other, text, stride=256, bos_token_ids=[1]) for text in texts]
+    num_tokens = sum(result.first.num_tokens for result in results)
+    assert num_tokens >= 20_000
+    before = sum(result.first.nll * result.first.num_tokens for result in results) / num_tokens
+    after = sum(result.second.nll * result.first.num_tokens for result in results) / num_tokens
+    kl = sum(result.mean_kl * result.first.num_tokens for result in results) / num_tokens
+    agreement = sum(result.top1_agreement * result.first.num_tokens for result in results) / num_tokens
+    change = torch.tensor(after - before).exp().item() - 1
+    print(f"{name}: perplexity {change:+.3%}, KL {kl:.3g} nats, top-1 {agreement:.2%}, {num_tokens} tokens")
+    return change, kl, agreement
+
+
 @pytest.mark.parametrize(
     ("scheme", "max_change", "max_kl", "min_agreement"),
     [
@@ -59,15 +73,15 @@ def test_cost_in_quality(
 ) -> None:
     original = load(open_model(stories260k), max_seq_len=512)
     quantized = exported(stories260k, tmp_path / "export", scheme)
-    results = [compare(original, quantized, text, stride=256, bos_token_ids=[1]) for text in texts]
-    num_tokens = sum(result.first.num_tokens for result in results)
-    assert num_tokens >= 20_000
-    before = sum(result.first.nll * result.first.num_tokens for result in results) / num_tokens
-    after = sum(result.second.nll * result.first.num_tokens for result in results) / num_tokens
-    kl = sum(result.mean_kl * result.first.num_tokens for result in results) / num_tokens
-    agreement = sum(result.top1_agreement * result.first.num_tokens for result in results) / num_tokens
-    change = torch.tensor(after - before).exp().item() - 1
-    print(f"{scheme}: perplexity {change:+.3%}, KL {kl:.3g} nats, top-1 {agreement:.2%}, {num_tokens} tokens")
+    change, kl, agreement = cost(original, quantized, texts, str(scheme))
     assert abs(change) < max_change
     assert 0 < kl < max_kl
     assert agreement > min_agreement
+
+
+def test_cost_of_an_int8_cache(stories260k: Path, texts: list[list[int]]) -> None:
+    usual, codes = (load(open_model(stories260k), max_seq_len=512, kv_cache=kind) for kind in ("auto", "int8"))
+    change, kl, agreement = cost(usual, codes, texts, "int8 KV cache")
+    assert abs(change) < 0.005
+    assert 0 < kl < 0.005
+    assert agreement > 0.95

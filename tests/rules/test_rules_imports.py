@@ -11,12 +11,13 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
 
 # A room is the longest name here that a module's name begins with. Every room may import itself, `llmcli` (the
-# version), `llmcli.errors` and `llmcli.resources`, which import nothing.
+# version), `llmcli.errors`, `llmcli.resources` and `llmcli.timeline`, which import nothing.
 ROOMS: dict[str, set[str]] = {
     "llmcli": set(),
     "llmcli.__main__": {"llmcli.cli"},
     "llmcli.errors": set(),
     "llmcli.resources": set(),
+    "llmcli.timeline": set(),
     "llmcli.config": set(),
     "llmcli.checkpoint": {"llmcli.config", "llmcli.quantization"},
     "llmcli.quantization": set(),
@@ -65,7 +66,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
 }
-COMMON = {"llmcli", "llmcli.errors", "llmcli.resources"}
+COMMON = {"llmcli", "llmcli.errors", "llmcli.resources", "llmcli.timeline"}
 EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
 FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
 

@@ -2,7 +2,8 @@
 
 Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
 attention rounds scaled queries and weights to the cache's type. Few tokens: products round nothing. A lone token's
-attention rounds nothing either. Keys and values always have the cache's type.
+attention rounds nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is
+float16, and it is the products of weights and value scales that are rounded.
 """
 
 import math
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.checkpoint.model import Model
+from llmcli.config.llama import LlamaConfig
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
-from llmcli.runners.torch import llama, load, runner
+from llmcli.runners.torch import cache, llama, load, runner
 from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct
 from llmcli.runners.torch.runner import TorchRunner
 
@@ -36,15 +38,15 @@ class RoundedProduct(WideningProduct):
         return F.linear(x.half().float(), weight)
 
 
-def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype, has_codes: bool) -> Tensor:
     """softmax(scores, base 2) @ values as arXiv 2307.08691 does it: weights rounded block by block of cached tokens,
     relative to the largest score until then.
 
     Shapes: scores [num_heads, num_tokens, seq_len]; values [num_heads, seq_len, head_dim]; result as scores @ values
     """
-    block = 64 if values.shape[-1] <= 128 else 32
+    block = 64 if values.shape[-1] <= (96 if has_codes else 128) else 32
     # float16 keeps small weights apart by a factor that cancels out.
-    factor = 2.0**15 if dtype == torch.float16 else 1.0
+    factor = 2.0 ** (6 if has_codes else 15) if dtype == torch.float16 else 1.0
     largest = torch.full(scores.shape[:2], -math.inf)
     total, mixed = torch.zeros(scores.shape[:2]), torch.zeros(*scores.shape[:2], values.shape[-1])
     for some_scores, some_values in zip(scores.split(block, -1), values.split(block, 1), strict=True):
@@ -52,16 +54,24 @@ def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
         base = larger.nan_to_num(neginf=0.0)
         fading = torch.exp2(largest - base)
         weights = torch.exp2(some_scores - base[..., None])
-        rounded = (weights * factor).to(dtype).float() / factor
+        if has_codes:  # the largest code of a vector is 127 or -127
+            scales = (some_values.abs().amax(-1) / 127).clamp(min=1e-30)
+            weights_of_codes = weights * scales[:, None]
+            rounded = (weights_of_codes * factor).to(dtype).float() / factor / scales[:, None]
+        else:
+            rounded = (weights * factor).to(dtype).float() / factor
         total = total * fading + weights.sum(-1)
         mixed = mixed * fading[..., None] + rounded @ some_values
         largest = larger
     return mixed / total[..., None]
 
 
-def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dtype, max_seq_len: int) -> TorchRunner:
+def load_rounded(
+    monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dtype, max_seq_len: int, kv_cache: str = "auto"
+) -> TorchRunner:
     """A torch runner whose plain weights have `dtype`, its cache that or float16, and whose arithmetic is float32."""
-    cache_dtype = torch.float32 if dtype == torch.float32 else torch.float16
+    has_codes = kv_cache == "int8"
+    cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
@@ -80,12 +90,14 @@ def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dty
         if window is not None:
             seen = seen.triu(position + 1 - window)
         scores = scores.masked_fill(~seen, -math.inf)
-        mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32)
+        mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32, has_codes)
         return mixed.transpose(0, 1).reshape(num_tokens, -1)
 
-    class Cache(llama.RowCache):
-        def __init__(self, keys: Tensor, values: Tensor):
-            super().__init__(keys.to(cache_dtype), values.to(cache_dtype))
+    class Cache(cache.RowCache):
+        def __init__(self, config: LlamaConfig, max_seq_len: int, cache_type: str):
+            super().__init__(config, max_seq_len, cache_type)
+            if not has_codes:
+                self._keys, self._values = self._keys.to(cache_dtype), self._values.to(cache_dtype)
 
     read_weights = load.read_weights
 
@@ -99,4 +111,4 @@ def load_rounded(monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dty
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
     monkeypatch.setattr(runner, "RowCache", Cache)
-    return load.load(model, max_seq_len=max_seq_len)
+    return load.load(model, max_seq_len=max_seq_len, kv_cache=kv_cache)

@@ -111,10 +111,10 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
-    from llmcli.runners.cuda import arena, decode, forward, load, placing, products, runner, upload
+    from llmcli.runners.cuda import arena, decode, forward, kv_cache, load, placing, products, runner, upload
 
     device = SimulatedDevice()
-    for module in (arena, decode, forward, load, placing, products, runner, upload):
+    for module in (arena, decode, forward, kv_cache, load, placing, products, runner, upload):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)

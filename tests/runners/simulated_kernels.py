@@ -243,16 +243,42 @@ def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) 
     store(qkv, values)
 
 
-def kv_append(device: Any, *, qkv: Any, layout: Any, rows: Any, positions: Any, keys: Any, values: Any) -> None:
-    for cache, offset in ((keys, layout.k_offset), (values, layout.v_offset)):
+def kv_append(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    rows: Any,
+    positions: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+) -> None:
+    for cache, scales, offset in ((keys, key_scales, layout.k_offset), (values, value_scales, layout.v_offset)):
         heads = _heads(floats(qkv), offset, layout.kv_size, layout.head_dim)
         for token, (row, position) in enumerate(zip(on_host(rows), on_host(positions), strict=True)):
-            store(cache[int(row), :, int(position)], heads[token])
+            place = int(row), slice(None), int(position)
+            if scales is None:
+                store(cache[place], heads[token])
+                continue
+            largest = np.abs(heads[token]).max(-1, keepdims=True)
+            scale = largest / np.float32(127)
+            on_host(scales[place])[:] = scale[:, 0]
+            codes = np.rint(heads[token] / np.where(scale == 0, np.float32(1), scale)) + 128
+            on_host(cache[place])[:] = codes.astype(np.uint8)
 
 
-def _attend(query: np.ndarray, keys: Any, values: Any, row: int, position: int, window: int | None) -> np.ndarray:
+def _cached(elements: Any, scales: Any, row: int, begin: int, end: int) -> np.ndarray:
+    """Shapes: result float32 [num_key_value_heads, end - begin, head_dim]."""
+    seen = floats(elements[row, :, begin:end])
+    return seen if scales is None else (seen - 128) * on_host(scales[row, :, begin:end])[..., None]
+
+
+def _attend(query: np.ndarray, cache: tuple[Any, ...], row: int, position: int, window: int | None) -> np.ndarray:
     begin = 0 if window is None else max(0, position + 1 - window)
-    k, v = (floats(cache[row, :, begin : position + 1]) for cache in (keys, values))
+    keys, values, key_scales, value_scales = cache
+    k, v = (_cached(*pair, row, begin, position + 1) for pair in ((keys, key_scales), (values, value_scales)))
     grouped = query.reshape(len(k), -1, query.shape[-1])
     scores = grouped @ k.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -260,10 +286,22 @@ def _attend(query: np.ndarray, keys: Any, values: Any, row: int, position: int, 
 
 
 def attention_prefill(
-    device: Any, *, qkv: Any, layout: Any, keys: Any, values: Any, row: int, start: int, window: int | None, out: Any
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+    row: int,
+    start: int,
+    window: int | None,
+    out: Any,
 ) -> None:
     query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
-    mixed = [_attend(one, keys, values, row, start + index, window) for index, one in enumerate(query)]
+    cache = keys, values, key_scales, value_scales
+    mixed = [_attend(one, cache, row, start + index, window) for index, one in enumerate(query)]
     store(out, np.stack(mixed))
 
 
@@ -280,6 +318,8 @@ def attention_decode(
     positions: Any,
     keys: Any,
     values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
     window: int | None,
     partials: Any,
     counters: Any,
@@ -291,12 +331,22 @@ def attention_decode(
         head_norm(device, x=qkv[:, layout.k_offset : layout.k_offset + layout.kv_size], weight=k_norm, eps=eps)
     if cos_sin is not None:
         rotary(device, qkv=qkv, layout=layout, positions=positions, cos_sin=cos_sin)
-    kv_append(device, qkv=qkv, layout=layout, rows=rows, positions=positions, keys=keys, values=values)
+    kv_append(
+        device,
+        qkv=qkv,
+        layout=layout,
+        rows=rows,
+        positions=positions,
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+    )
+    cache = keys, values, key_scales, value_scales
     query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
     places = zip(on_host(rows), on_host(positions), strict=True)
     mixed = [
-        _attend(one, keys, values, int(row), int(position), window)
-        for one, (row, position) in zip(query, places, strict=True)
+        _attend(one, cache, int(row), int(position), window) for one, (row, position) in zip(query, places, strict=True)
     ]
     store(out, np.stack(mixed))
 

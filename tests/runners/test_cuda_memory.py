@@ -82,6 +82,22 @@ def test_the_type_asked_for_decides(dtype: str) -> None:
     assert stored.precision == stored.embedding_type == dtype
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_cache_of_codes_has_a_scale_for_each_vector(dtype: str) -> None:
+    stored = StoredModel.of_config(config(), stored_dtype="bfloat16", dtype=dtype, kv_cache="int8")
+    plan = plan_memory(stored, max_seq_len=64, num_rows=1)
+    assert plan.cache_bytes == 2 * 3 * 2 * 64 * (8 + 4)
+    assert (stored.cache_type, stored.attention_type) == ("int8", "float16")
+
+
+def test_a_refusal_names_the_smaller_cache_where_it_fits() -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(4, 128))
+    with pytest.raises(InsufficientMemoryError, match=r"use --context \d+ or less, or --kv-cache int8$"):
+        fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=6 * 2**30)
+    with pytest.raises(InsufficientMemoryError, match=r"use --context \d+ or less$"):
+        fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=5 * 2**30)
+
+
 def test_the_context_that_fits_is_the_largest() -> None:
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(4, 128))
     available = 6 * 2**30

@@ -15,6 +15,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.planned import PlansAnew
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import Arena
 from llmcli.runners.cuda.forward import Forward, Tokens
@@ -27,7 +28,7 @@ from llmcli.runners.cuda.weights import place_weights
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 
 
-class CountingDevice(SimulatedDevice):
+class CountingDevice(SimulatedDevice, PlansAnew):
     """Counts launches and launches nothing."""
 
     def __init__(self) -> None:

@@ -51,6 +51,15 @@ def test_launchers_take_every_family(name: str, wanted: Any, tmp_path: Path) -> 
         assert ("head_norm" in names) == ("qwen3" in name)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_launchers_take_a_cache_of_codes(name: str, wanted: Any, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
+    for dtype in ("auto", "float32"):
+        names = wanted(folder, dtype=dtype, kv_cache="int8")
+        for stem in ("kv_append", "attention_prefill", "attention_decode"):
+            assert {found.split("<")[1].split(",")[0] for found in names[stem]} == {"KvCode"}
+
+
 @pytest.mark.parametrize("shared_bytes", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("name", [*SCHEMES, "int8 groups of 64, asymmetric"])
 def test_launchers_take_every_scheme(name: str, shared_bytes: int, wanted: Any, tmp_path: Path) -> None:

@@ -13,3 +13,11 @@ class TestTorchRunner(RunnerConformance):
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
         return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows)
+
+
+class TestTorchRunnerWithCodes(RunnerConformance):
+    tolerance = 2e-4  # a sum in another order may round an element to the next code, which takes 1e-4
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows, kv_cache="int8")

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmcli.engine.events import Event, Finished
 from llmcli.sampling.params import ResolvedSampling
+from llmcli.timeline import Timeline
 
 if TYPE_CHECKING:
+    from llmcli.measure.energy import EnergyMeter
     from llmcli.tokenizer.base import Tokenizer
 
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 class RunFacts:
     """A run, before its first token. Samples are indices from 0; people see them numbered from 1.
 
-    `model` is the folder or hub id as it was given, `name` what people call it.
+    `model` is the folder or hub id as it was given, `name` what people call it. `timeline` and `meter` are there for
+    whoever asked for them.
     """
 
     model: str
@@ -27,7 +30,10 @@ class RunFacts:
     seed: int
     samples: tuple[int, ...]
     load_seconds: float
+    cache_type: str
     tokenizer: Tokenizer
+    timeline: Timeline | None = None
+    meter: EnergyMeter | None = None
 
 
 class Output(Protocol):

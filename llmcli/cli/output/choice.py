@@ -7,6 +7,7 @@ from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
 from llmcli.cli.output.html import HtmlOutput, check_page_path
 from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.output.start import StartOutput
 from llmcli.cli.output.stats import StatsOutput
 from llmcli.cli.output.text import TextOutput
 from llmcli.cli.output.why import WhyOutput
@@ -31,7 +32,7 @@ class OutputOptions:
     color: str | None
     why: bool
     html: Path | None
-    stats: bool
+    stats: str | None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""
@@ -43,6 +44,8 @@ class OutputOptions:
             raise UsageError(f"--color is {self.color!r}, expected prob")
         if self.color is not None and not self.shows_text:
             raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+        if self.stats not in (None, "run", "start"):
+            raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
         if self.html is not None:
             check_page_path(self.html)  # before minutes are spent on what could not be written
 
@@ -71,8 +74,10 @@ def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
         outputs.append(WhyOutput(facts))
     if options.html is not None:
         outputs.append(HtmlOutput(facts, options.html))
-    if options.stats:
+    if options.stats == "run":
         outputs.append(StatsOutput(facts))
+    if facts.timeline is not None:
+        outputs.append(StartOutput(facts.timeline))
     return outputs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.output.base import RunFacts
+from llmcli.cli.output.start import start_json
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished, Timings, Token
 
@@ -32,6 +33,8 @@ class JsonOutput:
             return
         facts = self._facts
         common = {"prompt_token_ids": list(facts.prompt_token_ids), "seed": facts.seed, "model": facts.model}
+        if facts.timeline is not None:
+            common["start"] = start_json(facts.timeline)
         samples = [self._sample_json(item) for item in finished]
         if len(facts.samples) > 1:
             numbered = [{"sample": item.sample + 1, **values} for item, values in zip(finished, samples, strict=True)]
@@ -82,7 +85,9 @@ class JsonLinesOutput:
             )
 
     def finish(self, finished: list[Finished]) -> None:
-        """Everything has been written."""
+        """Write where the time to the first token went, for whoever asked; everything else has been written."""
+        if self._facts.timeline is not None:
+            terminal.write_json({"type": "start", **(start_json(self._facts.timeline) or {})})
 
 
 def _logprobs_json(inspection: Inspection) -> dict[str, Any]:

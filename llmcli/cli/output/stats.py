@@ -1,10 +1,16 @@
 """`--stats`: times, rates, and where each setting came from, on stderr."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished, Timings
+from llmcli.engine.events import Event, Finished, Timings, Token
+
+if TYPE_CHECKING:
+    from llmcli.measure.energy import Reading
 
 
 class StatsOutput:
@@ -12,9 +18,19 @@ class StatsOutput:
 
     def __init__(self, facts: RunFacts):
         self._facts = facts
+        self._first_reading: Reading | None = None
+        self._last_reading: Reading | None = None
+        self._has_started = False
 
     def show(self, event: Event) -> None:
-        """The end says it all."""
+        """Read the meter, if there is one, at the first token and at every end; the rest is known at the end."""
+        if self._facts.meter is None:
+            return
+        if isinstance(event, Token) and not self._has_started:
+            self._has_started = True
+            self._first_reading = self._facts.meter.read()
+        elif isinstance(event, Finished):
+            self._last_reading = self._facts.meter.read()
 
     def finish(self, finished: list[Finished]) -> None:
         """Print the table."""
@@ -24,9 +40,11 @@ class StatsOutput:
         decode_tokens = sum(item.timings.decode_tokens for item in finished)
         rows = {
             "load": f"{facts.load_seconds:.2f} s",
+            "KV cache": facts.cache_type,
             "time to first token": f"{first.time_to_first_token_seconds:.3f} s",
             "prefill": _rate(first.prefill_tokens, first.prefill_seconds),
             "decode": _rate(decode_tokens, decode_wall_seconds([item.timings for item in finished])),
+            **self._energy(decode_tokens),
             "finish reason": ", ".join(item.finish_reason for item in finished),
         }
         for name, value in vars(facts.sampling.params).items():
@@ -35,6 +53,18 @@ class StatsOutput:
         width = max(map(len, rows))
         for name, text in rows.items():
             terminal.info(f"{name:<{width}}  {text}")
+
+    def _energy(self, num_tokens: int) -> dict[str, str]:
+        """A row for decoding; none without a meter."""
+        meter = self._facts.meter
+        if meter is None or meter.idle_watts is None:
+            return {}
+        energy = meter.used(self._first_reading, self._last_reading)
+        if energy is None or not num_tokens:
+            return {"energy": "too short a run for the card's counter"}
+        joules, watts = energy.joules_per_token(num_tokens), energy.average_watts
+        idle = f"{meter.idle_watts:.0f} W just before the run"
+        return {"energy": f"{joules:.2g} J/token beyond the {idle}, {watts:.0f} W in all"}
 
 
 def decode_wall_seconds(timings: Iterable[Timings]) -> float:

@@ -25,7 +25,9 @@ from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import AllLogits
-from llmcli.runners.cuda.arena import Arena, copy_blocks, fetch, send
+from llmcli.runners.cuda.activations import Activations
+from llmcli.runners.cuda.arena import Arena, fetch, send
+from llmcli.runners.cuda.kv_cache import KvCache
 from llmcli.runners.cuda.memory import LOGIT_ROWS, MAX_BATCH, MemoryPlan, qkv_layout
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products
 from llmcli.runners.cuda.weights import LayerWeights, Projection, Weights
@@ -58,7 +60,7 @@ class Forward:
         self.chunk_tokens = plan.chunk_tokens
         self.hidden = workspace["hidden"]
         self._weights = weights
-        self._keys, self._values = cache["keys"], cache["values"]
+        self._cache = KvCache(plan.stored, cache)
         self._workspace = workspace
         self._products = products
         self._tokens = Tokens(workspace["token_ids"], workspace["rows"], workspace["positions"])
@@ -87,14 +89,13 @@ class Forward:
 
         The row and position of each are read on the card, so the same launches serve every step.
         """
-        count = len(tokens.token_ids)
-        embedding(self.device, table=self._weights.embed_tokens, token_ids=tokens.token_ids, out=self.hidden[:count])
+        activations = self._begin(tokens)
         for index, layer in self._layers:
 
-            def attend(qkv: Any, mixed: Any, index: int = index, layer: LayerWeights = layer) -> None:
-                self._attend_batch(index, layer, tokens, qkv, mixed)
+            def attend(index: int = index, layer: LayerWeights = layer) -> None:
+                self._attend_batch(index, layer, tokens, activations)
 
-            self._few_tokens(layer, count, attend)
+            self._few_tokens(layer, activations, attend)
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Scores of every vocabulary entry. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
@@ -119,12 +120,7 @@ class Forward:
 
     def copy_cache(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the keys and values of a row's first tokens to another row."""
-        if num_tokens == 0:
-            return
-        num_bytes = num_tokens * self.config.head_dim * self._keys.itemsize
-        for cache in (self._keys, self._values):
-            for layer in cache:
-                copy_blocks(self.device, layer[target], layer[source], num_bytes)
+        self._cache.copy(self.device, source, target, num_tokens)
 
     def rehearse(self) -> None:
         """Go through every form of launch once, on a device that launches nothing."""
@@ -138,34 +134,37 @@ class Forward:
             self._run_chunk(self._tokens.first(count), 0, 0)
 
     def _run_chunk(self, tokens: Tokens, row: int, position: int) -> None:
-        count = len(tokens.token_ids)
-        embedding(self.device, table=self._weights.embed_tokens, token_ids=tokens.token_ids, out=self.hidden[:count])
+        activations = self._begin(tokens)
+        run_layer = self._few_tokens if activations.count <= MAX_BATCH else self._many_tokens
         for index, layer in self._layers:
 
-            def attend(qkv: Any, mixed: Any, index: int = index, layer: LayerWeights = layer) -> None:
-                self._attend_chunk(index, layer, tokens, row, position, qkv, mixed)
+            def attend(index: int = index, layer: LayerWeights = layer) -> None:
+                self._attend_chunk(index, layer, tokens, row, position, activations)
 
-            if count <= MAX_BATCH:
-                self._few_tokens(layer, count, attend)
-            else:
-                self._many_tokens(layer, count, attend)
+            run_layer(layer, activations, attend)
 
-    def _few_tokens(self, layer: LayerWeights, count: int, attend: Callable[[Any, Any], None]) -> None:
+    def _begin(self, tokens: Tokens) -> Activations:
+        """Take the tokens' vectors."""
+        activations = Activations(self._workspace, len(tokens.token_ids), self._qkv.width)
+        table = self._weights.embed_tokens
+        embedding(self.device, table=table, token_ids=tokens.token_ids, out=activations.hidden)
+        return activations
+
+    def _few_tokens(self, layer: LayerWeights, activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in four products, which take norms, biases, SwiGLU and residual additions with them."""
         device, eps = self.device, self.config.rms_norm_eps
-        hidden, gated = self.hidden[:count], self._workspace["gated"][:count]
-        qkv, mixed = self._outputs(count, self._qkv.width), self._workspace["mixed"][:count]
+        hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
         for part in layer.qkv:
             gemv(
                 device,
                 matrix=part.matrix,
                 x=hidden,
-                out=part.columns_of(qkv),
+                out=activations.qkv_of(part),
                 norm_weight=layer.input_layernorm,
                 eps=eps,
                 bias=part.bias,
             )
-        attend(qkv, mixed)
+        attend()
         gemv(device, matrix=layer.o.matrix, x=mixed, out=hidden, bias=layer.o.bias, epilogue="add")
         gemv(
             device,
@@ -179,49 +178,45 @@ class Forward:
         )
         gemv(device, matrix=layer.down.matrix, x=gated, out=hidden, bias=layer.down.bias, epilogue="add")
 
-    def _many_tokens(self, layer: LayerWeights, count: int, attend: Callable[[Any, Any], None]) -> None:
+    def _many_tokens(self, layer: LayerWeights, activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in products of whole matrices, whose inputs are rounded to 16 bits in rows with a common scale."""
         device, eps = self.device, self.config.rms_norm_eps
-        hidden, mixed = self.hidden[:count], self._workspace["mixed"][:count]
-        row_scale, gated_scale = self._workspace["row_scale"][:count], self._workspace["gated_scale"][:count]
+        hidden, row_scale = activations.hidden, activations.row_scale
 
-        qkv = self._outputs(count, self._qkv.width)
         for part in layer.qkv:
-            x = self._inputs(part, count)
+            x, outputs = activations.inputs(part), activations.qkv_of(part)
             rms_norm(device, x=hidden, weight=layer.input_layernorm, eps=eps, out=x, row_scale=row_scale)
-            self._products.multiply(part, x, part.columns_of(qkv))
+            self._products.multiply(part, x, outputs)
             if part.needs_finish:
-                bias = None if part.bias is None else part.bias[: part.num_rows]
-                scale_bias(device, x=part.columns_of(qkv), row_scale=row_scale, bias=bias)
-        attend(qkv, mixed)
+                scale_bias(device, x=outputs, row_scale=row_scale, bias=part.output_bias)
+        attend()
 
-        x = self._inputs(layer.o, count)
-        round_rows(device, x=mixed, out=x, row_scale=row_scale)
-        self._multiply_and_add(layer.o, x, row_scale, hidden)
+        x = activations.inputs(layer.o)
+        round_rows(device, x=activations.mixed, out=x, row_scale=row_scale)
+        self._multiply_and_add(layer.o, x, row_scale, activations)
 
-        x = self._inputs(layer.gate_up, count)
+        x, gate_up = activations.inputs(layer.gate_up), activations.outputs(layer.gate_up.num_rows)
         rms_norm(device, x=hidden, weight=layer.post_attention_layernorm, eps=eps, out=x, row_scale=row_scale)
-        gate_up = self._outputs(count, layer.gate_up.num_rows)
         self._products.multiply(layer.gate_up, x, gate_up)
         if layer.gate_up.bias is not None:
-            scale_bias(device, x=gate_up, row_scale=row_scale, bias=layer.gate_up.bias)
-            row_scale = self._workspace["unit_scale"][:count]
-        x = self._inputs(layer.down, count)
-        swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=gated_scale)
-        self._multiply_and_add(layer.down, x, gated_scale, hidden)
+            scale_bias(device, x=gate_up, row_scale=row_scale, bias=layer.gate_up.output_bias)
+            row_scale = activations.unit_scale
+        x = activations.inputs(layer.down)
+        swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=activations.gated_scale)
+        self._multiply_and_add(layer.down, x, activations.gated_scale, activations)
 
-    def _multiply_and_add(self, projection: Projection, x: Any, row_scale: Any, hidden: Any) -> None:
-        product = self._outputs(len(hidden), projection.num_rows)
+    def _multiply_and_add(self, projection: Projection, x: Any, row_scale: Any, activations: Activations) -> None:
+        product = activations.outputs(projection.num_rows)
         self._products.multiply(projection, x, product)
-        bias = None if projection.bias is None else projection.bias[: projection.num_rows]
+        bias, hidden = projection.output_bias, activations.hidden
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
-    def _attend_batch(self, index: int, layer: LayerWeights, tokens: Tokens, qkv: Any, mixed: Any) -> None:
+    def _attend_batch(self, index: int, layer: LayerWeights, tokens: Tokens, activations: Activations) -> None:
         """Norms and rotation of query and key, the cache's new entries and attention in one kernel."""
         traits = self.config.traits
         attention_decode(
             self.device,
-            qkv=qkv,
+            qkv=activations.qkv,
             layout=self._qkv,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
@@ -229,26 +224,24 @@ class Forward:
             cos_sin=self._weights.cos_sin if traits.uses_rope[index] else None,
             rows=tokens.rows,
             positions=tokens.positions,
-            keys=self._keys[index],
-            values=self._values[index],
+            **self._cache.layers[index],
             window=traits.sliding_windows[index],
             partials=self._workspace["partials"],
             counters=self._workspace["counters"],
-            out=mixed,
+            out=activations.mixed,
         )
 
     def _attend_chunk(
-        self, index: int, layer: LayerWeights, tokens: Tokens, row: int, position: int, qkv: Any, mixed: Any
+        self, index: int, layer: LayerWeights, tokens: Tokens, row: int, position: int, activations: Activations
     ) -> None:
         """The same for tokens of one row, each of which sees those before it."""
-        device, layout, traits = self.device, self._qkv, self.config.traits
-        keys, values = self._keys[index], self._values[index]
+        device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
+        cache = self._cache.layers[index]
         if layer.q_norm is not None:
             eps = self.config.rms_norm_eps
-            head_norm(device, x=qkv[:, : layout.q_size], weight=layer.q_norm, eps=eps)
-            head_norm(
-                device, x=qkv[:, layout.k_offset : layout.k_offset + layout.kv_size], weight=layer.k_norm, eps=eps
-            )
+            queries = activations.qkv_columns(0, layout.q_size)
+            head_norm(device, x=queries, weight=layer.q_norm, eps=eps)
+            head_norm(device, x=activations.qkv_columns(layout.k_offset, layout.kv_size), weight=layer.k_norm, eps=eps)
         if traits.uses_rope[index]:
             rotary(device, qkv=qkv, layout=layout, positions=tokens.positions, cos_sin=self._weights.cos_sin)
         kv_append(
@@ -257,26 +250,15 @@ class Forward:
             layout=layout,
             rows=tokens.rows,
             positions=tokens.positions,
-            keys=keys,
-            values=values,
+            **cache,
         )
         attention_prefill(
             device,
             qkv=qkv,
             layout=layout,
-            keys=keys,
-            values=values,
+            **cache,
             row=row,
             start=position,
             window=traits.sliding_windows[index],
-            out=mixed,
+            out=activations.mixed,
         )
-
-    def _outputs(self, count: int, width: int) -> Any:
-        """Room for the outputs of a product. Shapes: result float32 [count, width]."""
-        return self._workspace["outputs"][: count * width].reshape(count, width)
-
-    def _inputs(self, projection: Projection, count: int) -> Any:
-        """Room for the input of a product, in the type it takes. Shapes: result [count, num_inputs]."""
-        width, dtype = projection.matrix.layout.num_inputs, projection.activation_dtype
-        return self._workspace["inputs"][: count * width * dtype.itemsize].view(dtype).reshape(count, width)

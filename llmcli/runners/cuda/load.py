@@ -1,6 +1,7 @@
 """Loads a model folder into a `CudaRunner`: memory is planned, kernels are compiled, weights are read onto the card."""
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -23,8 +24,9 @@ from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.staging import NUM_SLOTS
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.upload import upload
+from llmcli.runners.cuda.upload import Upload
 from llmcli.runners.cuda.weights import Weights, place_weights
+from llmcli.timeline import Timeline
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -36,23 +38,28 @@ def load(
     num_rows: int = 1,
     allows_fewer_rows: bool = False,
     dtype: str = "auto",
+    kv_cache: str = "auto",
     card: int = 0,
     prefill_chunk: int | None = None,
     uses_graphs: bool = True,
     on_compile: Callable[[int], None] = lambda count: None,
     on_progress: OnProgress = lambda read, total: None,
     device: Device | None = None,
+    timeline: Timeline | None = None,
 ) -> CudaRunner:
     """Read the weights onto a card and allocate everything that running takes.
 
-    `dtype` is that of plain weights, KV cache and embedding; quantized layers keep their codes. `on_compile` gets the
-    number of kernel files to compile, if there are any. `device` is an opened card in place of number `card`.
+    `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
+    quantized layers keep their codes. `on_compile` gets the number of kernel files to compile, if there are any.
+    `device` is an opened card in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be
             used; CheckpointError for a tensor with NaN or infinity, and for read errors
     """
-    device = device or Device.open(card)
-    device.activate()
-    stored = StoredModel.of_model(model, dtype)
+    timeline = timeline or Timeline()
+    with timeline.part("CUDA context"):
+        device = device or Device.open(card)
+        device.activate()
+    stored = StoredModel.of_model(model, dtype, kv_cache)
     plan = fit_memory(
         stored,
         str(model.checkpoint.folder),
@@ -63,20 +70,28 @@ def load(
         chunk_tokens=prefill_chunk,
         num_multiprocessors=device.num_multiprocessors,
     )
-    weights_arena, cache = Arena(plan.weights), Arena(plan.cache)
-    workspace = Arena(plan.workspace, plan.workspace_bytes)
+    with timeline.part("card's memory"):
+        weights_arena, cache = Arena(plan.weights), Arena(plan.cache)
+        workspace = Arena(plan.workspace, plan.workspace_bytes)
     weights = place_weights(plan, weights_arena)
     staging = workspace.overlay(plan.staging)
-
-    device.prepare_all(rehearse(device, model, plan, weights, cache, workspace), on_compile)
-
     placement = Placement(device, model, plan, weights, staging["scratch"], staging["flags"])
-    _read_weights(device, model, placement, weights_arena, staging, on_progress)
+    slots = [staging[f"slot {index}"] for index in range(NUM_SLOTS)]
+    # What needs no weights is made ready while the first of them are read.
+    with (
+        ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
+        Upload(device, placement.pieces(), slots, timeline) as uploading,
+    ):
+        opening = beside.submit(_open_library, device, workspace["library"], timeline)
+        wanted = rehearse(device, model, plan, weights, cache, workspace)
+        _prepare(device, wanted, on_compile, timeline)
+        _take_weights(device, model, placement, uploading, weights_arena, staging, on_progress)
+        with timeline.part("matrix library"):
+            library = opening.result()
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace["unit_scale"], np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace["counters"], np.zeros(workspace["counters"].shape, np.uint32))
 
-    library = Cublas(device, workspace["library"])
     forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace["widened"]))
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size)
     decoder = Decoder(forward, sampler, workspace, uses_graphs=uses_graphs)
@@ -86,7 +101,9 @@ def load(
     ]
     device.synchronize()
     description = f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
-    return CudaRunner(forward, decoder, rows, max_seq_len=max_seq_len, description=description)
+    return CudaRunner(
+        forward, decoder, rows, max_seq_len=max_seq_len, cache_type=stored.cache_type, description=description
+    )
 
 
 def rehearse(
@@ -103,10 +120,36 @@ def rehearse(
     return {**rehearsal.wanted, SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
 
 
-def _read_weights(
+def _prepare(
+    device: Device,
+    wanted: Mapping[str, Collection[str]],
+    on_compile: Callable[[int], None],
+    timeline: Timeline,
+) -> None:
+    """Load the kernels, compiling what the cache lacks."""
+    compiled = 0
+
+    def count(num_files: int) -> None:
+        nonlocal compiled
+        compiled = num_files
+        on_compile(num_files)
+
+    with timeline.part("kernels"):
+        device.prepare_all(wanted, count)
+    source = f"{compiled} compiled" if compiled else "from the cache"
+    timeline.note("kernels", f"{len(wanted)} files, {source}")
+
+
+def _open_library(device: Device, workspace: Any, timeline: Timeline) -> Cublas:
+    with timeline.beside("matrix library"):
+        return Cublas(device, workspace)
+
+
+def _take_weights(
     device: Device,
     model: Model,
     placement: Placement,
+    uploading: Upload,
     arena: Arena,
     staging: dict[str, Any],
     on_progress: OnProgress,
@@ -116,8 +159,7 @@ def _read_weights(
     send(device, staging["flags"], np.zeros(staging["flags"].shape, np.int32))
     read = placement.place_small(arena, staging["slot 0"])
     device.synchronize()  # slot 0 is free
-    slots = [staging[f"slot {index}"] for index in range(NUM_SLOTS)]
-    upload(device, placement.pieces(), slots, lambda done: on_progress(read + done, total))
+    uploading.run(lambda done: on_progress(read + done, total))
     placement.check_values(fetch(device, staging["flags"]))
 
 

@@ -1,6 +1,9 @@
 """Products of many tokens with a matrix: which kernels make them, depending on the matrix and the number of tokens."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
@@ -21,6 +24,21 @@ def way_of(layout: TileLayout, num_tokens: int) -> Way:
     return "packed" if num_tokens <= MAX_PACKED_TOKENS and takes(layout) else "widened"
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Some tiles of a matrix, which hold its rows `begin` ... `end` - 1, and where they are widened.
+
+    Shapes: tiles [16 * num_tiles, num_inputs]; rows, the same without padding [end - begin, num_inputs]
+    """
+
+    first_tile: int
+    num_tiles: int
+    begin: int
+    end: int
+    tiles: Any
+    rows: Any
+
+
 class Products:
     """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time.
 
@@ -31,6 +49,7 @@ class Products:
         self._device = device
         self._library = library
         self._widened = widened
+        self._pieces: dict[tuple[TileLayout, np.dtype[Any]], list[_Piece]] = {}
 
     def multiply(self, projection: Projection, x: Any, out: Any) -> None:
         """Write the product, without scales of rows and bias.
@@ -42,12 +61,26 @@ class Products:
         if way_of(layout, len(x)) == "packed":
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return
-        row_bytes = layout.num_inputs * x.itemsize
-        step = tiles_at_a_time(layout, x.itemsize, self._widened.size)
-        for first in range(0, layout.num_tiles, step):
-            count = min(step, layout.num_tiles - first)
-            rows = self._widened[: count * TILE_ROWS * row_bytes].view(x.dtype).reshape(-1, layout.num_inputs)
-            dequantize(self._device, matrix=matrix, first_tile=first, num_tiles=count, out=rows)
-            begin, end = first * TILE_ROWS, min((first + count) * TILE_ROWS, layout.num_rows)
+        pieces = self._pieces_of(layout, x.dtype)
+        for piece in pieces:
+            first_tile, num_tiles = piece.first_tile, piece.num_tiles
+            dequantize(self._device, matrix=matrix, first_tile=first_tile, num_tiles=num_tiles, out=piece.tiles)
             if self._library is not None:
-                self._library.matmul(x=x, weight=rows[: end - begin], out=out[:, begin:end])
+                columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
+                self._library.matmul(x=x, weight=piece.rows, out=columns)
+
+    def _pieces_of(self, layout: TileLayout, dtype: np.dtype[Any]) -> list[_Piece]:
+        """The pieces in which a matrix is widened; cutting them anew would take the host longer than their launches."""
+        pieces = self._pieces.get((layout, dtype))
+        if pieces is None:
+            step = tiles_at_a_time(layout, dtype.itemsize, self._widened.size)
+            pieces = [self._piece(layout, dtype, first, step) for first in range(0, layout.num_tiles, step)]
+            self._pieces[layout, dtype] = pieces
+        return pieces
+
+    def _piece(self, layout: TileLayout, dtype: np.dtype[Any], first_tile: int, most: int) -> _Piece:
+        num_tiles = min(most, layout.num_tiles - first_tile)
+        size = num_tiles * TILE_ROWS * layout.num_inputs * dtype.itemsize
+        tiles = self._widened[:size].view(dtype).reshape(-1, layout.num_inputs)
+        begin, end = first_tile * TILE_ROWS, min((first_tile + num_tiles) * TILE_ROWS, layout.num_rows)
+        return _Piece(first_tile, num_tiles, begin, end, tiles, tiles[: end - begin])

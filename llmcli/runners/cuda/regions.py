@@ -9,11 +9,12 @@ import numpy as np
 
 ALIGNMENT = 256  # bytes: what CUDA aligns allocations to, and more than any vector load asks for
 
-# Types by the word config.json and users have for them; the card's arrays hold bfloat16 as uint16.
+# Types by the word config.json and users have for them; the card's arrays hold bfloat16 as uint16, int8 as codes + 128.
 ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.uint8),
 }
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmcli.kernels.device import Device
+from llmcli.kernels.planned import PlansAnew
 
 
-class Rehearsal:
+class Rehearsal(PlansAnew):
     """Stands in for a `Device` and notes every kernel's name.
 
     Attributes: wanted: the name expressions by `.cu` stem

@@ -28,12 +28,22 @@ class CudaRunner:
     what is computed again after a roll-back into an answer has the bits it had.
     """
 
-    def __init__(self, forward: Forward, decoder: Decoder, rows: Sequence[Row], *, max_seq_len: int, description: str):
+    def __init__(
+        self,
+        forward: Forward,
+        decoder: Decoder,
+        rows: Sequence[Row],
+        *,
+        max_seq_len: int,
+        cache_type: str,
+        description: str,
+    ):
         self._forward = forward
         self._decoder = decoder
         self._device = forward.device
         self._rows = rows
         self._max_seq_len = max_seq_len
+        self._cache_type = cache_type
         self._description = description
         self._run: DecodeRun | None = None
 
@@ -46,6 +56,11 @@ class CudaRunner:
     def description(self) -> str:
         """Card and precision for the user."""
         return self._description
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+        return self._cache_type
 
     @property
     def num_rows(self) -> int:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
 
 
+CODES = "int8"  # the KV cache's type that is no float type
+
+
 @dataclass(frozen=True)
 class MatrixFormat:
     """How the weights of a matrix are held: in a float type, or as codes of `scheme` with scales of `scale_type`."""
@@ -34,6 +37,7 @@ class MatrixFormat:
 class StoredModel:
     """A model's shape and the types of its tensors; `dtype` is what was asked for, `auto` keeps float types as stored.
 
+    `kv_cache` is what was asked for: `auto` or `int8`.
     `head` names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each
     float tensor by name.
     """
@@ -43,9 +47,10 @@ class StoredModel:
     packed: Mapping[str, WeightScheme]
     dtypes: Mapping[str, str]
     dtype: str = "auto"
+    kv_cache: str = "auto"
 
     @classmethod
-    def of_model(cls, model: Model, dtype: str = "auto") -> StoredModel:
+    def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
         """A model whose files are there."""
         infos = model.tensors.tensors
         return cls(
@@ -54,11 +59,18 @@ class StoredModel:
             {name: layer.scheme for name, layer in model.tensors.packed.items()},
             {name: STORED_DTYPES[info.dtype] for name, info in infos.items() if info.dtype in STORED_DTYPES},
             dtype,
+            kv_cache,
         )
 
     @classmethod
     def of_config(
-        cls, config: LlamaConfig, *, stored_dtype: str, scheme: WeightScheme | None = None, dtype: str = "auto"
+        cls,
+        config: LlamaConfig,
+        *,
+        stored_dtype: str,
+        scheme: WeightScheme | None = None,
+        dtype: str = "auto",
+        kv_cache: str = "auto",
     ) -> StoredModel:
         """A model as `llmcli quantize` writes it: every linear layer but the head in `scheme`, if there is one."""
         packed = {
@@ -67,7 +79,7 @@ class StoredModel:
             if tensor.is_linear and scheme is not None
         }
         head = EMBEDDING if config.tie_word_embeddings else HEAD
-        return cls(config, head, packed, defaultdict(lambda: stored_dtype), dtype)
+        return cls(config, head, packed, defaultdict(lambda: stored_dtype), dtype, kv_cache)
 
     @property
     def embedding_type(self) -> str:
@@ -80,7 +92,14 @@ class StoredModel:
 
         Its range is no loss: keys and values stay far below 65504, where they would be cut off.
         """
+        if self.kv_cache != "auto":
+            return self.kv_cache
         return "float32" if self.embedding_type == "float32" else "float16"
+
+    @property
+    def attention_type(self) -> str:
+        """The type in which attention multiplies; int8 codes are exact in float16."""
+        return "float32" if self.cache_type == "float32" else "float16"
 
     def format_of(self, module: str) -> MatrixFormat:
         """How the weights of one linear layer are held."""

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import cupy
 import numpy as np
@@ -16,6 +17,7 @@ from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.kernels.device import Device, device_errors
 from llmcli.runners.cuda.arena import send
+from llmcli.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,36 @@ class Piece:
 class Slot:
     """Room for one piece, on the host and on the card. Used by one thread at a time."""
 
-    def __init__(self, device: Device, on_card: Any):
+    def __init__(self, device: Device, on_card: Any, timeline: Timeline):
         self._device = device
         self._on_card = on_card
-        self._pinned = pinned_bytes(on_card.size)
+        self._timeline = timeline
+        self._pinned: npt.NDArray[np.uint8] | None = None
         self._reader = TensorReader()
         self._is_free = cupy.cuda.Event(disable_timing=True)
-        self._is_used = False
 
-    def read(self, piece: Piece) -> None:
-        """Fill the host's half, when the card is done with what was in it."""
-        if self._is_used:
-            self._is_free.synchronize()
+    def read(self, piece: Piece) -> float:
+        """Fill the host's half, when the card is done with what was in it; returns when that was, by the timeline."""
+        if self._pinned is None:
+            began = self._timeline.now()
+            # By the readers, since pinning takes the system long, and each has its own to get.
+            with self._timeline.beside("pinned memory"):
+                self._pinned = pinned_bytes(self._on_card.size)
+        else:
+            with device_errors():
+                self._is_free.synchronize()
+            began = self._timeline.now()
         self._reader.read_range_into(piece.info, piece.begin, self._pinned[: piece.num_bytes].data)
+        return began
 
     def hand_over(self, piece: Piece) -> None:
         """Queue the copy and what the piece is for."""
+        assert self._pinned is not None
         on_card = self._on_card[: piece.num_bytes]
         send(self._device, on_card, self._pinned[: piece.num_bytes])
         piece.take(on_card)
         with device_errors():
             self._is_free.record(self._device.stream)
-        self._is_used = True
 
     def close(self) -> None:
         """Close the files."""
@@ -67,36 +77,55 @@ def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
     return array
 
 
-def upload(device: Device, pieces: Iterable[Piece], on_card: Sequence[Any], on_bytes: Callable[[int], None]) -> None:
-    """Move all pieces, in order, and wait for the last; `on_bytes` is told how many have been read.
+class Upload:
+    """Pieces on their way to the card, one thread to read for each slot; a `with` block bounds what they do.
 
+    The threads fill the slots at once. What the pieces are for is queued by `run`, in their order, so that all of it
+    can be made ready meanwhile. Memory is that of the slots, however many pieces there are.
     Shapes: on_card uint8 arrays, each of at least the largest piece
-    Raises: CheckpointError for read errors; DeviceError
     """
-    slots = [Slot(device, array) for array in on_card]
-    pending: deque[tuple[Piece, Slot, Future[None]]] = deque()
-    done = 0
 
-    def finish_oldest() -> None:
-        nonlocal done
-        piece, slot, reading = pending.popleft()
-        reading.result()
-        slot.hand_over(piece)
-        done += piece.num_bytes
-        on_bytes(done)
+    def __init__(self, device: Device, pieces: Iterable[Piece], on_card: Sequence[Any], timeline: Timeline):
+        self._device = device
+        self._timeline = timeline
+        self._slots = [Slot(device, array, timeline) for array in on_card]
+        self._pool = ThreadPoolExecutor(len(self._slots), "read weights", initializer=device.activate)
+        self._pieces = iter(pieces)
+        self._pending: deque[tuple[Piece, Slot, Future[float]]] = deque()
 
-    pool = ThreadPoolExecutor(len(slots), "read weights")
-    try:
-        for index, piece in enumerate(pieces):
-            if len(pending) == len(slots):
-                finish_oldest()
-            slot = slots[index % len(slots)]
-            pending.append((piece, slot, pool.submit(slot.read, piece)))
-        while pending:
-            finish_oldest()
-    finally:
+    def __enter__(self) -> Self:
+        for slot in self._slots:
+            self._read_next(slot)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         # Nobody may read or copy any more when the memory goes.
-        pool.shutdown(cancel_futures=True)
-        device.synchronize()
-        for slot in slots:
+        self._pool.shutdown(cancel_futures=True)
+        self._device.synchronize()
+        for slot in self._slots:
             slot.close()
+
+    def run(self, on_bytes: Callable[[int], None]) -> None:
+        """Move all pieces, in order, and wait for the last; `on_bytes` is told how many bytes have been read.
+
+        The timeline gets what was waited for: a read, or the card that still works on what the next read overwrites.
+        Raises: CheckpointError for read errors; DeviceError
+        """
+        done = 0
+        with self._timeline.part("upload and repack"):
+            while self._pending:
+                piece, slot, reading = self._pending.popleft()
+                waiting = self._timeline.now()
+                self._timeline.since("read", max(reading.result(), waiting))
+                slot.hand_over(piece)
+                self._read_next(slot)
+                done += piece.num_bytes
+                on_bytes(done)
+            self._device.synchronize()
+
+    def _read_next(self, slot: Slot) -> None:
+        piece = next(self._pieces, None)
+        if piece is not None:
+            self._pending.append((piece, slot, self._pool.submit(slot.read, piece)))

@@ -1,6 +1,7 @@
 """The weights on the card, by the names the forward pass uses: views of one arena, where the upload puts the bytes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ class Projection:
         """Whether a product's outputs still lack their row's scale, which only fp16 inputs have, or the bias."""
         return self.bias is not None or self.activation_dtype == np.float16
 
-    def columns_of(self, outputs: Any) -> Any:
-        """This matrix's columns of the outputs it shares. Shapes: outputs, result float32 [n, columns]."""
-        return outputs[:, self.begin : self.begin + self.num_rows]
+    @cached_property
+    def output_bias(self) -> Any:
+        """The bias without the last tile's padding. Shapes: float32 [num_rows] or None."""
+        return None if self.bias is None else self.bias[: self.num_rows]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.runners.torch.cache import RowCache
 from llmcli.runners.torch.packed_linear import PackedLinear
 
 
@@ -62,17 +63,6 @@ class Layer:
     down_proj: Projection
 
 
-@dataclass(frozen=True)
-class RowCache:
-    """Keys (already rotated) and values of one row.
-
-    Shapes: keys, values [num_hidden_layers, num_key_value_heads, max_seq_len, head_dim]
-    """
-
-    keys: Tensor
-    values: Tensor
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in Hugging Face's half-split form: the pairs are (i, i + head_dim / 2).
 
@@ -83,7 +73,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
-    """Causal attention of new tokens, which start at `position`, over everything cached up to the last of them.
+    """Causal attention of new tokens, of which the first is number `position` of those in `keys`.
 
     With a window, a token sees only that many tokens, itself included. The query heads that share a key-value head
     are stacked along the token axis, so that keys and values are neither repeated nor read twice.
@@ -91,9 +81,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: i
             [num_key_value_heads, position + num_tokens, head_dim]; result [num_tokens, q_size] float32
     """
     num_tokens, num_attention_heads, head_dim = query.shape
-    if window is not None:
-        begin = max(0, position + 1 - window)  # what the first new token sees; none sees further back
-        keys, values, position = keys[:, begin:], values[:, begin:], position - begin
     num_key_value_heads, seq_len, _ = keys.shape
     group_size = num_attention_heads // num_key_value_heads
     stacked = query.view(num_tokens, num_key_value_heads, group_size, head_dim).permute(1, 2, 0, 3)
@@ -147,10 +134,11 @@ class Llama:
             if traits.uses_rope[index]:
                 query, key = rotate(query, cos, sin), rotate(key, cos, sin)
             value = layer.v_proj(x).view(num_tokens, -1, head_dim)
-            cache.keys[index, :, position:end] = key.transpose(0, 1)
-            cache.values[index, :, position:end] = value.transpose(0, 1)
-            seen = cache.keys[index, :, :end], cache.values[index, :, :end]
-            mixed = attend(query, *seen, position, traits.sliding_windows[index])
+            cache.append(index, position, key, value)
+            window = traits.sliding_windows[index]
+            # What the first new token sees; none sees further back.
+            begin = 0 if window is None else max(0, position + 1 - window)
+            mixed = attend(query, *cache.seen(index, begin, end), position - begin, window)
             hidden = hidden + layer.o_proj(mixed)
 
             x = layer.post_attention_layernorm(hidden)

@@ -6,10 +6,11 @@ from torch import Tensor
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
-from llmcli.runners.torch.memory import DTYPES, check_memory
+from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.runner import TorchRunner
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
+from llmcli.timeline import Timeline
 
 
 def load(
@@ -18,22 +19,31 @@ def load(
     max_seq_len: int,
     num_rows: int = 1,
     dtype: str = "float32",
+    kv_cache: str = "auto",
     num_threads: int | None = None,
     on_progress: OnProgress = lambda read, total: None,
+    timeline: Timeline | None = None,
 ) -> TorchRunner:
-    """Read the weights and allocate the KV cache.
+    """Read the weights and allocate the KV cache, of `dtype` (auto) or int8.
+
+    `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory;
             CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype)
-    weights = read_weights(model, DTYPES[dtype], on_progress)
+    check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
+    with (timeline or Timeline()).part("read and convert weights"):
+        weights = read_weights(model, DTYPES[dtype], on_progress)
+        llama = _build(model, weights, DTYPES[dtype])
     threads = torch.get_num_threads()
-    description = f"CPU, {dtype}, {threads} thread{'' if threads == 1 else 's'}"
-    llama = _build(model, weights, DTYPES[dtype])
-    return TorchRunner(llama, max_seq_len=max_seq_len, num_rows=num_rows, description=description)
+    cache_type = cache_type_of(dtype, kv_cache)
+    cache = "" if cache_type == dtype else f", KV cache {cache_type}"
+    description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
+    return TorchRunner(
+        llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
+    )
 
 
 def _build(model: Model, weights: dict[str, Tensor], dtype: torch.dtype) -> Llama:

@@ -9,6 +9,7 @@ import torch
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import InsufficientMemoryError
+from llmcli.runners.torch.cache import CODES, cache_bytes
 from llmcli.runners.torch.runner import PREFILL_CHUNK
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,40 +37,50 @@ class HostMemory:
         return self.weight_bytes + self.cache_bytes + self.workspace_bytes
 
 
-def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> HostMemory:
+def cache_type_of(dtype: str, kv_cache: str) -> str:
+    """The type of the KV cache of a run in `dtype`, where `kv_cache` is asked for."""
+    return dtype if kv_cache == "auto" else kv_cache
+
+
+def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv_cache: str = "auto") -> HostMemory:
     """The memory of a model whose plain weights are held as `dtype`; its files need not exist."""
     itemsize = DTYPES[dtype].itemsize
+    cache_type = cache_type_of(dtype, kv_cache)
     return HostMemory(
         weight_bytes=sum(_held_bytes(info, itemsize) for info in model.tensors.tensors.values()),
-        cache_bytes=num_rows * model.config.kv_cache_bytes(max_seq_len, itemsize),
-        workspace_bytes=_workspace_bytes(model, max_seq_len),
+        cache_bytes=num_rows * cache_bytes(model.config, max_seq_len, cache_type),
+        workspace_bytes=_workspace_bytes(model, max_seq_len, cache_type),
     )
 
 
-def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int) -> int:
+def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int, kv_cache: str = "auto") -> int:
     """The largest context that fits, up to what the model was made for; 0 if none does."""
-    fixed = plan_memory(model, max_seq_len=0, num_rows=num_rows, dtype=dtype).total_bytes
-    per_token = num_rows * model.config.kv_cache_bytes(1, DTYPES[dtype].itemsize) + _workspace_bytes_per_token(model)
-    return min(max((available - fixed) // per_token, 0), model.config.max_position_embeddings)
+    empty, one = (
+        plan_memory(model, max_seq_len=length, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache).total_bytes
+        for length in (0, 1)
+    )
+    return min(max((available - empty) // (one - empty), 0), model.config.max_position_embeddings)
 
 
-def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str) -> HostMemory:
+def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv_cache: str = "auto") -> HostMemory:
     """The memory that `plan_memory` gives.
 
     Raises: InsufficientMemoryError if it is not there, with the figures and the change that would make it fit
     """
     available = available_memory()
 
-    def needed(dtype: str, max_seq_len: int) -> HostMemory:
-        return plan_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype)
+    def needed(dtype: str, max_seq_len: int, kv_cache: str = kv_cache) -> HostMemory:
+        return plan_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
 
     plan = needed(dtype, max_seq_len)
     if plan.total_bytes <= available:
         return plan
-    context = fitting_context(model, num_rows=num_rows, dtype=dtype, available=available)
+    context = fitting_context(model, num_rows=num_rows, dtype=dtype, available=available, kv_cache=kv_cache)
     in_bfloat16 = needed("bfloat16", max_seq_len).total_bytes
     if context >= _SMALLEST_USEFUL_CONTEXT:
         remedy = f"use --context {context} or less"
+        if needed(dtype, max_seq_len, CODES).total_bytes <= available:
+            remedy += f", or --kv-cache {CODES}"
     elif dtype == "float32" and in_bfloat16 <= available:
         remedy = f"use --dtype bfloat16, which needs {_gib(in_bfloat16)}"
     else:
@@ -88,18 +99,15 @@ def _held_bytes(info: TensorInfo, itemsize: int) -> int:
     return info.num_bytes // STORED_DTYPES[info.dtype].itemsize * itemsize
 
 
-def _workspace_bytes(model: Model, max_seq_len: int) -> int:
+def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
     """Memory beside weights and cache: the activations of a prefill chunk, its mask, logits."""
     config = model.config
     widest = 4 * config.hidden_size + 3 * config.intermediate_size + 4 * config.q_size
     activations = PREFILL_CHUNK * widest * 4 + 2 * config.vocab_size * 4
-    return activations + max_seq_len * _workspace_bytes_per_token(model)
-
-
-def _workspace_bytes_per_token(model: Model) -> int:
-    """A prefill chunk's attention mask, as bool and as float, per token of context."""
-    group_size = model.config.num_attention_heads // model.config.num_key_value_heads
-    return PREFILL_CHUNK * group_size * (1 + 4)
+    # A chunk's attention mask, as bool and as float; and keys and values of the layer at work, if widened from codes.
+    mask = PREFILL_CHUNK * (config.num_attention_heads // config.num_key_value_heads) * (1 + 4)
+    widened = 2 * config.kv_size * 4 if cache_type == CODES else 0
+    return activations + max_seq_len * (mask + widened)
 
 
 def available_memory() -> int:

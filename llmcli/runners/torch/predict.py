@@ -14,7 +14,8 @@ from torch import Tensor
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.torch.memory import DTYPES, plan_memory
+from llmcli.runners.torch.cache import cache_bytes
+from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
 from llmcli.runners.torch.packed_linear import PackedWeight, choose_product
 from llmcli.runners.torch.runner import PREFILL_CHUNK
 
@@ -41,16 +42,16 @@ def measure_read_bytes(num_threads: int | None = None) -> float:
 
 
 class HostPredictor:
-    """Times of a model on the host with plain weights and KV cache as `dtype`; measures what it has not measured yet.
+    """Times of a model on the host with plain weights as `dtype`; measures what it has not measured yet.
 
     Units: `read_bytes` a second
     """
 
-    def __init__(self, model: Model, *, dtype: str, read_bytes: float):
+    def __init__(self, model: Model, *, dtype: str, read_bytes: float, kv_cache: str = "auto"):
         self._model = model
         self._dtype = DTYPES[dtype]
         self._read_bytes = read_bytes
-        self._cache_bytes_per_token = model.config.kv_cache_bytes(1, self._dtype.itemsize)
+        self._cache_bytes_per_token = cache_bytes(model.config, 1, cache_type_of(dtype, kv_cache))
         self._weight_bytes = plan_memory(model, max_seq_len=0, num_rows=1, dtype=dtype).weight_bytes
         config = model.config
         if model.tensors.head != EMBEDDING:  # one row of the embedding is read, not all

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import AllLogits, Logits
-from llmcli.runners.torch.llama import Llama, RowCache
+from llmcli.runners.torch.cache import RowCache
+from llmcli.runners.torch.llama import Llama
 from llmcli.sampling.chain import choose
 from llmcli.sampling.sampler import Sampler
 
@@ -46,16 +47,12 @@ class _Row:
 class TorchRunner:
     """LLaMA on the CPU. See `llmcli.runners.base.Runner` for the contract; `load.load` builds one."""
 
-    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, description: str):
+    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, cache_type: str, description: str):
         self._llama = llama
         self._max_seq_len = max_seq_len
+        self._cache_type = cache_type
         self._description = description
-        config = llama.config
-        shape = (config.num_hidden_layers, config.num_key_value_heads, max_seq_len, config.head_dim)
-        dtype = llama.embed_tokens.dtype
-        self._rows = [
-            _Row(RowCache(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))) for _ in range(num_rows)
-        ]
+        self._rows = [_Row(RowCache(llama.config, max_seq_len, cache_type)) for _ in range(num_rows)]
 
     @property
     def config(self) -> LlamaConfig:
@@ -66,6 +63,11 @@ class TorchRunner:
     def description(self) -> str:
         """Device and precision for the user."""
         return self._description
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+        return self._cache_type
 
     @property
     def num_rows(self) -> int:
@@ -148,8 +150,7 @@ class TorchRunner:
         origin, copy = self._rows[source], self._rows[target]
         end = origin.num_cached
         copy.num_cached, copy.logits, copy.token_ids = 0, None, []
-        copy.cache.keys[:, :, :end] = origin.cache.keys[:, :, :end]
-        copy.cache.values[:, :, :end] = origin.cache.values[:, :, :end]
+        copy.cache.copy_from(origin.cache, end)
         copy.token_ids = list(origin.token_ids)
         copy.num_cached, copy.logits = end, origin.logits
         copy.prefill_end, copy.prefill_logits = origin.prefill_end, origin.prefill_logits

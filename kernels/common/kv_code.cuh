@@ -1,0 +1,116 @@
+// kv_code: the KV cache in 8 bits. A token's vector of one head is scale * (codes - 128), scale = largest magnitude /
+// 127.
+#pragma once
+
+#include "common/head.cuh"
+#include "common/matrix.cuh"
+
+struct KvCode {
+    unsigned char code;
+};
+
+// MmaT: what a cache's elements are multiplied in; codes less 128 are exact in fp16.
+template <typename KvT>
+struct KvFormat {
+    using MmaT = KvT;
+    static constexpr bool HAS_SCALES = false;
+};
+template <>
+struct KvFormat<KvCode> {
+    using MmaT = __half;
+    static constexpr bool HAS_SCALES = true;
+};
+
+// One head of one row of the cache; scales only beside codes.
+template <typename KvT>
+struct HeadRows {
+    const KvT* elements;  // [max_seq_len, HEAD_DIM]
+    const float* scales;  // [max_seq_len]
+};
+
+// Weights are multiplied by scales up to 65504 / 127 before they become fp16.
+template <>
+constexpr float WEIGHT_EXPONENT<KvCode> = 6.0f;
+
+// Rounding of one vector: the scale from its largest magnitude (NaN if one is NaN), then every element. Elements come
+// within_range<__half>. A vector of zeros has the scale 0.
+__device__ __forceinline__ float code_scale(float largest) { return largest / 127.0f; }
+__device__ __forceinline__ KvCode encode(float value, float scale) {
+    const float rounded = rintf(value / (scale == 0.0f ? 1.0f : scale));
+    return KvCode{static_cast<unsigned char>(static_cast<int>(fminf(fmaxf(rounded, -127.0f), 127.0f)) + 128)};
+}
+__device__ __forceinline__ float decode(KvCode code, float scale) {
+    return scale * static_cast<float>(static_cast<int>(code.code) - 128);
+}
+
+// Two bytes of a word below a byte 0x64 each are the fp16 numbers 1024 + code: bytes 0 and 1, or 2 and 3.
+__device__ __forceinline__ unsigned widen_codes(unsigned codes, bool is_upper) {
+    const unsigned pair = __byte_perm(codes, 0x64646464u, is_upper ? 0x4342 : 0x4140);
+    const __half2 less = __hsub2(*reinterpret_cast<const __half2*>(&pair), __float2half2_rn(1024.0f + 128.0f));
+    return *reinterpret_cast<const unsigned*>(&less);
+}
+
+// 8 elements of one token as they are loaded, past L1: no other block needs them soon.
+template <typename KvT>
+struct KvVector {
+    unsigned words[4];
+
+    __device__ __forceinline__ void load(const KvT* address) {
+        const uint4 vector = __ldcg(reinterpret_cast<const uint4*>(address));
+        words[0] = vector.x, words[1] = vector.y, words[2] = vector.z, words[3] = vector.w;
+    }
+    // Elements 2i and 2i + 1.
+    __device__ __forceinline__ unsigned pair(int i) const { return words[i]; }
+    // Element 2i of this token and of another, and element 2i + 1 of both.
+    __device__ __forceinline__ void pair_with(const KvVector& other, int i, unsigned& even, unsigned& odd) const {
+        even = __byte_perm(words[i], other.words[i], 0x5410);
+        odd = __byte_perm(words[i], other.words[i], 0x7632);
+    }
+};
+template <>
+struct KvVector<KvCode> {
+    unsigned words[2];
+
+    // 8 bytes at a time, also where 16 would be aligned: the lanes then hold the dimensions that they hold of 16 bits.
+    __device__ __forceinline__ void load(const KvCode* address) {
+        const uint2 vector = __ldcg(reinterpret_cast<const uint2*>(address));
+        words[0] = vector.x, words[1] = vector.y;
+    }
+    __device__ __forceinline__ unsigned pair(int i) const { return widen_codes(words[i / 2], i % 2 == 1); }
+    __device__ __forceinline__ void pair_with(const KvVector& other, int i, unsigned& even, unsigned& odd) const {
+        const unsigned both = __byte_perm(words[i / 2], other.words[i / 2], i % 2 == 0 ? 0x5140 : 0x7362);
+        even = widen_codes(both, false);
+        odd = widen_codes(both, true);
+    }
+};
+
+// Round a head as the cache holds it, and store it there if `stores`. All lanes must call it.
+template <typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void round_head(Head<HEAD_DIM>& head, KvT* row, float* row_scale, bool stores) {
+    using Pairs = Head<HEAD_DIM>;
+    [[maybe_unused]] float scale = 0.0f;
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        head.keep_within_range();
+        scale = code_scale(head.largest());
+        if (stores && threadIdx.x % 32 == 0) *row_scale = scale;
+    }
+#pragma unroll
+    for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
+        KvT rounded[2];
+        if constexpr (KvFormat<KvT>::HAS_SCALES) {
+            rounded[0] = encode(head.first[pair], scale);
+            rounded[1] = encode(head.second[pair], scale);
+            head.first[pair] = decode(rounded[0], scale);
+            head.second[pair] = decode(rounded[1], scale);
+        } else {
+            rounded[0] = from_float<KvT>(within_range<KvT>(head.first[pair]));
+            rounded[1] = from_float<KvT>(within_range<KvT>(head.second[pair]));
+            head.first[pair] = to_float(rounded[0]);
+            head.second[pair] = to_float(rounded[1]);
+        }
+        if (stores && Pairs::has(pair)) {
+            row[Pairs::index(pair)] = rounded[0];
+            row[Pairs::index(pair) + Pairs::HALF] = rounded[1];
+        }
+    }
+}
