@@ -60,6 +60,7 @@ class Device:
             # Cards have it from sm_90, and graphs record it from CUDA 12.3.
             self._can_overlap = card.compute_capability >= (9, 0) and runtime.driverGetVersion() >= 12030
             self.num_multiprocessors = int(attribute(runtime.cudaDevAttrMultiProcessorCount, card.index))
+            self.clock_hertz = 1e3 * attribute(runtime.cudaDevAttrClockRate, card.index)  # the highest
             self.l2_bytes = int(attribute(runtime.cudaDevAttrL2CacheSize, card.index))
             self.shared_bytes_per_block = int(attribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, card.index))
         self._driver = LaunchDriver(self.shared_bytes_per_block)

@@ -63,11 +63,13 @@ class GemvShape(ctypes.Structure):
 class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
-    `num_rows` rows go into one launch; `chunk_units` of x stand in shared memory.
+    `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_units` of x stand
+    in shared memory.
     """
 
     name: str
     num_rows: int
+    column_tiles: int
     num_blocks: int
     chunk_units: int
     shared_bytes: int
@@ -109,6 +111,7 @@ def plan_gemv(
             return GemvPlan(
                 name=gemv_name(layout, kernel_rows, epilogue, stages),
                 num_rows=rows,
+                column_tiles=_column_tiles(layout, kernel_rows),
                 num_blocks=-(-num_items // items),  # every block has the same work, also where some stay idle
                 chunk_units=min(chunk_units, layout.num_units),
                 shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
@@ -224,13 +227,18 @@ def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
     return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
 
 
+def _column_tiles(layout: TileLayout, kernel_rows: int) -> int:
+    """COLUMN_TILES of common/product_*.cuh."""
+    if layout.has_codes:
+        return -(-kernel_rows * _groups_across_lanes(layout) // 2)
+    return -(-kernel_rows // 4)
+
+
 def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
     """NUM_SUMS of common/product_*.cuh: what a lane sums of one tile."""
-    if layout.has_codes:
-        return 2 * -(-kernel_rows * _groups_across_lanes(layout) // 2)
     if layout.weight_type == "float32":
         return 2 * kernel_rows
-    return {"bfloat16": 4, "float16": 2}[layout.weight_type] * -(-kernel_rows // 4)
+    return (4 if layout.weight_type == "bfloat16" else 2) * _column_tiles(layout, kernel_rows)
 
 
 def _sums_in_registers(layout: TileLayout, kernel_rows: int) -> bool:

@@ -11,9 +11,10 @@ from llmcli.kernels.cublas import matmul_cost
 from llmcli.kernels.dequantize import dequantize_cost
 from llmcli.kernels.embedding import embedding_cost
 from llmcli.kernels.gemm_packed import gemm_packed_cost
-from llmcli.kernels.gemv import Epilogue, gemv_cost, plan_gemv
+from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.head_norm import head_norm_cost
 from llmcli.kernels.kv_append import kv_append_cost
+from llmcli.kernels.qkv import cached_bytes
 from llmcli.kernels.residual_add import residual_add_cost
 from llmcli.kernels.rms_norm import rms_norm_cost
 from llmcli.kernels.rotary import rotary_cost
@@ -22,21 +23,21 @@ from llmcli.kernels.scale_bias import scale_bias_cost
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.swiglu import swiglu_cost
 from llmcli.kernels.tiles import TILE_ROWS
+from llmcli.runners.cuda.decode_card import STEP_SECONDS, DecodeCard
 from llmcli.runners.cuda.matrices import LayerMatrices, MatrixPlan
 from llmcli.runners.cuda.memory import MAX_BATCH, WIDENED_BYTES, MemoryPlan, has_bias, qkv_layout, tiles_at_a_time
 from llmcli.runners.cuda.products import way_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES
 
-# What a kernel inside a decode graph costs beside its bytes: the memory pipe drains and fills again. H200: the graph of
-# five plain kernels a layer took 567 us a token for Llama-3.2-1B int8 (80 kernels), whose bytes take 274 us.
-GRAPH_KERNEL_SECONDS = 3.6e-6
-# Shares of the measured rates that kernels reach: of reading in decode, of the matrix library's product in prefill.
-READ_SHARE = 1.0
+# Shares of the measured rates that kernels of prefill reach: of the matrix library's large product, and of reading
+# where a product of few tokens waits for its weights. H200, docs/performance.md.
 MATMUL_SHARE = 0.9
+MATMUL_READ_SHARE = 0.5
+PACKED_SHARE = 0.086
 ATTENTION_SHARE = 0.35
 # A launch from the host, which prefill waits for where its kernels are shorter, and a kernel's own start and end.
 LAUNCH_SECONDS = 8e-6
-KERNEL_SECONDS = 2e-6
+KERNEL_SECONDS = 4e-6
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
 FIRST_TOKEN_SECONDS = 150e-6
 
@@ -58,10 +59,11 @@ class Launch:
 
     cost: KernelCost
     flops_per_second: float | None = None
+    read_share: float = 1.0
 
     def seconds(self, read_bytes_per_second: float) -> float:
         """The longer of moving and computing, with the kernel's own start and end."""
-        moving = (self.cost.read_bytes + self.cost.written_bytes) / read_bytes_per_second
+        moving = (self.cost.read_bytes + self.cost.written_bytes) / (self.read_share * read_bytes_per_second)
         computing = self.cost.flops / self.flops_per_second if self.flops_per_second else 0.0
         return max(moving, computing) + KERNEL_SECONDS
 
@@ -76,34 +78,39 @@ class CardPredictor:
         *,
         num_multiprocessors: int = 132,
         shared_bytes_per_block: int = 227 * 1024,
+        clock_hertz: float = 1.98e9,
     ):
         self._plan = plan
         self._rates = rates
-        self._num_multiprocessors = num_multiprocessors
-        self._shared_bytes_per_block = shared_bytes_per_block
+        self._card = DecodeCard(rates.read_bytes, num_multiprocessors, shared_bytes_per_block, clock_hertz)
         self._config = plan.stored.config
         self._qkv = qkv_layout(self._config)
         self._itemsize = ARRAY_DTYPES[plan.stored.cache_type].itemsize
+        self._embedding_itemsize = ARRAY_DTYPES[plan.stored.embedding_type].itemsize
 
     def decode_bytes(self, depth: int, num_rows: int = 1) -> int:
         """Bytes that one step reads for `num_rows` rows of `depth` tokens each: weights, keys and values."""
         config = self._config
-        total = num_rows * config.hidden_size * self._itemsize  # of the embedding
+        total = num_rows * config.hidden_size * self._embedding_itemsize
         total += 4 * config.hidden_size * (2 * config.num_hidden_layers + 1)  # norms
         for matrix, epilogue in self._products():
-            passes = self._num_launches(matrix, epilogue, num_rows)
+            passes = len(self._card.gemv_plans(matrix.layout, epilogue, num_rows))
             bias_bytes = 4 * matrix.layout.padded_rows if has_bias(config, matrix) else 0
             total += passes * (matrix.layout.num_bytes + bias_bytes)
-        return total + num_rows * self._cache_bytes(depth)
+        return total + num_rows * sum(self._cache_bytes(depth))
 
     def decode_seconds(self, depth: int, num_rows: int = 1) -> float:
         """One step of `num_rows` rows of `depth` tokens each."""
-        reading = self.decode_bytes(depth, num_rows) / (READ_SHARE * self._rates.read_bytes)
-        return reading + self.decode_kernels(num_rows) * GRAPH_KERNEL_SECONDS
+        has_codes = self._plan.stored.cache_type == "int8"
+        return (
+            STEP_SECONDS
+            + sum(self._card.gemv_seconds(matrix.layout, epilogue, num_rows) for matrix, epilogue in self._products())
+            + sum(self._card.attention_seconds(of_layer, num_rows, has_codes) for of_layer in self._cache_bytes(depth))
+        )
 
     def decode_kernels(self, num_rows: int = 1) -> int:
         """Kernels of one step."""
-        num_products = sum(self._num_launches(*product, num_rows) for product in self._products())
+        num_products = sum(len(self._card.gemv_plans(m.layout, epilogue, num_rows)) for m, epilogue in self._products())
         return num_products + self._config.num_hidden_layers + 2  # attention; embedding and sampling
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
@@ -130,15 +137,16 @@ class CardPredictor:
 
     def chunk_launches(self, count: int, start: int) -> list[Launch]:
         """The kernels of a chunk of more than 8 tokens from position `start` on, without the head's."""
-        embedding = embedding_cost(num_tokens=count, hidden_size=self._config.hidden_size, itemsize=self._itemsize)
+        embedding = embedding_cost(
+            num_tokens=count, hidden_size=self._config.hidden_size, itemsize=self._embedding_itemsize
+        )
         launches = [Launch(embedding)]
         for index, layer in enumerate(self._plan.matrices.layers):
             launches += self._layer(index, layer, count, start)
         return launches
 
     def _head_seconds(self) -> float:
-        head = gemv_cost(layout=self._plan.matrices.head.layout, num_rows=1, has_norm=True)
-        return Launch(head).seconds(self._rates.read_bytes)
+        return self._card.gemv_seconds(self._plan.matrices.head.layout, "store", 1)
 
     def _layer(self, index: int, layer: LayerMatrices, count: int, start: int) -> Iterator[Launch]:
         """The launches of one layer for a chunk of a prompt, as `Forward` makes them."""
@@ -176,13 +184,12 @@ class CardPredictor:
         yield Launch(kv_append_cost(count, qkv, self._itemsize))
         window = config.traits.sliding_windows[index]
         cost = attention_prefill_cost(count, start, qkv, self._itemsize, window)
-        yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.cache_type))
+        yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.attention_type))
 
     def _product(self, matrix: MatrixPlan, count: int) -> Iterator[Launch]:
         layout, kind = matrix.layout, matrix.format.activation_type
-        rate = MATMUL_SHARE * self._flops(kind)
         if way_of(layout, count) == "packed":
-            yield Launch(gemm_packed_cost(layout=layout, num_tokens=count), rate)
+            yield Launch(gemm_packed_cost(layout=layout, num_tokens=count), PACKED_SHARE * self._flops(kind))
             return
         itemsize = ARRAY_DTYPES[kind].itemsize
         step = tiles_at_a_time(layout, itemsize, WIDENED_BYTES)
@@ -191,7 +198,7 @@ class CardPredictor:
             yield Launch(dequantize_cost(layout=layout, num_tiles=tiles))
             rows = tiles * TILE_ROWS
             cost = matmul_cost(num_tokens=count, num_rows=rows, num_inputs=layout.num_inputs, itemsize=itemsize)
-            yield Launch(cost, rate)
+            yield Launch(cost, MATMUL_SHARE * self._flops(kind), MATMUL_READ_SHARE)
 
     def _flops(self, kind: str) -> float:
         flops = self._rates.flops
@@ -208,22 +215,7 @@ class CardPredictor:
             yield layer.down, "add"
         yield matrices.head, "store"
 
-    def _num_launches(self, matrix: MatrixPlan, epilogue: Epilogue, num_rows: int) -> int:
-        """Launches, and so passes over the matrix: where shared memory is short, fewer rows go into one."""
-        launches, left = 0, num_rows
-        while left > 0:
-            left -= plan_gemv(
-                matrix.layout,
-                left,
-                epilogue,
-                num_multiprocessors=self._num_multiprocessors,
-                shared_bytes_per_block=self._shared_bytes_per_block,
-            ).num_rows
-            launches += 1
-        return launches
-
-    def _cache_bytes(self, depth: int) -> int:
-        """Keys and values that a token reads after `depth` others, over all layers."""
-        windows = self._config.traits.sliding_windows
-        per_token = 2 * self._config.kv_size * self._itemsize
-        return sum(per_token * min(depth, window or depth) for window in windows)
+    def _cache_bytes(self, depth: int) -> list[int]:
+        """Keys and values that a token reads after `depth` others, in each layer."""
+        per_token = 2 * cached_bytes(self._qkv, self._itemsize)
+        return [per_token * min(depth, window or depth) for window in self._config.traits.sliding_windows]
