@@ -46,14 +46,17 @@ struct InputRows {
 // The bits of the largest magnitude among the 8 * LANES inputs of a unit, in all of its lanes; NaN is the largest.
 template <int LANES>
 __device__ __forceinline__ unsigned largest_bits(const float (&values)[8]) {
-    unsigned largest = 0;
+    float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+    for (int i = 0; i < 8; ++i) {
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(values[i])));
+    }
 #pragma unroll
     for (int mask = LANES / 2; mask > 0; mask /= 2) {
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+        const float other = __shfl_xor_sync(0xffffffffu, largest, mask);
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(other));
     }
-    return largest;
+    return __float_as_uint(largest);
 }
 
 // A power of two and its inverse, both normal numbers.

@@ -56,8 +56,11 @@ struct CodeProduct {
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
     // Beside the many column tiles of narrow groups, or zero points of many rows, no register is left for them.
-    static constexpr bool SUMS_IN_REGISTERS = ROWS == 1 || (G::ACROSS_LANES == 1 && (IS_SYMMETRIC || ROWS <= 2));
-    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || ROWS > 2 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_units
+    static constexpr bool SUMS_IN_REGISTERS =
+        G::ACROSS_LANES == 1 ? IS_SYMMETRIC || ROWS <= 2 : IS_SYMMETRIC && ROWS == 1;
+    // Of stage_units, for registers too.
+    static constexpr int MAX_DEPTH =
+        !IS_SYMMETRIC || G::ACROSS_LANES > 1 || (IS_INT4 && ROWS > 4) ? 1 : ROWS == 1 ? 3 : 2;
     static constexpr int UNROLL = SUMS_IN_REGISTERS ? COLUMN_TILES : 1;
 
     LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;  // of the rows g and g + 8 in each column tile, this lane's two digits
@@ -67,31 +70,31 @@ struct CodeProduct {
                                                  int row) {
         const unsigned largest = largest_bits<LANES>(values);
         const PowerScale power = scale_to<21>(largest);
-        int digit_sums[NUM_DIGITS] = {0, 0, 0};
+        // value * scale rounded to an integer, as three bytes, of which the lower two are 128 too large: so a digit's
+        // sign is taken into account in the next one.
         unsigned words[NUM_DIGITS][2];
-        int integers[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) integers[i] = __float2int_rn(__fmul_rn(values[i], power.scale));
+        for (int half = 0; half < 2; ++half) {
+            unsigned bytes[4];
 #pragma unroll
-        for (int digit = NUM_DIGITS - 1; digit >= 0; --digit) {
-            // The lowest bytes of four integers; what is left is (integer - digit) / 256, where the digit has a sign.
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int a = IS_INT4 ? half : 4 * half, step = IS_INT4 ? 2 : 1;  // nibbles: even inputs, then odd ones
-                const unsigned low = __byte_perm(integers[a], integers[a + step], 0x0040);
-                const unsigned high = __byte_perm(integers[a + 2 * step], integers[a + 3 * step], 0x0040);
-                words[digit][half] = __byte_perm(low, high, 0x5410);
-                if (!IS_SYMMETRIC) {
-                    digit_sums[digit] = __dp4a(static_cast<int>(words[digit][half]), 0x01010101, digit_sums[digit]);
-                }
+            for (int i = 0; i < 4; ++i) {
+                const int input = IS_INT4 ? 2 * i + half : 4 * half + i;  // nibbles: even inputs, then odd ones
+                bytes[i] = __float_as_uint(__fmaf_rn(values[input], power.scale, MAGIC_VALUE)) - MAGIC + 0x8080u;
             }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) integers[i] = (integers[i] + 128) >> 8;
+            const unsigned first = __byte_perm(bytes[0], bytes[1], 0x5140);
+            const unsigned second = __byte_perm(bytes[2], bytes[3], 0x5140);
+            words[2][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
+            words[1][half] = __byte_perm(first, second, 0x7632) ^ 0x80808080u;
+            words[0][half] = __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0062),
+                                         __byte_perm(bytes[2], bytes[3], 0x0062), 0x5410);
         }
+        int digit_sums[NUM_DIGITS] = {0, 0, 0};
         constexpr int GROUP_LANES = LANES / G::PER_UNIT;
         if constexpr (!IS_SYMMETRIC) {
 #pragma unroll
             for (int digit = 0; digit < NUM_DIGITS; ++digit) {
+                digit_sums[digit] = __dp4a(static_cast<int>(words[digit][0]), 0x01010101, 0);
+                digit_sums[digit] = __dp4a(static_cast<int>(words[digit][1]), 0x01010101, digit_sums[digit]);
 #pragma unroll
                 for (int mask = GROUP_LANES / 2; mask > 0; mask /= 2) {
                     digit_sums[digit] += __shfl_xor_sync(0xffffffffu, digit_sums[digit], mask);
@@ -105,8 +108,12 @@ struct CodeProduct {
 #pragma unroll
         for (int digit = 0; digit < NUM_DIGITS; ++digit) {
             unsigned* vector = digits + digit * 16;
-            vector[IS_INT4 ? eighth % 2 : 2 * (eighth % 2)] = words[digit][0];
-            vector[IS_INT4 ? eighth % 2 + 2 : 2 * (eighth % 2) + 1] = words[digit][1];
+            if constexpr (IS_INT4) {
+                vector[eighth % 2] = words[digit][0];
+                vector[eighth % 2 + 2] = words[digit][1];
+            } else {
+                reinterpret_cast<uint2*>(vector)[eighth % 2] = make_uint2(words[digit][0], words[digit][1]);
+            }
         }
         // Magnitudes that are no numbers show as NaN.
         const float scale = largest >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : power.inverse * CODE_UNIT;

@@ -243,9 +243,11 @@ def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
 
 def _sums_in_registers(layout: TileLayout, kernel_rows: int) -> bool:
     """SUMS_IN_REGISTERS of common/product_*.cuh."""
-    if not layout.has_codes or kernel_rows == 1:
+    if not layout.has_codes:
         return True
-    return _groups_across_lanes(layout) == 1 and (layout.is_symmetric or kernel_rows <= 2)
+    if _groups_across_lanes(layout) == 1:
+        return layout.is_symmetric or kernel_rows <= 2
+    return layout.is_symmetric and kernel_rows == 1
 
 
 def _slot_bytes(layout: TileLayout) -> int:

@@ -33,7 +33,7 @@ from llmcli.runners.cuda.regions import ARRAY_DTYPES
 # where a product of few tokens waits for its weights. H200, docs/performance.md.
 MATMUL_SHARE = 0.9
 MATMUL_READ_SHARE = 0.5
-PACKED_SHARE = 0.086
+PACKED_SHARE = 0.128
 ATTENTION_SHARE = 0.35
 # A launch from the host, which prefill waits for where its kernels are shorter, and a kernel's own start and end.
 LAUNCH_SECONDS = 8e-6
@@ -60,12 +60,13 @@ class Launch:
     cost: KernelCost
     flops_per_second: float | None = None
     read_share: float = 1.0
+    is_overlapped: bool = True  # moving and computing
 
     def seconds(self, read_bytes_per_second: float) -> float:
-        """The longer of moving and computing, with the kernel's own start and end."""
+        """Moving and computing, with the kernel's own start and end."""
         moving = (self.cost.read_bytes + self.cost.written_bytes) / (self.read_share * read_bytes_per_second)
         computing = self.cost.flops / self.flops_per_second if self.flops_per_second else 0.0
-        return max(moving, computing) + KERNEL_SECONDS
+        return (max(moving, computing) if self.is_overlapped else moving + computing) + KERNEL_SECONDS
 
 
 class CardPredictor:
@@ -189,7 +190,8 @@ class CardPredictor:
     def _product(self, matrix: MatrixPlan, count: int) -> Iterator[Launch]:
         layout, kind = matrix.layout, matrix.format.activation_type
         if way_of(layout, count) == "packed":
-            yield Launch(gemm_packed_cost(layout=layout, num_tokens=count), PACKED_SHARE * self._flops(kind))
+            cost = gemm_packed_cost(layout=layout, num_tokens=count)
+            yield Launch(cost, PACKED_SHARE * self._flops(kind), is_overlapped=False)
             return
         itemsize = ARRAY_DTYPES[kind].itemsize
         step = tiles_at_a_time(layout, itemsize, WIDENED_BYTES)
