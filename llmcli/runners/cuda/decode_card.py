@@ -11,7 +11,7 @@ from llmcli.kernels.tiles import TileLayout
 
 # Embedding and sampling a token, greedy.
 STEP_SECONDS = 10e-6
-GEMV_SECONDS = 3.0e-6
+GEMV_SECONDS = 2.5e-6
 # L2 delivers activations to all multiprocessors together at this share of the rate of reading memory.
 L2_SHARE = 0.7
 # Clocks of a multiprocessor for a unit of codes: for any number of rows, and for every 8 columns of the tensor cores
@@ -19,7 +19,7 @@ L2_SHARE = 0.7
 UNIT_CLOCKS = {"int8": (21.0, 8.5), "int4": (24.0, 15.7)}
 TILE_CLOCKS = 866
 # Attention of one row and of each further one; codes are read at a share of the bandwidth.
-ATTENTION_SECONDS = 4.8e-6
+ATTENTION_SECONDS = 4.4e-6
 ATTENTION_ROW_SECONDS = 2e-6
 CODES_SHARE = 0.7
 

@@ -29,14 +29,16 @@ from llmcli.runners.cuda.memory import MAX_BATCH, WIDENED_BYTES, MemoryPlan, has
 from llmcli.runners.cuda.products import way_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES
 
-# Shares of the measured rates that kernels of prefill reach: of the matrix library's large product, and of reading
-# where a product of few tokens waits for its weights. H200, docs/performance.md.
+# Shares of the measured rates that kernels of prefill reach, on one H200 (docs/performance.md): of the matrix library's
+# large product; of reading, where few tokens wait for their weights, and where codes are widened or multiplied packed.
 MATMUL_SHARE = 0.9
-MATMUL_READ_SHARE = 0.5
-PACKED_SHARE = 0.128
+MATMUL_READ_SHARE = 0.7
+WIDEN_READ_SHARES = {"int8": 0.65, "int4": 0.34}
+PACKED_SHARE = 0.16
+PACKED_READ_SHARES = {"int8": 0.5, "int4": 0.3}
 ATTENTION_SHARE = 0.35
 # A launch from the host, which prefill waits for where its kernels are shorter, and a kernel's own start and end.
-LAUNCH_SECONDS = 8e-6
+LAUNCH_SECONDS = 9.5e-6
 KERNEL_SECONDS = 4e-6
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
 FIRST_TOKEN_SECONDS = 150e-6
@@ -191,13 +193,15 @@ class CardPredictor:
         layout, kind = matrix.layout, matrix.format.activation_type
         if way_of(layout, count) == "packed":
             cost = gemm_packed_cost(layout=layout, num_tokens=count)
-            yield Launch(cost, PACKED_SHARE * self._flops(kind), is_overlapped=False)
+            share = PACKED_READ_SHARES[layout.weight_type]
+            yield Launch(cost, PACKED_SHARE * self._flops(kind), share, is_overlapped=False)
             return
         itemsize = ARRAY_DTYPES[kind].itemsize
         step = tiles_at_a_time(layout, itemsize, WIDENED_BYTES)
         for first in range(0, layout.num_tiles, step):
             tiles = min(step, layout.num_tiles - first)
-            yield Launch(dequantize_cost(layout=layout, num_tiles=tiles))
+            widening = dequantize_cost(layout=layout, num_tiles=tiles)
+            yield Launch(widening, read_share=WIDEN_READ_SHARES.get(layout.weight_type, 1.0))
             rows = tiles * TILE_ROWS
             cost = matmul_cost(num_tokens=count, num_rows=rows, num_inputs=layout.num_inputs, itemsize=itemsize)
             yield Launch(cost, MATMUL_SHARE * self._flops(kind), MATMUL_READ_SHARE)
