@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #pragma unroll
     for (int s = 0; s < STAGES; ++s) stream.copy_next(lane_ring + s * Stream::SLOT_BYTES, warp, lane);
     if (threadIdx.x < NUM_BUFFERS) {
-        barrier_init(&written[threadIdx.x], NUM_WARPS);
-        barrier_init(&taken[threadIdx.x], Out::NUM_FINISHERS);
+        barrier_init(&written[threadIdx.x], BLOCK_SIZE);
+        barrier_init(&taken[threadIdx.x], 32 * Out::NUM_FINISHERS);
     }
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
     grid_dependency_launch();
@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             norm_factor = norm_weight != nullptr ? norm_factor_of(squares[row], shape) : 1.0f;
         }
         output.write(partials + buffer * BUFFER_FLOATS, norm_factor, warp, lane);
-        __syncwarp();  // every lane has read the sums
-        if (lane == 0) barrier_arrive(&taken[buffer]);
+        barrier_arrive(&taken[buffer]);
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
     const bool is_chunked = shape.chunk_units < num_units;
@@ -224,8 +223,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 product.write(partials + buffer * BUFFER_FLOATS + (i * NUM_WARPS + warp) * ROWS * TILE_ROWS, lane);
             }
             if (end < num_units) continue;
-            __syncwarp();  // the warp's sums are written
-            if (lane == 0) barrier_arrive(&written[buffer]);
+            barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
             // One item late, when no warp is left to wait for.
             if (local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
             if (Out::is_of_warp(local, warp)) {
