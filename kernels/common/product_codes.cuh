@@ -60,7 +60,7 @@ struct CodeProduct {
         G::ACROSS_LANES == 1 ? IS_SYMMETRIC || ROWS <= 2 : IS_SYMMETRIC && ROWS == 1;
     // Of stage_units, for registers too.
     static constexpr int MAX_DEPTH =
-        !IS_SYMMETRIC || G::ACROSS_LANES > 1 || (IS_INT4 && ROWS > 4) ? 1 : ROWS == 1 ? 3 : 2;
+        !IS_SYMMETRIC || G::ACROSS_LANES > 1 || ROWS > 4 ? 1 : ROWS == 1 ? 3 : 2;
     static constexpr int UNROLL = SUMS_IN_REGISTERS ? COLUMN_TILES : 1;
 
     LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;  // of the rows g and g + 8 in each column tile, this lane's two digits

@@ -11,7 +11,7 @@ struct FloatProduct {
 
     static constexpr int NUM_SUMS = 2 * ROWS;
     static constexpr bool SUMS_IN_REGISTERS = true;
-    static constexpr int MAX_DEPTH = 4;  // of stage_units
+    static constexpr int MAX_DEPTH = ROWS > 4 ? 2 : 4;  // of stage_units, for registers
 
     LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;
 

@@ -124,8 +124,8 @@ def test_families_with_codes(
     reference = load_rounded(monkeypatch, open_model(folder), getattr(torch, dtype), 400, "int8")
     (error,) = compare(ours, reference)
     print(f"{name}, {dtype}: {error:.2e} from torch, where the codes themselves cost {cost:.2e}")
-    # A value near the middle of two codes may get either: what that changes is a part of what codes change.
-    assert error < max(2e-3, cost / 2)
+    # A value near the middle of two codes may get either, which moves it by as much as rounding it to a code may.
+    assert error < max(2e-3, cost)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
