@@ -39,7 +39,7 @@ def part_values(weight_type: str, lane_bytes: np.ndarray, part: int) -> list[flo
 
 
 def columns_of(weight_type: str, x: np.ndarray, parts: int) -> np.ndarray:
-    """One unit of 8 columns of x in the order that unpack_part makes the inputs'. Shapes: x [8, unit_inputs]; result [part, 8, t, 8]"""
+    """One unit of 8 columns of x, inputs in unpack_part's order. Shapes: x [8, unit_inputs]; result [part, 8, t, 8]"""
     stored = np.full((parts, 8, 4, 8), np.nan)
     for k in range(x.shape[1]):
         eighth, place = divmod(k, 8)
