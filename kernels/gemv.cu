@@ -3,21 +3,22 @@
 // Shapes:   tiles [num_tiles][units][1024] bytes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8 or
 //           null (common/tile.cuh); x [num_rows, x_stride] float of which num_inputs count; norm_weight [num_inputs]
 //           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. EPILOGUE 0: out = y;
-//           1: out += y; 2: tiles alternate gate, up and out = silu(gate) * up
+//           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
 // Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
 //           units; tiles, scales, zero_points, norm_weight 16-byte aligned
-// Launch:   grid (at most one block an item of 1 or 2 tiles), block (512), dynamic shared memory by
-//           llmcli/kernels/gemv.py; may overlap the kernel before
+// Launch:   grid (at most one block a tile), block (512), dynamic shared memory by llmcli/kernels/gemv.py; may overlap
+//           the kernel before
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every block; out
 //           once
-// Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x is right to 2^-22 (bf16: 2^-18) of
-//           itself, with codes of the largest in its unit; fp32 sums: |error| <= (sqrt(K) * 2^-24 + 2^-22) * S, S =
-//           sum|x' * W|, with codes sum max|x' of the unit| * |W| beside the 2^-22. Warp w sums units w, w + 16, ... of
-//           a tile, the warps are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither
-//           on the other rows nor on ROWS, STAGES, chunks or the grid (columns of an mma are independent)
+// Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
+//           of itself, or with codes to e = 2^-16 of the largest in its unit of 64 (int4: 128) inputs; fp32 sums:
+//           |error| <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Warp w sums
+//           units w, w + 16, ... of a tile, the warps are added in order: fixed, so equal runs give equal bits, and a
+//           row's bits depend neither on the other rows nor on ROWS, STAGES, chunks or the grid (columns of an mma are
+//           independent)
 // Choice:   one block of 16 warps a multiprocessor; of a ring of cp.async copies only PENDING a warp stay under way, as
 //           DRAM slows down with more, the others have landed and carry a warp over a stall; no barrier of the block
-//           after the start: a warp stages its own inputs, and warps take turns at outputs, an item later. Rejected,
+//           after the start: a warp stages its own inputs, and warps take turns at outputs, a tile later. Rejected,
 //           with figures in docs/performance.md: two blocks of 8 warps, more copies under way, other orders of the
 //           units, a 17th warp for the outputs, codes as fp16
 #include "common/barrier.cuh"
@@ -37,36 +38,38 @@ struct GemvShape {
 };
 
 // PENDING: copies of a warp under way. DRAM delivers less with more of them, and the arithmetic of codes takes longer.
+// BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait for;
+// digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    static constexpr int PENDING = 2;
+    static constexpr int PENDING = 2, BLOCKS = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__half, ROWS>;
-    static constexpr int PENDING = 1;
+    static constexpr int PENDING = 1, BLOCKS = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__nv_bfloat16, ROWS>;
-    static constexpr int PENDING = 1;
+    static constexpr int PENDING = 1, BLOCKS = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
-    static constexpr int PENDING = 1;
+    static constexpr int PENDING = 1, BLOCKS = 1;
 };
 
-// One lane's output of an item: of its warp's two rows. NUM_FINISHERS warps turn the sums of an item into outputs, the
-// next ones those of the next item.
+// One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
+// next ones those of the next tile.
 template <int ROWS, int EPILOGUE>
 struct Output {
-    static constexpr int ITEM_TILES = EPILOGUE == SWIGLU ? 2 : 1;
     static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
+    static constexpr int COLUMNS = EPILOGUE == SWIGLU ? HALF_ROWS : TILE_ROWS;  // of out a tile
 
-    float factors[ITEM_TILES], biases[ITEM_TILES], before;
-    float* destination;  // null: none
+    float factor, bias, before;
+    int place;  // in out; -1: none
 
     __device__ __forceinline__ static bool is_of_warp(int local, int warp) {
         return local % (NUM_WARPS / NUM_FINISHERS) == warp / NUM_FINISHERS;
@@ -77,39 +80,31 @@ struct Output {
 
     // Asks for what is needed beside the sums.
     template <bool HAS_CHANNEL_SCALE, typename ScaleT>
-    __device__ __forceinline__ void begin(int item, const ScaleT* scales, const float* bias, float* out,
+    __device__ __forceinline__ void begin(int tile, const ScaleT* scales, const float* biases, float* out,
                                           const GemvShape& shape, int warp, int lane) {
-        const int own_row = row(warp, lane), column = item * TILE_ROWS + lane % TILE_ROWS;
-        const bool exists = own_row < shape.num_rows && column < shape.num_outputs;
-        destination = exists ? out + static_cast<size_t>(own_row) * shape.out_stride + column : nullptr;
-#pragma unroll
-        for (int i = 0; i < ITEM_TILES; ++i) {
-            const int index = (item * ITEM_TILES + i) * TILE_ROWS + lane % TILE_ROWS;
-            factors[i] = HAS_CHANNEL_SCALE && exists ? to_float(scales[index]) : 1.0f;
-            biases[i] = bias != nullptr && exists ? bias[index] : 0.0f;
-        }
-        before = EPILOGUE == ADD && exists ? __ldcg(destination) : 0.0f;
+        const int own_row = row(warp, lane), index = tile * TILE_ROWS + lane % TILE_ROWS;
+        const int column = tile * COLUMNS + lane % TILE_ROWS;
+        const bool exists = own_row < shape.num_rows && lane % TILE_ROWS < COLUMNS && column < shape.num_outputs;
+        place = exists ? own_row * shape.out_stride + column : -1;
+        factor = HAS_CHANNEL_SCALE ? to_float(scales[index]) : 1.0f;
+        bias = biases != nullptr ? biases[index] : 0.0f;
+        before = EPILOGUE == ADD && exists ? __ldcg(out + place) : 0.0f;
     }
 
-    // `sums` is [tile][warp][row][16] of the item.
-    __device__ __forceinline__ void write(const float* sums, float norm_factor, int warp, int lane) const {
-        float results[ITEM_TILES];
+    // `sums` is [warp][row][16] of the tile.
+    __device__ __forceinline__ void write(const float* sums, float norm_factor, float* out, int warp, int lane) const {
+        const float* of_warp = sums + min(row(warp, lane), ROWS - 1) * TILE_ROWS + lane % TILE_ROWS;
+        float result = 0.0f;
 #pragma unroll
-        for (int i = 0; i < ITEM_TILES; ++i) {
-            const int own_row = min(row(warp, lane), ROWS - 1);
-            const float* of_warp = sums + (i * NUM_WARPS * ROWS + own_row) * TILE_ROWS + lane % TILE_ROWS;
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < NUM_WARPS; ++w) sum = __fadd_rn(sum, of_warp[w * ROWS * TILE_ROWS]);
-            results[i] = __fadd_rn(__fmul_rn(__fmul_rn(sum, factors[i]), norm_factor), biases[i]);
-        }
-        if (destination == nullptr) return;
-        if constexpr (EPILOGUE == STORE) *destination = results[0];
-        if constexpr (EPILOGUE == ADD) *destination = __fadd_rn(before, results[0]);
+        for (int w = 0; w < NUM_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
+        result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
+        if constexpr (EPILOGUE == ADD) result = __fadd_rn(before, result);
         if constexpr (EPILOGUE == SWIGLU) {
-            const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-results[0])));
-            *destination = __fmul_rn(__fmul_rn(results[0], sigmoid), results[ITEM_TILES - 1]);
+            const float up = __shfl_down_sync(0xffffffffu, result, HALF_ROWS);
+            const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-result)));
+            result = __fmul_rn(__fmul_rn(result, sigmoid), up);
         }
+        if (place >= 0) out[place] = result;
     }
 };
 
@@ -125,42 +120,45 @@ __device__ __forceinline__ float norm_factor_of(const float* squares, const Gemv
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int EPILOGUE,
           int STAGES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
+#if __CUDA_ARCH__ >= 900
+__cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLOCKS, 1, 1)
+#endif
     gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
          const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
-         const float* __restrict__ bias, float* out, GemvShape shape) {
-    constexpr int ITEM_TILES = EPILOGUE == SWIGLU ? 2 : 1;
+         const float* __restrict__ biases, float* out, GemvShape shape) {
     constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
     using Choice = ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
     using Product = typename Choice::Type;
-    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ITEM_TILES, NUM_WARPS>;
+    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS>;
+    constexpr int BLOCKS = Choice::BLOCKS;
     constexpr int PENDING = Choice::PENDING < STAGES ? Choice::PENDING : STAGES - 1;
 
     using Out = Output<ROWS, EPILOGUE>;
-    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of an item by warp
-    constexpr int BUFFER_FLOATS = ITEM_TILES * NUM_WARPS * ROWS * TILE_ROWS;
+    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of a tile by warp
+    constexpr int BUFFER_FLOATS = NUM_WARPS * ROWS * TILE_ROWS;
 
     extern __shared__ uint4 shared[];
     __shared__ float squares[ROWS][NUM_WARPS];
     __shared__ unsigned long long written[NUM_BUFFERS], taken[NUM_BUFFERS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int num_items = (shape.num_outputs + TILE_ROWS - 1) / TILE_ROWS;
+    const int num_tiles = (shape.num_outputs + Out::COLUMNS - 1) / Out::COLUMNS;
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    // Shared memory: the ring, a chunk of x, items' sums by warp, and sums of every lane (LaneSums).
-    constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16;
-    const uint4* ring = shared + warp * STAGES * SLOT_VECTORS;
-    const unsigned lane_ring = shared_address(ring + lane);
-    uint4* inputs = shared + NUM_WARPS * STAGES * SLOT_VECTORS;
+    // Shared memory: slots [stage][warp], a chunk of x, tiles' sums by warp, and sums of every lane (LaneSums).
+    constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
+    uint4* inputs = shared + STAGES * STAGE_VECTORS;
     float* partials = reinterpret_cast<float*>(inputs + shape.chunk_units * Product::UNIT_VECTORS);
     float* lane_sums = partials + NUM_BUFFERS * BUFFER_FLOATS + warp * Product::NUM_SUMS * 32 + lane;
 
     // Weights depend on no kernel before: their copies run while this block waits for the activations.
-    Stream stream = {tiles, scales, zero_points, num_items * ITEM_TILES, num_units, G::count(num_units),
+    Stream stream = {tiles, scales, zero_points, num_tiles, num_units, G::count(num_units),
                      shape.chunk_units, streaming_policy()};
     stream.begin(warp, lane);
 #pragma unroll
-    for (int s = 0; s < STAGES; ++s) stream.copy_next(lane_ring + s * Stream::SLOT_BYTES, warp, lane);
+    for (int s = 0; s < STAGES - 1; ++s) {
+        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), warp, lane);
+    }
     if (threadIdx.x < NUM_BUFFERS) {
         barrier_init(&written[threadIdx.x], BLOCK_SIZE);
         barrier_init(&taken[threadIdx.x], 32 * Out::NUM_FINISHERS);
@@ -168,6 +166,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
     grid_dependency_launch();
     __syncthreads();  // barriers and squares stand
+    if constexpr (BLOCKS > 1) cluster_arrive();  // ... for the others too
     grid_dependency_wait();
 
     Out output;
@@ -179,57 +178,68 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             const int row = min(Out::row(warp, lane), ROWS - 1);
             norm_factor = norm_weight != nullptr ? norm_factor_of(squares[row], shape) : 1.0f;
         }
-        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, warp, lane);
+        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, out, warp, lane);
         barrier_arrive(&taken[buffer]);
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
     const bool is_chunked = shape.chunk_units < num_units;
-    int slot = 0;  // the next one's first vector
+    int slot = warp * SLOT_VECTORS + lane;  // this lane's vector in the next one
 #pragma unroll 1
     for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
         const int end = min(begin + shape.chunk_units, num_units);
-        __syncwarp();  // every lane has read the chunk before
-        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS>(inputs, rows, begin, end, &squares[0][warp], NUM_WARPS, warp,
-                                                           lane);
-        int local = 0;  // number of the item in this block
+        // Every lane has read the chunk before.
+        if constexpr (BLOCKS > 1) {
+            cluster_wait();
+        } else {
+            __syncwarp();
+        }
+        // The last slot's copies queue up behind the loads of the activations, which everything waits for.
+        const auto fill_last_slot = [&] {
+            if (begin == 0) stream.copy_next(shared_address(shared + slot + (STAGES - 1) * STAGE_VECTORS), warp, lane);
+        };
+        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp, lane,
+                                                                   fill_last_slot);
+        // And sees the new one.
+        if constexpr (BLOCKS > 1) {
+            cluster_arrive();
+            cluster_wait();
+        } else {
+            __syncwarp();
+        }
+        int local = 0;  // number of the tile in this block
 #pragma unroll 1
-        for (int item = blockIdx.x; item < num_items; item += gridDim.x, ++local) {
+        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++local) {
             const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
+            Product product;
+            float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
+            product.sums.begin(sums, begin == 0);
+            const uint4* unit_inputs = inputs + warp * Product::UNIT_VECTORS;
 #pragma unroll 1
-            for (int i = 0; i < ITEM_TILES; ++i) {
-                Product product;
-                const int kept = is_chunked ? local * ITEM_TILES + i : 0;
-                float* sums = lane_sums + kept * NUM_WARPS * Product::NUM_SUMS * 32;
-                product.sums.begin(sums, begin == 0);
-                const uint4* unit_inputs = inputs + warp * Product::UNIT_VECTORS;
-#pragma unroll 1
-                for (int unit = begin + warp; unit < end; unit += NUM_WARPS) {
-                    copy_async_wait<PENDING>();
-                    __syncwarp();  // scales were copied by other lanes
-                    const uint4* bytes = ring + slot;
-                    const uint4 low = bytes[lane], high = bytes[32 + lane];
-                    const unsigned char* unit_scales = reinterpret_cast<const unsigned char*>(bytes + UNIT_VECTORS);
-                    product.add_unit(low, high, unit_scales, unit_inputs, lane);
-                    __syncwarp();  // every lane has read the slot
-                    stream.copy_next(lane_ring + 16 * slot, warp, lane);
-                    slot = slot + SLOT_VECTORS == STAGES * SLOT_VECTORS ? 0 : slot + SLOT_VECTORS;
-                    unit_inputs += NUM_WARPS * Product::UNIT_VECTORS;
-                }
-                if (end < num_units) {
-                    product.sums.leave(sums);
-                    continue;
-                }
-                if (i == 0 && use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
-                product.write(partials + buffer * BUFFER_FLOATS + (i * NUM_WARPS + warp) * ROWS * TILE_ROWS, lane);
+            for (int unit = begin + warp; unit < end; unit += NUM_WARPS) {
+                copy_async_wait<PENDING>();
+                __syncwarp();  // scales were copied by other lanes
+                const uint4 low = shared[slot], high = shared[slot + 32];
+                const auto* unit_scales = reinterpret_cast<const unsigned char*>(shared + slot - lane + UNIT_VECTORS);
+                product.add_unit(low, high, unit_scales, unit_inputs, lane);
+                __syncwarp();  // every lane has read the slot
+                stream.copy_next(shared_address(shared + slot), warp, lane);
+                slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
+                unit_inputs += NUM_WARPS * Product::UNIT_VECTORS;
             }
-            if (end < num_units) continue;
+            if (end < num_units) {
+                product.sums.leave(sums);
+                continue;
+            }
+            if (use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
+            product.write(partials + buffer * BUFFER_FLOATS + warp * ROWS * TILE_ROWS, lane);
             barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
-            // One item late, when no warp is left to wait for.
+            // One tile late, when no warp is left to wait for.
             if (local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
             if (Out::is_of_warp(local, warp)) {
-                output.template begin<HAS_CHANNEL_SCALE>(item, scales, bias, out, shape, warp, lane);
+                output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, warp, lane);
             }
         }
-        if (end == num_units && Out::is_of_warp(local - 1, warp)) finish(local - 1);
+        if (end == num_units && local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
+        if (BLOCKS > 1 && end < num_units) cluster_arrive();
     }
 }

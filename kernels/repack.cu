@@ -4,8 +4,8 @@
 //           SourceT has; tiles [.][units][1024] bytes; scales: source [num_rows, source_groups] T -> [.][groups][16] T;
 //           zero points: source [ceil(num_rows * BITS / 32), source_groups] int32 -> [.][groups][16] uint8 flags int32
 //           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type; or null
-// Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). Source tile i goes to the tile
-//           tile_offset + i * tile_stride
+// Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). The source's rows 8i .. 8i+7 go to the
+//           half tile first_half + i * half_step: half h is the rows 8 * (h % 2) .. of tile h / 2
 // Launch:   grid (ceil(elements / 256)), block (256); repack: an element is 16 bytes of tiles; repack_scales,
 //           repack_zero_points: one value
 // Traffic:  source read once, destination written once; a warp stores 512 contiguous bytes and reads 64 of each of 8
@@ -20,11 +20,11 @@ constexpr int BLOCK_SIZE = 256;
 constexpr int NOT_FINITE = 1, OUT_OF_RANGE = 2;
 
 struct SourceShape {
-    int num_rows, num_inputs, num_units, tile_offset, tile_stride;
+    int num_rows, num_inputs, num_units, num_halves, first_half, half_step;
     unsigned long long row_bytes;
 };
 struct GroupShape {
-    int num_rows, source_groups, source_group_size, num_groups, group_size, tile_offset, tile_stride;
+    int num_rows, source_groups, source_group_size, num_groups, group_size, num_halves, first_half, half_step;
 };
 
 template <typename T>
@@ -132,42 +132,43 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     repack(const unsigned char* __restrict__ source, unsigned char* __restrict__ tiles, int* flags, SourceShape shape) {
     constexpr int VECTOR_INPUTS = TileFormat<WeightT>::UNIT_INPUTS / 4;
     const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
-    const size_t unit_index = element / UNIT_VECTORS;
-    const int tile = static_cast<int>(unit_index / shape.num_units);
-    const int unit = static_cast<int>(unit_index % shape.num_units);
-    if (tile * TILE_ROWS >= shape.num_rows) return;
-    const int vector = element % UNIT_VECTORS, lane = vector % 32;
-    const int row = tile * TILE_ROWS + lane / 4 + 8 * (vector / 32);
+    const int lane = element % 32;
+    const int unit = static_cast<int>(element / 32 % shape.num_units);
+    const int half = static_cast<int>(element / 32 / shape.num_units);
+    if (half >= shape.num_halves) return;
+    const int row = half * HALF_ROWS + lane / 4;
     const int input = unit * TileFormat<WeightT>::UNIT_INPUTS + lane % 4 * VECTOR_INPUTS;
     const int count = row < shape.num_rows ? max(min(shape.num_inputs - input, VECTOR_INPUTS), 0) : 0;
     // Addresses past the end of a row are formed, never read.
     const size_t byte = static_cast<size_t>(input) * SourceBits<SourceT>::VALUE / 8;
     int found = 0;
     const uint4 value = Vector<SourceT, WeightT>::load(source + row * shape.row_bytes + byte, count, found);
-    const size_t destination = shape.tile_offset + static_cast<size_t>(tile) * shape.tile_stride;
-    reinterpret_cast<uint4*>(tiles)[(destination * shape.num_units + unit) * UNIT_VECTORS + vector] = value;
+    const int destination = shape.first_half + half * shape.half_step;
+    const size_t unit_index = static_cast<size_t>(destination / 2) * shape.num_units + unit;
+    reinterpret_cast<uint4*>(tiles)[unit_index * UNIT_VECTORS + 32 * (destination % 2) + lane] = value;
     if (found != 0 && flags != nullptr) atomicOr(flags, found);
 }
 
 // Where a value of [tile][group][16] comes from: row `row` and group `group` of the source, if it exists there.
 struct GroupPlace {
     size_t destination;
-    int row, group;
+    int half, row, group;
     bool exists;
 };
 __device__ __forceinline__ GroupPlace group_place(const GroupShape& shape) {
     const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
-    const int row_in_tile = element % TILE_ROWS;
-    const int group = element / TILE_ROWS % shape.num_groups;
-    const int tile = static_cast<int>(element / TILE_ROWS / shape.num_groups);
+    const int row_in_half = element % HALF_ROWS;
+    const int group = element / HALF_ROWS % shape.num_groups;
     GroupPlace place;
-    place.row = tile * TILE_ROWS + row_in_tile;
+    place.half = static_cast<int>(element / HALF_ROWS / shape.num_groups);
+    place.row = place.half * HALF_ROWS + row_in_half;
     // A stored group is a piece of one of the source's; those of padded inputs have no source.
     const long long input = static_cast<long long>(group) * shape.group_size;
     place.group = static_cast<int>(input / shape.source_group_size);
     place.exists = place.row < shape.num_rows && place.group < shape.source_groups;
-    const size_t destination_tile = shape.tile_offset + static_cast<size_t>(tile) * shape.tile_stride;
-    place.destination = (destination_tile * shape.num_groups + group) * TILE_ROWS + row_in_tile;
+    const int half = shape.first_half + place.half * shape.half_step;
+    const size_t group_index = static_cast<size_t>(half / 2) * shape.num_groups + group;
+    place.destination = group_index * TILE_ROWS + half % 2 * HALF_ROWS + row_in_half;
     return place;
 }
 
@@ -175,7 +176,7 @@ template <typename T>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     repack_scales(const T* __restrict__ source, T* __restrict__ scales, int* flags, GroupShape shape) {
     const GroupPlace place = group_place(shape);
-    if (place.row / TILE_ROWS * TILE_ROWS >= shape.num_rows) return;
+    if (place.half >= shape.num_halves) return;
     const size_t index = static_cast<size_t>(place.row) * shape.source_groups + place.group;
     const T value = place.exists ? source[index] : from_float<T>(0.0f);
     scales[place.destination] = value;
@@ -186,7 +187,7 @@ template <int BITS>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     repack_zero_points(const unsigned* __restrict__ source, unsigned char* __restrict__ zero_points, GroupShape shape) {
     const GroupPlace place = group_place(shape);
-    if (place.row / TILE_ROWS * TILE_ROWS >= shape.num_rows) return;
+    if (place.half >= shape.num_halves) return;
     constexpr int PER_WORD = 32 / BITS;
     unsigned value = 0;
     if (place.exists) {

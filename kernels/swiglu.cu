@@ -1,8 +1,8 @@
 // swiglu: y = g / (1 + exp(-g)) * u; g, u = row_scale[t] * gate[t,i], up[t,i]      Source: arXiv 2002.05202 eq. 5
-// Shapes:   gate_up [num_rows, stride] f32, of column i gate at 32 * (i / 16) + i % 16 and up 16 further; row_scale
+// Shapes:   gate_up [num_rows, stride] f32, of column i gate at 16 * (i / 8) + i % 8 and up 8 further; row_scale
 //           [num_rows] f32; out [num_rows, num_columns] T holds y / out_scale; out_scale [num_rows] f32, a power of two
 //           (1 unless T is __half and the row's largest |y| exceeds 2^15)
-// Requires: stride >= 32 * ceil(num_columns / 16), a multiple of 4; num_columns % 4 == 0 for VECTOR 4; no aliases
+// Requires: stride >= 16 * ceil(num_columns / 8), a multiple of 4; num_columns % 4 == 0 for VECTOR 4; no aliases
 // Launch:   warp form (ROW_THREADS 32): grid (ceil(num_rows / 4)), block (128); block form: grid (num_rows), block
 //           (ROW_THREADS), 4 B static shared memory a warp
 // Traffic:  num_rows * (num_columns * (8 + sizeof(T)) + 8) bytes: gate and up are read once up to ROW_THREADS * STEPS *
@@ -29,9 +29,9 @@ __device__ __forceinline__ float silu(float gate) {
 template <int VECTOR>
 __device__ __forceinline__ void load_pair(const float* gate_up, int column, float (&gate)[VECTOR],
                                           float (&up)[VECTOR]) {
-    const float* address = gate_up + column / 16 * 32 + column % 16;
+    const float* address = gate_up + column / 8 * 16 + column % 8;
     load_columns<Cache::STREAM>(address, gate);
-    load_columns<Cache::STREAM>(address + 16, up);
+    load_columns<Cache::STREAM>(address + 8, up);
 }
 
 template <typename T, int VECTOR>

@@ -5,6 +5,7 @@
 // type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
+#include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "common/tile.cuh"
 
@@ -43,9 +44,9 @@ struct InputRows {
     }
 };
 
-// The bits of the largest magnitude among the 8 * LANES inputs of a unit, in all of its lanes; NaN is the largest.
+// The largest magnitude among the 8 * LANES inputs of a unit, in all of its lanes; NaN is the largest.
 template <int LANES>
-__device__ __forceinline__ unsigned largest_bits(const float (&values)[8]) {
+__device__ __forceinline__ float largest_of(const float (&values)[8]) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ unsigned largest_bits(const float (&values)[8]) {
         const float other = __shfl_xor_sync(0xffffffffu, largest, mask);
         asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(other));
     }
-    return __float_as_uint(largest);
+    return largest;
 }
 
 // A power of two and its inverse, both normal numbers.
@@ -66,19 +67,19 @@ struct PowerScale {
 
 // What takes a magnitude into [2^TOP, 2^(TOP + 1)), or as near to it as exponents allow.
 template <int TOP>
-__device__ __forceinline__ PowerScale scale_to(unsigned magnitude_bits) {
-    const int exponent = min(254 + TOP - static_cast<int>(magnitude_bits >> 23), 253);
+__device__ __forceinline__ PowerScale scale_to(float magnitude) {
+    const int exponent = min(254 + TOP - static_cast<int>(__float_as_uint(magnitude) >> 23), 253);
     return {__uint_as_float(static_cast<unsigned>(exponent) << 23),
             __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
 }
 
-// NUM sums of a lane: in registers, taken from and left in shared memory between two chunks of the inputs, or, where
-// they are too many, in shared memory all the time. `place` is the lane's first, the next ones are 32 floats apart.
-template <int NUM, bool IN_REGISTERS>
+// NUM sums of a lane, taken from and left in shared memory between two chunks of the inputs. `place` is the lane's first,
+// the next ones are 32 floats apart.
+template <int NUM>
 struct LaneSums {
     float values[NUM];
 
-    __device__ __forceinline__ void begin(float* place, bool is_first) {
+    __device__ __forceinline__ void begin(const float* place, bool is_first) {
 #pragma unroll
         for (int i = 0; i < NUM; ++i) values[i] = is_first ? 0.0f : place[32 * i];
     }
@@ -88,33 +89,28 @@ struct LaneSums {
     }
     __device__ __forceinline__ float& operator[](int i) { return values[i]; }
 };
-template <int NUM>
-struct LaneSums<NUM, false> {
-    float* place;
 
-    __device__ __forceinline__ void begin(float* lane_place, bool is_first) {
-        place = lane_place;
-        for (int i = 0; is_first && i < NUM; ++i) place[32 * i] = 0.0f;
-    }
-    __device__ __forceinline__ void leave(float* lane_place) const {}
-    __device__ __forceinline__ float& operator[](int i) { return place[32 * i]; }
-};
-
-// Stages the units begin + warp, begin + warp + NUM_WARPS, ... below `end` of ROWS rows, times the norm's weights, and
-// adds the squares of what it saw to squares[row] of this warp. `Product::stage` puts one unit to
-// shared + (unit - begin) * Product::UNIT_VECTORS.
-template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS>
+// Stages the units w, w + NUM_WARPS, ... from `begin` to `end` of the chunk's rows, times the norm's weights, and adds the
+// squares of what it saw to squares[row][w], for the blocks of a cluster together: each warp takes one w and
+// ROWS / BLOCKS rows, and stores them in every block. `Product::Staged` puts one unit to
+// shared + (unit - begin) * Product::UNIT_VECTORS. `behind_loads` is called once, as soon as loads are under way.
+template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int BLOCKS, typename Function>
 __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
-                                            float* squares, int squares_stride, int warp, int lane) {
+                                            float (*squares)[NUM_WARPS], int warp, int lane,
+                                            const Function& behind_loads) {
     constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
+    constexpr int OWN_ROWS = ROWS / BLOCKS, OWN_WARPS = NUM_WARPS / BLOCKS;
     // Passes whose loads are under way together: of several rows those of one unit, which share the norm's weights.
-    constexpr int WANTED = ROWS == 1 ? 3 : ROWS;
+    constexpr int WANTED = OWN_ROWS == 1 ? 3 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
+    static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a unit share the norm's weights");
+    const int own = BLOCKS == 1 ? warp : cluster_rank() * OWN_WARPS + warp % OWN_WARPS;
+    const int first_row = BLOCKS == 1 ? 0 : warp / OWN_WARPS * OWN_ROWS;
     const int eighth = lane % LANES;
-    const int num_units = (end - begin - warp + NUM_WARPS - 1) / NUM_WARPS;
-    const int num_passes = num_units <= 0 ? 0 : (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * ROWS;
+    const int num_units = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // it may not exist, like any
+    const int num_passes = (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * OWN_ROWS;
     const auto unit_of = [&](int pass) {
-        return begin + warp + NUM_WARPS * (pass / ROWS * UNITS_A_PASS + lane / LANES);
+        return begin + own + NUM_WARPS * (pass / OWN_ROWS * UNITS_A_PASS + lane / LANES);
     };
     const auto input_of = [&](int pass) {
         const int unit = unit_of(pass);
@@ -126,14 +122,17 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
         if (rows.norm_weight != nullptr) rows.load_weights(input_of(first), weights);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            if (first + d < num_passes) rows.load((first + d) % ROWS, input_of(first + d), values[d]);
+            if (first + d < num_passes) {
+                rows.load(first_row + (first + d) % OWN_ROWS, input_of(first + d), values[d]);
+            }
         }
+        if (first == 0) behind_loads();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (first + d >= num_passes) break;
-            const int row = (first + d) % ROWS, unit = unit_of(first + d);
+            const int row = first_row + (first + d) % OWN_ROWS, unit = unit_of(first + d);
             if (rows.norm_weight != nullptr) {
-                if (ROWS == 1 && d > 0) rows.load_weights(input_of(first + d), weights);
+                if (OWN_ROWS == 1 && d > 0) rows.load_weights(input_of(first + d), weights);
                 float sum = 0.0f;
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -142,17 +141,24 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
                 }
                 // Unit by unit, so that the sum does not depend on where a chunk begins.
                 sum = warp_sum<LANES>(sum);
-                float total = squares[row * squares_stride];
+                float total = squares[row][own];
 #pragma unroll
                 for (int u = 0; u < UNITS_A_PASS; ++u) {
                     total = __fadd_rn(total, __shfl_sync(0xffffffffu, sum, u * LANES));
                 }
                 __syncwarp();
-                if (lane == 0) squares[row * squares_stride] = total;
+                if (lane == 0) {
+#pragma unroll
+                    for (int b = 0; b < BLOCKS; ++b) *of_block<BLOCKS>(&squares[row][own], b) = total;
+                }
+                __syncwarp();
             }
+            const typename Product::Staged staged(values[d], eighth);
             uint4* place = shared + static_cast<size_t>(unit - begin) * Product::UNIT_VECTORS;
-            Product::stage(place, unit < end, values[d], eighth, row);
+            if (unit < end) {
+#pragma unroll
+                for (int b = 0; b < BLOCKS; ++b) staged.store(of_block<BLOCKS>(place, b), eighth, row);
+            }
         }
     }
-    __syncwarp();  // what other lanes staged, and the squares of lane 0
 }

@@ -1,17 +1,18 @@
 // product_codes: int8 and int4 codes times fp32 activations in integers, a unit at a time, on the int8 tensor cores.
 //
-// A unit's activations become integers below 2^22 by a power of two of their own, and each integer three digits to the
-// base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is ever converted. So x is right to
-// 2^-22 of the largest magnitude in its unit, and the only other roundings are those of fp32 sums of units.
+// A unit's activations become integers, the largest magnitude 32639 = 127 * 256 + 127, and each integer two digits to
+// the base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is ever converted. So x is right
+// to 2^-16 of the largest in its unit, 256 times as fine as the codes of a group are of theirs (float16 inputs move a
+// trained model's logits more), and the only other roundings are those of fp32 sums of units.
 // Codes of a symmetric scheme become signed bytes by one operation on four: code - 128, or 16 * (code - 8). With zero
 // points they stay unsigned, and zero * sum(x) is taken off.
 //
-// Columns of the mma: a virtual row v has the columns 4v .. 4v + 3: the digits from the highest, and one of zeros. A
-// row r of activations has ACROSS_LANES virtual rows, one for each group that lies beside others in a unit: r *
-// ACROSS_LANES + group, whose digits are zero in other groups. An mma of 8 columns holds two virtual rows.
+// Columns of the mma: a virtual row v has the columns 2v and 2v + 1, its high and its low digits. A row r of
+// activations has ACROSS_LANES virtual rows, one for each group that lies beside others in a unit: r * ACROSS_LANES +
+// group, whose digits are zero in other groups. An mma of 8 columns holds four virtual rows.
 // Vectors of 16 bytes of a unit: digits [part][row][digit][t], a part being 16 inputs of each lane t in the order in
 // which multiply takes them. Then a symmetric scheme has the scale of each row (float), the others [row][group]
-// {sum of each digit, scale}.
+// {sum of each digit, scale, unused}.
 #pragma once
 
 #include "common/activations.cuh"
@@ -39,11 +40,12 @@ __device__ __forceinline__ void mma_bytes(int (&d)[4], unsigned a0, unsigned a1,
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct CodeProduct {
     using G = Groups<WeightT, GROUP_SIZE>;
-    static constexpr int COLUMN_TILES = (ROWS * G::ACROSS_LANES + 1) / 2;
+    static constexpr int COLUMN_TILES = (ROWS * G::ACROSS_LANES + 3) / 4;
     static constexpr bool IS_INT4 = TileFormat<WeightT>::UNIT_INPUTS == 128;
     static constexpr int LANES = TileFormat<WeightT>::UNIT_INPUTS / 8;  // that stage a unit
+    static constexpr int GROUP_LANES = LANES / G::PER_UNIT;
     static constexpr int PARTS = IS_INT4 ? 2 : 1;
-    static constexpr int NUM_DIGITS = 3;
+    static constexpr int NUM_DIGITS = 2;
     static constexpr int PART_VECTORS = NUM_DIGITS * 4;
     // A unit of ROWS rows in shared memory.
     static constexpr int DIGIT_VECTORS = PARTS * ROWS * PART_VECTORS;
@@ -55,74 +57,64 @@ struct CodeProduct {
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    // Beside the many column tiles of narrow groups, or zero points of many rows, no register is left for them.
-    static constexpr bool SUMS_IN_REGISTERS =
-        G::ACROSS_LANES == 1 ? IS_SYMMETRIC || ROWS <= 2 : IS_SYMMETRIC && ROWS == 1;
-    // Of stage_units, for registers too.
-    static constexpr int MAX_DEPTH =
-        !IS_SYMMETRIC || G::ACROSS_LANES > 1 || ROWS > 4 ? 1 : ROWS == 1 ? 3 : 2;
-    static constexpr int UNROLL = SUMS_IN_REGISTERS ? COLUMN_TILES : 1;
+    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_units
+    static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 
-    LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;  // of the rows g and g + 8 in each column tile, this lane's two digits
+    LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the virtual row t of each column tile
 
-    // One unit of one row: lane `eighth` of the unit holds the inputs 8 * eighth .. 8 * eighth + 7.
-    __device__ __forceinline__ static void stage(uint4* unit, bool exists, const float (&values)[8], int eighth,
-                                                 int row) {
-        const unsigned largest = largest_bits<LANES>(values);
-        const PowerScale power = scale_to<21>(largest);
-        // value * scale rounded to an integer, as three bytes, of which the lower two are 128 too large: so a digit's
-        // sign is taken into account in the next one.
+    // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
+    struct Staged {
         unsigned words[NUM_DIGITS][2];
+        int sums[NUM_DIGITS] = {0, 0};  // of a group's digits, with zero points
+        float scale;
+
+        __device__ __forceinline__ Staged(const float (&values)[8], int eighth) {
+            const float largest = largest_of<LANES>(values);
+            const float factor = __fdividef(MOST, fmaxf(largest, 0x1p-100f));
+            // What is no number, or has no quotient above, shows as NaN.
+            scale = largest < 0x1p126f ? __fmul_rn(largest, CODE_UNIT / MOST) : __uint_as_float(0x7fc00000u);
+            // value * factor rounded to an integer, plus 128: then the low byte is the low digit plus 128, and the byte
+            // above it the high digit.
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            unsigned bytes[4];
+            for (int half = 0; half < 2; ++half) {
+                unsigned bytes[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int input = IS_INT4 ? 2 * i + half : 4 * half + i;  // nibbles: even inputs, then odd ones
-                bytes[i] = __float_as_uint(__fmaf_rn(values[input], power.scale, MAGIC_VALUE)) - MAGIC + 0x8080u;
+                for (int i = 0; i < 4; ++i) {
+                    const int input = IS_INT4 ? 2 * i + half : 4 * half + i;  // nibbles: even inputs, then odd ones
+                    bytes[i] = __float_as_uint(__fmaf_rn(values[input], factor, MAGIC_VALUE + 128.0f));
+                }
+                const unsigned first = __byte_perm(bytes[0], bytes[1], 0x5140);
+                const unsigned second = __byte_perm(bytes[2], bytes[3], 0x5140);
+                words[0][half] = __byte_perm(first, second, 0x7632);
+                words[1][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
             }
-            const unsigned first = __byte_perm(bytes[0], bytes[1], 0x5140);
-            const unsigned second = __byte_perm(bytes[2], bytes[3], 0x5140);
-            words[2][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
-            words[1][half] = __byte_perm(first, second, 0x7632) ^ 0x80808080u;
-            words[0][half] = __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0062),
-                                         __byte_perm(bytes[2], bytes[3], 0x0062), 0x5410);
-        }
-        int digit_sums[NUM_DIGITS] = {0, 0, 0};
-        constexpr int GROUP_LANES = LANES / G::PER_UNIT;
-        if constexpr (!IS_SYMMETRIC) {
+            if constexpr (!IS_SYMMETRIC) {
 #pragma unroll
-            for (int digit = 0; digit < NUM_DIGITS; ++digit) {
-                digit_sums[digit] = __dp4a(static_cast<int>(words[digit][0]), 0x01010101, 0);
-                digit_sums[digit] = __dp4a(static_cast<int>(words[digit][1]), 0x01010101, digit_sums[digit]);
+                for (int digit = 0; digit < NUM_DIGITS; ++digit) {
+                    sums[digit] = __dp4a(static_cast<int>(words[digit][0]), 0x01010101, 0);
+                    sums[digit] = __dp4a(static_cast<int>(words[digit][1]), 0x01010101, sums[digit]);
 #pragma unroll
-                for (int mask = GROUP_LANES / 2; mask > 0; mask /= 2) {
-                    digit_sums[digit] += __shfl_xor_sync(0xffffffffu, digit_sums[digit], mask);
+                    for (int mask = GROUP_LANES / 2; mask > 0; mask /= 2) {
+                        sums[digit] += __shfl_xor_sync(0xffffffffu, sums[digit], mask);
+                    }
                 }
             }
         }
-        if (!exists) return;
-        // The lane t that multiplies these inputs, its part, and their places among its 16.
-        const int t = IS_INT4 ? eighth / 4 : eighth / 2, part = IS_INT4 ? eighth / 2 % 2 : 0;
-        unsigned* digits = reinterpret_cast<unsigned*>(unit + (part * ROWS + row) * PART_VECTORS + t);
+        __device__ __forceinline__ void store(uint4* unit, int eighth, int row) const {
+            // The lane t that multiplies these inputs, its part, and their places among its 16.
+            const int t = IS_INT4 ? eighth / 4 : eighth / 2, part = IS_INT4 ? eighth / 2 % 2 : 0;
+            uint2* digits = reinterpret_cast<uint2*>(unit + (part * ROWS + row) * PART_VECTORS + t);
 #pragma unroll
-        for (int digit = 0; digit < NUM_DIGITS; ++digit) {
-            unsigned* vector = digits + digit * 16;
-            if constexpr (IS_INT4) {
-                vector[eighth % 2] = words[digit][0];
-                vector[eighth % 2 + 2] = words[digit][1];
-            } else {
-                reinterpret_cast<uint2*>(vector)[eighth % 2] = make_uint2(words[digit][0], words[digit][1]);
+            for (int digit = 0; digit < NUM_DIGITS; ++digit) {
+                digits[8 * digit + eighth % 2] = make_uint2(words[digit][0], words[digit][1]);
+            }
+            if (IS_SYMMETRIC && eighth == 0) reinterpret_cast<float*>(unit + DIGIT_VECTORS)[row] = scale;
+            if (!IS_SYMMETRIC && eighth % GROUP_LANES == 0) {
+                reinterpret_cast<int4*>(unit + DIGIT_VECTORS)[row * G::PER_UNIT + eighth / GROUP_LANES] =
+                    make_int4(sums[0], sums[1], __float_as_int(scale), 0);
             }
         }
-        // Magnitudes that are no numbers show as NaN.
-        const float scale = largest >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : power.inverse * CODE_UNIT;
-        if (IS_SYMMETRIC && eighth == 0) reinterpret_cast<float*>(unit + DIGIT_VECTORS)[row] = scale;
-        if (!IS_SYMMETRIC && eighth % GROUP_LANES == 0) {
-            reinterpret_cast<int4*>(unit + DIGIT_VECTORS)[row * G::PER_UNIT + eighth / GROUP_LANES] =
-                make_int4(digit_sums[0], digit_sums[1], digit_sums[2], __float_as_int(scale));
-        }
-    }
+    };
 
     // `low` and `high` are this lane's bytes of the rows g and g + 8; `slot` the unit's scales and zero points.
     __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
@@ -132,14 +124,14 @@ struct CodeProduct {
         const unsigned char* zeros = slot + TILE_ROWS * G::PER_UNIT * sizeof(ScaleT);
 #pragma unroll
         for (int within = 0; within < G::WITHIN_LANE; ++within) {
-#pragma unroll UNROLL
+#pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 // Of b: the column g. Columns past the last row repeat it; nobody reads them.
-                const int virtual_row = 2 * c + g / 4;
+                const int virtual_row = 4 * c + g / 2;
                 const int row = min(virtual_row / G::ACROSS_LANES, ROWS - 1);
-                const bool has_digit = g % 4 < NUM_DIGITS && t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
+                const bool has_group = t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
                 // Of d: the columns 2t and 2t + 1.
-                const int own_row = 2 * c + t / 2;
+                const int own_row = 4 * c + t;
                 const int group = own_row % G::ACROSS_LANES * G::WITHIN_LANE + within;
                 const int place = min(own_row / G::ACROSS_LANES, ROWS - 1);
                 int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -149,14 +141,13 @@ struct CodeProduct {
                 } else {
                     const int4* of_groups = reinterpret_cast<const int4*>(unit + DIGIT_VECTORS);
                     const int4 digit_sums = of_groups[place * G::PER_UNIT + group];
-                    const int first = t % 2 == 0 ? digit_sums.x : digit_sums.z, second = t % 2 == 0 ? digit_sums.y : 0;
                     const int zero_low = zeros[group * TILE_ROWS + g], zero_high = zeros[group * TILE_ROWS + g + 8];
-                    d[0] -= zero_low * first, d[1] -= zero_low * second;
-                    d[2] -= zero_high * first, d[3] -= zero_high * second;
-                    scale = __int_as_float(digit_sums.w);
+                    d[0] -= zero_low * digit_sums.x, d[1] -= zero_low * digit_sums.y;
+                    d[2] -= zero_high * digit_sums.x, d[3] -= zero_high * digit_sums.y;
+                    scale = __int_as_float(digit_sums.z);
                 }
-                const uint4* digits = unit + row * PART_VECTORS + min(g % 4, NUM_DIGITS - 1) * 4 + t;
-                multiply(d, low, high, digits, has_digit, within);
+                const uint4* digits = unit + row * PART_VECTORS + g % 2 * 4 + t;
+                multiply(d, low, high, digits, has_group, within);
 
                 float low_scale = scale, high_scale = scale;
                 if constexpr (G::IS_GROUPED) {
@@ -171,23 +162,15 @@ struct CodeProduct {
         }
     }
 
-    // Adds the digits and groups of a row; stores [row][16] of this warp and tile.
+    // Adds the groups of a row; stores [row][16] of this warp and tile.
     __device__ __forceinline__ void write(float* partials, int lane) {
-        constexpr int TILES_A_ROW = G::ACROSS_LANES == 4 ? 2 : 1;
         const int g = lane / 4, t = lane % 4;
-        const float place = t % 2 == 0 ? 256.0f : 1.0f / 256.0f;
 #pragma unroll
-        for (int c = 0; c < COLUMN_TILES; c += TILES_A_ROW) {
-            float low = sums[2 * c], high = sums[2 * c + 1];
-            if constexpr (TILES_A_ROW == 2) {
-                low = __fadd_rn(low, sums[2 * c + 2]);
-                high = __fadd_rn(high, sums[2 * c + 3]);
-            }
-            constexpr int WIDTH = G::ACROSS_LANES == 1 ? 2 : 4;
-            low = warp_sum<WIDTH>(__fmul_rn(low, place));
-            high = warp_sum<WIDTH>(__fmul_rn(high, place));
-            const int row = G::ACROSS_LANES == 1 ? 2 * c + t / 2 : c / TILES_A_ROW;
-            if (t % WIDTH == 0 && row < ROWS) {
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            const float low = warp_sum<G::ACROSS_LANES>(sums[2 * c]);
+            const float high = warp_sum<G::ACROSS_LANES>(sums[2 * c + 1]);
+            const int row = (4 * c + t) / G::ACROSS_LANES;
+            if (t % G::ACROSS_LANES == 0 && row < ROWS) {
                 float* one = partials + row * TILE_ROWS + g;
                 one[0] = low;
                 one[8] = high;
@@ -204,17 +187,17 @@ struct CodeProduct {
 
     // Adds a unit's codes times digits, of two groups within a lane only those of one.
     __device__ __forceinline__ static void multiply(int (&d)[4], const uint4& low, const uint4& high,
-                                                    const uint4* digits, bool has_digit, int within) {
+                                                    const uint4* digits, bool has_group, int within) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             if (IS_INT4 && G::WITHIN_LANE == 2 && part != within) continue;
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (has_digit) v = digits[part * ROWS * PART_VECTORS];
+            if (has_group) v = digits[part * ROWS * PART_VECTORS];
             if constexpr (IS_INT4) {
                 const unsigned a0 = part == 0 ? low.x : low.z, a1 = part == 0 ? high.x : high.z;
                 const unsigned a2 = part == 0 ? low.y : low.w, a3 = part == 0 ? high.y : high.w;
-                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(a1), even(a2), even(a3), v.x, v.y);
-                mma_bytes<IS_SYMMETRIC>(d, odd(a0), odd(a1), odd(a2), odd(a3), v.z, v.w);
+                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(a1), even(a2), even(a3), v.x, v.z);
+                mma_bytes<IS_SYMMETRIC>(d, odd(a0), odd(a1), odd(a2), odd(a3), v.y, v.w);
             } else {
                 constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
                 if (G::WITHIN_LANE == 1 || within == 0) {

@@ -10,18 +10,23 @@ struct FloatProduct {
     static constexpr int UNIT_VECTORS = ROWS * ROW_VECTORS;  // in shared memory
 
     static constexpr int NUM_SUMS = 2 * ROWS;
-    static constexpr bool SUMS_IN_REGISTERS = true;
     static constexpr int MAX_DEPTH = ROWS > 4 ? 2 : 4;  // of stage_units, for registers
 
-    LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;
+    LaneSums<NUM_SUMS> sums;
 
-    __device__ __forceinline__ static void stage(uint4* unit, bool exists, const float (&values)[8], int eighth,
-                                                 int row) {
-        if (!exists) return;
-        float4* vectors = reinterpret_cast<float4*>(unit + row * ROW_VECTORS + 2 * eighth);
-        vectors[0] = make_float4(values[0], values[1], values[2], values[3]);
-        vectors[1] = make_float4(values[4], values[5], values[6], values[7]);
-    }
+    // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
+    struct Staged {
+        float4 low, high;
+
+        __device__ __forceinline__ Staged(const float (&values)[8], int eighth)
+            : low(make_float4(values[0], values[1], values[2], values[3])),
+              high(make_float4(values[4], values[5], values[6], values[7])) {}
+        __device__ __forceinline__ void store(uint4* unit, int eighth, int row) const {
+            float4* vectors = reinterpret_cast<float4*>(unit + row * ROW_VECTORS + 2 * eighth);
+            vectors[0] = low;
+            vectors[1] = high;
+        }
+    };
 
     __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
                                              const uint4* unit, int lane) {

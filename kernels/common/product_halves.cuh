@@ -38,31 +38,35 @@ struct HalfProduct {
     // Without a scale the mma's sums of all units, with one of rows g and g + 8.
     static constexpr int SUMS_A_TILE = HAS_UNIT_SCALE<T> ? 2 : 4;
     static constexpr int NUM_SUMS = SUMS_A_TILE * COLUMN_TILES;
-    static constexpr bool SUMS_IN_REGISTERS = true;
     static constexpr int MAX_DEPTH = 4;  // of stage_units
 
-    LaneSums<NUM_SUMS, SUMS_IN_REGISTERS> sums;
+    LaneSums<NUM_SUMS> sums;
 
-    __device__ __forceinline__ static void stage(uint4* unit, bool exists, const float (&values)[8], int eighth,
-                                                 int row) {
-        PowerScale power = {1.0f, 1.0f};
-        if constexpr (HAS_UNIT_SCALE<T>) power = scale_to<14>(largest_bits<LANES>(values));
+    // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
+    struct Staged {
         unsigned hi[4], lo[4];
+        PowerScale power = {1.0f, 1.0f};
+
+        __device__ __forceinline__ Staged(const float (&values)[8], int eighth) {
+            if constexpr (HAS_UNIT_SCALE<T>) power = scale_to<14>(largest_of<LANES>(values));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float first = __fmul_rn(values[2 * i], power.scale);
-            const float second = __fmul_rn(values[2 * i + 1], power.scale);
-            hi[i] = round_pair<T>(first, second);
-            const T* rounded = reinterpret_cast<const T*>(&hi[i]);
-            lo[i] = round_pair<T>(__fadd_rn(first, -to_float(rounded[0])), __fadd_rn(second, -to_float(rounded[1])));
+            for (int i = 0; i < 4; ++i) {
+                const float first = __fmul_rn(values[2 * i], power.scale);
+                const float second = __fmul_rn(values[2 * i + 1], power.scale);
+                hi[i] = round_pair<T>(first, second);
+                const T* rounded = reinterpret_cast<const T*>(&hi[i]);
+                lo[i] =
+                    round_pair<T>(__fadd_rn(first, -to_float(rounded[0])), __fadd_rn(second, -to_float(rounded[1])));
+            }
         }
-        if (!exists) return;
-        unit[2 * row * 4 + eighth] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        unit[(2 * row + 1) * 4 + eighth] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-        if (HAS_UNIT_SCALE<T> && eighth == 0) {
-            *reinterpret_cast<float*>(unit + 8 * ROWS + row) = power.inverse;
+        __device__ __forceinline__ void store(uint4* unit, int eighth, int row) const {
+            unit[2 * row * 4 + eighth] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+            unit[(2 * row + 1) * 4 + eighth] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+            if (HAS_UNIT_SCALE<T> && eighth == 0) {
+                *reinterpret_cast<float*>(unit + 8 * ROWS + row) = power.inverse;
+            }
         }
-    }
+    };
 
     __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
                                              const uint4* unit, int lane) {

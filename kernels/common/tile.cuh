@@ -10,6 +10,7 @@
 #include "common/types.cuh"
 
 constexpr int TILE_ROWS = 16;
+constexpr int HALF_ROWS = TILE_ROWS / 2;
 constexpr int UNIT_BYTES = 1024;
 constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
 

@@ -1,14 +1,15 @@
-// unit_stream: one warp's way through the weights of a block's items, as asynchronous copies into its ring of slots.
+// unit_stream: one warp's way through the weights of a block's tiles, as asynchronous copies into its ring of slots.
 #pragma once
 
 #include "common/mma.cuh"
 #include "common/tile.cuh"
 
 // One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + NUM_WARPS, ...
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ITEM_TILES, int NUM_WARPS>
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS>
 struct UnitStream {
     using G = Groups<WeightT, GROUP_SIZE>;
     static constexpr int SCALE_VECTORS = G::IS_GROUPED ? G::PER_UNIT * static_cast<int>(sizeof(ScaleT)) : 0;
+    static constexpr int GROUP_VECTORS = TILE_ROWS * sizeof(ScaleT) / 16;  // scales of a group
     static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_UNIT : 0;
     static constexpr int SLOT_BYTES = UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS);
 
@@ -20,27 +21,32 @@ struct UnitStream {
     int num_tiles, num_units, num_groups, chunk_units;
     unsigned long long policy;
     int tile, chunk_begin, unit;
-    const unsigned char* source;  // this lane's bytes of the unit
-    const unsigned char* aux[AUX_COPIES > 0 ? AUX_COPIES : 1];  // and of its scales and zero points
+    // This lane's 16 bytes of the unit, of its scales and of its zero points, counted in such vectors: no registers are
+    // left for pointers.
+    unsigned source, aux[AUX_COPIES > 0 ? AUX_COPIES : 1];
 
     __device__ __forceinline__ void begin(int warp, int lane) {
-        tile = blockIdx.x * ITEM_TILES;
+        tile = blockIdx.x;
         chunk_begin = 0;
-        unit = warp;
+        unit = tile < num_tiles ? warp : num_units;  // a block may have none
         find_sources(lane);
     }
 
     // Starts the copies of the next unit, if there is one, as one group. `slot` is this lane's place.
     __device__ __forceinline__ void copy_next(unsigned slot, int warp, int lane) {
         if (unit < num_units) {
-            copy_async_streaming(slot, source, policy);
-            copy_async_streaming(slot + 512, source + 512, policy);
+            const uint4* vectors = reinterpret_cast<const uint4*>(tiles) + source;
+            copy_async_streaming(slot, vectors, policy);
+            copy_async_streaming(slot + 512, vectors + 32, policy);
 #pragma unroll
             for (int i = 0; i < AUX_COPIES; ++i) {
-                if (32 * i + lane < AUX_VECTORS) copy_async(slot + UNIT_BYTES + 512 * i, aux[i]);
+                const void* base = is_scale(i, lane) ? static_cast<const void*>(scales) : zero_points;
+                if (32 * i + lane < AUX_VECTORS) {
+                    copy_async(slot + UNIT_BYTES + 512 * i, static_cast<const uint4*>(base) + aux[i]);
+                }
             }
             unit += NUM_WARPS;
-            source += NUM_WARPS * UNIT_BYTES;
+            source += NUM_WARPS * UNIT_VECTORS;
             if (unit >= min(chunk_begin + chunk_units, num_units)) {
                 next_tile(warp);
                 find_sources(lane);
@@ -49,8 +55,7 @@ struct UnitStream {
                 if constexpr (G::UNITS <= NUM_WARPS) {
 #pragma unroll
                     for (int i = 0; i < AUX_COPIES; ++i) {
-                        const int bytes = 32 * i + lane < SCALE_VECTORS ? static_cast<int>(sizeof(ScaleT)) : 1;
-                        aux[i] += NEXT_GROUPS * TILE_ROWS * bytes;
+                        aux[i] += NEXT_GROUPS * (is_scale(i, lane) ? GROUP_VECTORS : 1);
                     }
                 } else {
                     find_sources(lane);
@@ -62,23 +67,23 @@ struct UnitStream {
 
   private:
     __device__ __forceinline__ void next_tile(int warp) {
-        const bool is_last_of_item = ITEM_TILES == 1 || tile % 2 == 1;
-        tile += is_last_of_item ? 1 + ITEM_TILES * (static_cast<int>(gridDim.x) - 1) : 1;
+        tile += gridDim.x;
         if (tile >= num_tiles) {
-            tile = blockIdx.x * ITEM_TILES;
+            tile = blockIdx.x;
             chunk_begin += chunk_units;
         }
         unit = chunk_begin + warp;  // in the end past the last one
     }
+    __device__ __forceinline__ static bool is_scale(int i, int lane) {
+        return ZERO_VECTORS == 0 || 32 * i + lane < SCALE_VECTORS;
+    }
     __device__ __forceinline__ void find_sources(int lane) {
-        source = tiles + static_cast<size_t>(tile * num_units + unit) * UNIT_BYTES + 16 * lane;
-        const size_t group = tile * num_groups + G::first(unit);
+        source = static_cast<unsigned>(tile * num_units + unit) * UNIT_VECTORS + lane;
+        const unsigned group = tile * num_groups + G::first(unit);
 #pragma unroll
         for (int i = 0; i < AUX_COPIES; ++i) {
             const int vector = 32 * i + lane;
-            aux[i] = vector < SCALE_VECTORS
-                         ? reinterpret_cast<const unsigned char*>(scales + group * TILE_ROWS) + 16 * vector
-                         : zero_points + group * TILE_ROWS + 16 * (vector - SCALE_VECTORS);
+            aux[i] = is_scale(i, lane) ? group * GROUP_VECTORS + vector : group + vector - SCALE_VECTORS;
         }
     }
 };

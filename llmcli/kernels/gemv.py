@@ -8,6 +8,7 @@ from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
+    HALF_ROWS,
     SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
@@ -22,7 +23,7 @@ MAX_ROWS = 8
 BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
-_STATIC_SHARED_BYTES = 2048  # the kernel's own arrays, and what the driver takes of each block
+_STATIC_SHARED_BYTES = 4 * MAX_ROWS * NUM_WARPS + 64  # squares, barriers
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
 SPEC = KernelSpec(
@@ -83,16 +84,17 @@ def plan_gemv(
     One block a multiprocessor, x whole with a deep ring or a short one, then x in chunks, then fewer rows.
     Raises: ValueError for a card with too little shared memory for one row
     """
-    item_tiles = 2 if epilogue == "swiglu" else 1
-    num_items = layout.num_tiles // item_tiles
-    rounds = -(-num_items // num_multiprocessors)
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
+        # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.
+        cluster = 2 if layout.has_codes and kernel_rows > 2 else 1
+        num_blocks = max(min(layout.num_tiles, num_multiprocessors) // cluster, 1) * cluster
+        rounds = -(-layout.num_tiles // num_blocks)
         unit_bytes = _unit_bytes(layout, kernel_rows)
-        buffers_bytes = (2 if kernel_rows > 2 else 4) * item_tiles * NUM_WARPS * kernel_rows * TILE_ROWS * 4
+        buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
         lane_sums_bytes = BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
-        # Between chunks a block keeps the sums of all its items; with one item it has the fewest.
-        for stages, is_chunked, items in (
+        # Between chunks a block keeps the sums of all its tiles; with one tile it has the fewest.
+        for stages, is_chunked, tiles in (
             (4, False, rounds),
             (2, False, rounds),
             (4, True, rounds),
@@ -101,9 +103,7 @@ def plan_gemv(
         ):
             fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
             if is_chunked:
-                fixed_bytes += items * item_tiles * lane_sums_bytes
-            elif not _sums_in_registers(layout, kernel_rows):
-                fixed_bytes += lane_sums_bytes
+                fixed_bytes += tiles * lane_sums_bytes
             room_units = (shared_bytes_per_block - _STATIC_SHARED_BYTES - fixed_bytes) // unit_bytes
             chunk_units = room_units // NUM_WARPS * NUM_WARPS if is_chunked else layout.num_units
             if not 0 < chunk_units <= room_units:
@@ -112,7 +112,7 @@ def plan_gemv(
                 name=gemv_name(layout, kernel_rows, epilogue, stages),
                 num_rows=rows,
                 column_tiles=_column_tiles(layout, kernel_rows),
-                num_blocks=-(-num_items // items),  # every block has the same work, also where some stay idle
+                num_blocks=num_blocks if tiles == rounds else -(-layout.num_tiles // cluster) * cluster,
                 chunk_units=min(chunk_units, layout.num_units),
                 shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
             )
@@ -144,20 +144,21 @@ def gemv(
     bias: Any | None = None,
     epilogue: Epilogue = "store",
 ) -> None:
-    """Multiply; `out` is written ("store"), added to ("add"), or gets silu(gate) * up of alternate tiles ("swiglu").
+    """Multiply; `out` is written ("store"), added to ("add"), or gets silu(gate) * up of each tile's halves ("swiglu").
 
     May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; out float32 [num_rows, num_outputs], alike, where
-            num_outputs ends in the last tile; norm_weight float32 [num_inputs]; bias float32 [16 * num_tiles]
+            num_outputs ends in the last tile, each of 16 outputs or, for "swiglu", 8; norm_weight float32 [num_inputs];
+            bias float32 [16 * num_tiles]
     Raises: ValueError
     """
     layout = matrix.layout
     num_rows = x.shape[0]
-    num_items = layout.num_tiles // (2 if epilogue == "swiglu" else 1)
+    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
     check("gemv", "x", x, dtype="float32", shape=(None, layout.num_inputs), row_stride=True, aligned=4)
     check("gemv", "out", out, dtype="float32", shape=(num_rows, None), row_stride=True, aligned=4)
-    if -(-out.shape[1] // TILE_ROWS) != num_items or (epilogue == "swiglu" and layout.num_tiles % 2):
-        raise ValueError(f"gemv: out has {out.shape[1]} columns, expected {num_items} tiles of {TILE_ROWS}")
+    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
+        raise ValueError(f"gemv: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}")
     if norm_weight is not None:
         check("gemv", "norm_weight", norm_weight, dtype="float32", shape=(layout.num_inputs,))
     if bias is not None:
@@ -223,14 +224,14 @@ def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
     """UNIT_VECTORS of common/product_*.cuh: the inputs of one unit as they stand in shared memory."""
     if layout.has_codes:
         scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_unit(layout))
-        return kernel_rows * 3 * layout.unit_inputs + scales_bytes
+        return kernel_rows * 2 * layout.unit_inputs + scales_bytes
     return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
 
 
 def _column_tiles(layout: TileLayout, kernel_rows: int) -> int:
     """COLUMN_TILES of common/product_*.cuh."""
     if layout.has_codes:
-        return -(-kernel_rows * _groups_across_lanes(layout) // 2)
+        return -(-kernel_rows * _groups_across_lanes(layout) // 4)
     return -(-kernel_rows // 4)
 
 
@@ -239,15 +240,6 @@ def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
     if layout.weight_type == "float32":
         return 2 * kernel_rows
     return (4 if layout.weight_type == "bfloat16" else 2) * _column_tiles(layout, kernel_rows)
-
-
-def _sums_in_registers(layout: TileLayout, kernel_rows: int) -> bool:
-    """SUMS_IN_REGISTERS of common/product_*.cuh."""
-    if not layout.has_codes:
-        return True
-    if _groups_across_lanes(layout) == 1:
-        return layout.is_symmetric or kernel_rows <= 2
-    return layout.is_symmetric and kernel_rows == 1
 
 
 def _slot_bytes(layout: TileLayout) -> int:

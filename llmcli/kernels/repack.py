@@ -9,12 +9,21 @@ import numpy as np
 from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import TILE_ROWS, UNIT_BYTES, WEIGHT_BITS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    HALF_ROWS,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
 
 BLOCK_SIZE = 256
 NOT_FINITE = 1  # flags: the source has NaN or infinity
 OUT_OF_RANGE = 2  # flags: a finite value that the new type cannot hold
 
+_HALF_UNIT_BYTES = UNIT_BYTES // 2
 _FLOATS = ("float", "__half", "__nv_bfloat16")
 
 SPEC = KernelSpec(
@@ -33,27 +42,28 @@ SPEC = KernelSpec(
 
 @dataclass(frozen=True)
 class Segment:
-    """The tiles that a tensor's rows go to: tile i to `tile_offset` + i * `tile_stride` of the matrix.
+    """The half tiles that a tensor's rows go to: rows 8i .. 8i+7 to half `first_half` + i * `half_step` of the matrix.
 
-    A stride of 2 makes room for another tensor's tiles between them.
+    A tile has two halves. With a step of 2 another tensor has the other half of each tile.
     """
 
     num_rows: int
-    tile_offset: int = 0
-    tile_stride: int = 1
+    first_half: int = 0
+    half_step: int = 1
 
     @property
-    def num_tiles(self) -> int:
-        """Tiles that the rows fill, the last one padded."""
-        return -(-self.num_rows // TILE_ROWS)
+    def num_halves(self) -> int:
+        """Halves that the rows fill, the last one padded; a tensor alone in its tiles pads its last tile."""
+        whole = TILE_ROWS if self.half_step == 1 else HALF_ROWS
+        return -(-self.num_rows // whole) * (whole // HALF_ROWS)
 
     def check_fits(self, layout: TileLayout) -> None:
-        """Refuse tiles outside the matrix.
+        """Refuse halves outside the matrix.
 
         Raises: ValueError
         """
-        last = self.tile_offset + (self.num_tiles - 1) * self.tile_stride
-        if self.num_rows < 1 or self.tile_offset < 0 or self.tile_stride < 1 or last >= layout.num_tiles:
+        last = self.first_half + (self.num_halves - 1) * self.half_step
+        if self.num_rows < 1 or self.first_half < 0 or self.half_step < 1 or last >= 2 * layout.num_tiles:
             raise ValueError(f"repack: {self} does not lie in {layout.num_tiles} tiles")
 
 
@@ -64,8 +74,9 @@ class SourceShape(ctypes.Structure):
         ("num_rows", ctypes.c_int32),
         ("num_inputs", ctypes.c_int32),
         ("num_units", ctypes.c_int32),
-        ("tile_offset", ctypes.c_int32),
-        ("tile_stride", ctypes.c_int32),
+        ("num_halves", ctypes.c_int32),
+        ("first_half", ctypes.c_int32),
+        ("half_step", ctypes.c_int32),
         ("row_bytes", ctypes.c_uint64),
     )
 
@@ -79,8 +90,9 @@ class GroupShape(ctypes.Structure):
         ("source_group_size", ctypes.c_int32),
         ("num_groups", ctypes.c_int32),
         ("group_size", ctypes.c_int32),
-        ("tile_offset", ctypes.c_int32),
-        ("tile_stride", ctypes.c_int32),
+        ("num_halves", ctypes.c_int32),
+        ("first_half", ctypes.c_int32),
+        ("half_step", ctypes.c_int32),
     )
 
 
@@ -117,11 +129,12 @@ def repack(
         num_rows=segment.num_rows,
         num_inputs=layout.num_inputs,
         num_units=layout.num_units,
-        tile_offset=segment.tile_offset,
-        tile_stride=segment.tile_stride,
+        num_halves=segment.num_halves,
+        first_half=segment.first_half,
+        half_step=segment.half_step,
         row_bytes=pitch,
     )
-    vectors = segment.num_tiles * layout.num_units * (UNIT_BYTES // 16)
+    vectors = segment.num_halves * layout.num_units * (_HALF_UNIT_BYTES // 16)
     device.launch(
         "repack",
         f"repack<{WEIGHT_C_TYPES[source_type]}, {WEIGHT_C_TYPES[layout.weight_type]}>",
@@ -191,7 +204,7 @@ def repack_cost(*, source_type: str, segment: Segment, layout: TileLayout) -> Ke
     """What `repack` of one weight tensor moves."""
     return KernelCost(
         read_bytes=segment.num_rows * row_bytes(source_type, layout.num_inputs),
-        written_bytes=segment.num_tiles * layout.num_units * UNIT_BYTES,
+        written_bytes=segment.num_halves * layout.num_units * _HALF_UNIT_BYTES,
         flops=0,
     )
 
@@ -206,7 +219,7 @@ def _source_groups(layout: TileLayout, group_size: int | None) -> int:
 
 
 def _group_grid(layout: TileLayout, segment: Segment) -> tuple[int]:
-    return (-(-segment.num_tiles * layout.num_groups * TILE_ROWS // BLOCK_SIZE),)
+    return (-(-segment.num_halves * layout.num_groups * HALF_ROWS // BLOCK_SIZE),)
 
 
 def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment) -> GroupShape:
@@ -217,6 +230,7 @@ def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment) -
         source_group_size=group_size or whole_row,
         num_groups=layout.num_groups,
         group_size=layout.group_size or whole_row,
-        tile_offset=segment.tile_offset,
-        tile_stride=segment.tile_stride,
+        num_halves=segment.num_halves,
+        first_half=segment.first_half,
+        half_step=segment.half_step,
     )

@@ -7,8 +7,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
-
-_TILE = 16  # columns of gate, then as many of up
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
 
 SPEC = KernelSpec(
     "swiglu",
@@ -20,7 +19,7 @@ SPEC = KernelSpec(
 def swiglu(device: Device, *, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> None:
     """Write silu(gate) * up / out_scale to `out`, where gate and up are those columns of `gate_up` times `row_scale`.
 
-    Shapes: gate_up [num_rows, 32 * ceil(intermediate_size / 16) or more] float32, 16 columns of gate and 16 of up in
+    Shapes: gate_up [num_rows, 16 * ceil(intermediate_size / 8) or more] float32, 8 columns of gate and 8 of up in
     turn; row_scale, out_scale [num_rows] float32; out [num_rows, intermediate_size], any storage type
     Raises: ValueError for arrays that do not fit
     """
@@ -31,7 +30,7 @@ def _plan(device: Device, gate_up: Array, row_scale: Array, out: Array, out_scal
     check("swiglu", "out", out, dtype=tuple(C_TYPES), shape=(None, None))
     num_rows, num_columns = out.shape
     check("swiglu", "gate_up", gate_up, dtype=np.float32, shape=(num_rows, None), row_stride=True)
-    needed = 2 * _TILE * -(-num_columns // _TILE)
+    needed = TILE_ROWS * -(-num_columns // HALF_ROWS)
     if gate_up.shape[1] < needed:
         raise ValueError(f"swiglu: gate_up has {gate_up.shape[1]} columns, {num_columns} outputs need {needed}")
     for name, scale in (("row_scale", row_scale), ("out_scale", out_scale)):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 TILE_ROWS = 16
+HALF_ROWS = TILE_ROWS // 2  # where two tensors share tiles, each has one half of each
 UNIT_BYTES = 1024  # 64 bytes of each row of a tile
 _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8

@@ -12,9 +12,9 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import Epilogue, gemv, gemv_cost, plan_gemv
 from llmcli.kernels.tiles import TileLayout, tile_layout
 
-# What x loses as hi + lo, of itself and of the largest in its unit; with codes it is an integer below 2^22.
+# What x loses as hi + lo, of itself and of the largest in its unit; with codes that becomes 32639, the rest integers.
 SPLIT_ERROR = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-UNIT_ERROR = {"int8": 2.0**-22, "int4": 2.0**-22, "float16": 2.0**-39}
+UNIT_ERROR = {"int8": 0.501 / 32639, "int4": 0.501 / 32639, "float16": 2.0**-39}
 U = 2.0**-24
 EPS = 1e-5
 
@@ -164,15 +164,15 @@ def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> 
     total = case.before + y
     assert_within(run(device, case, "add").array, total, bound + 2 * U * np.abs(total))
 
-    # Tiles alternate gate and up; 40 columns leave the last pair of tiles half used.
-    tiles = y.reshape(num_rows, 3, 2, 16)
-    bounds = bound.reshape(num_rows, 3, 2, 16)
-    gate, up = (tiles[:, :, i].reshape(num_rows, 48)[:, :40] for i in (0, 1))
-    gate_bound, up_bound = (bounds[:, :, i].reshape(num_rows, 48)[:, :40] for i in (0, 1))
+    # A tile is 8 rows of gate and 8 of up; 44 columns leave the last tile half used.
+    tiles = y.reshape(num_rows, 6, 2, 8)
+    bounds = bound.reshape(num_rows, 6, 2, 8)
+    gate, up = (tiles[:, :, i].reshape(num_rows, 48)[:, :44] for i in (0, 1))
+    gate_bound, up_bound = (bounds[:, :, i].reshape(num_rows, 48)[:, :44] for i in (0, 1))
     silu = gate / (1 + np.exp(-gate))
     # The slope of silu is at most 1.1; its own exponential and quotient take 4 roundings.
     error = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 8 * U * np.abs(silu * up)
-    assert_within(run(device, case, "swiglu", num_outputs=40).array, silu * up, error)
+    assert_within(run(device, case, "swiglu", num_outputs=44).array, silu * up, error)
 
 
 @pytest.mark.cuda
@@ -181,6 +181,13 @@ def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> 
 )
 def test_long_rows(device: Device, form: dict[str, Any], num_inputs: int, num_rows: int) -> None:
     case = make_case(random_matrix(3, num_rows=64, num_inputs=num_inputs, **form), num_rows)
+    assert_within(run(device, case).array, *case.product())
+
+
+@pytest.mark.cuda
+def test_fewer_tiles_than_blocks(device: Device) -> None:
+    """Of the two blocks that share the work of many rows one has no tile."""
+    case = make_case(random_matrix(8, num_rows=9, num_inputs=700, **FORMATS[1]), num_rows=8, has_norm=True)
     assert_within(run(device, case).array, *case.product())
 
 
@@ -199,7 +206,7 @@ class SmallCard:
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", [FORMATS[0], FORMATS[1], FORMATS[10], FORMATS[14], FORMATS[16]])
 def test_chunks_and_cards_change_no_bits(device: Device, form: dict[str, Any]) -> None:
-    case = make_case(random_matrix(4, num_rows=80, num_inputs=5000, **form), num_rows=8, has_norm=True)
+    case = make_case(random_matrix(4, num_rows=80, num_inputs=9000, **form), num_rows=8, has_norm=True)
     whole = run(device, case).array
     assert_within(whole, *case.product())
     small: Any = SmallCard(device, 99 * 1024)
@@ -265,9 +272,9 @@ def test_plans_fit_their_card(layout: TileLayout, card: str) -> None:
                 shared_bytes_per_block=shared_bytes,
             )
             assert 1 <= plan.num_rows <= num_rows
-            assert plan.shared_bytes + 2048 <= shared_bytes
-            items = layout.num_tiles // (2 if epilogue == "swiglu" else 1)
-            assert 1 <= plan.num_blocks <= items
+            assert plan.shared_bytes + 544 <= shared_bytes
+            assert 1 <= plan.num_blocks <= layout.num_tiles + 1
+            assert plan.num_blocks % 2 == 0 or not layout.has_codes or num_rows <= 2
             assert plan.chunk_units == layout.num_units or plan.chunk_units % 16 == 0
 
 

@@ -112,13 +112,46 @@ def test_one_asymmetric_group_a_row(device: Device, weight_type: str) -> None:
 def test_segments_beside_and_between_each_other(device: Device) -> None:
     parts = [random_matrix(seed, "int8", 40, 200, 32, "bfloat16") for seed in (5, 6)]
     layout = tile_layout("int8", 96, 200, 32, "bfloat16")
-    for stride, offset in ((1, 3), (2, 1)):
-        matrix, fence = empty_matrix(layout)
-        fill(device, parts[0], matrix, Segment(40, 0, stride))
-        fill(device, parts[1], matrix, Segment(40, offset, stride))
-        assert_equal(matrix, tiles_of(parts[0]), slice(0, 3 * stride, stride))
-        assert_equal(matrix, tiles_of(parts[1]), slice(offset, offset + 3 * stride, stride))
-        fence.check()
+    matrix, fence = empty_matrix(layout)
+    fill(device, parts[0], matrix, Segment(40))
+    fill(device, parts[1], matrix, Segment(40, 6))
+    assert_equal(matrix, tiles_of(parts[0]), slice(0, 3))
+    assert_equal(matrix, tiles_of(parts[1]), slice(3, 6))
+    fence.check()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("weight_type", "is_symmetric"), [("int8", True), ("int4", False), ("bfloat16", True)])
+def test_two_tensors_in_the_halves_of_tiles(device: Device, weight_type: str, is_symmetric: bool) -> None:
+    """Five halves each, the last one padded: rows are eight of one tensor and eight of the other in turn."""
+    form = (64, "bfloat16", is_symmetric) if weight_type != "bfloat16" else ()
+    parts = [random_matrix(seed, weight_type, 37, 200, *form) for seed in (5, 6)]
+    layout = tile_layout(weight_type, 80, 200, *form)
+    matrix, fence = empty_matrix(layout)
+    for first_half, part in enumerate(parts):
+        fill(device, part, matrix, Segment(37, first_half, 2))
+    fence.check()
+    for first_half, part in enumerate(parts):
+        alone = tiles_of(part)
+        halves = slice(first_half, None, 2)
+        np.testing.assert_array_equal(half_tiles(matrix.tiles)[halves], half_tiles(alone.tiles)[:5])
+        for name in ("scales", "zero_points"):
+            if getattr(alone, name) is not None:
+                have, want = (half_groups(getattr(one, name)) for one in (matrix, alone))
+                np.testing.assert_array_equal(have[halves], want[:5], err_msg=name)
+
+
+def half_tiles(tiles: Any) -> np.ndarray:
+    """Shapes: tiles [num_tiles, num_units, 1024]; result [2 * num_tiles, num_units, 512]."""
+    bits = to_host(tiles)
+    return np.asarray(bits.reshape(*bits.shape[:2], 2, 512).swapaxes(1, 2).reshape(-1, bits.shape[1], 512))
+
+
+def half_groups(values: Any) -> np.ndarray:
+    """Shapes: values [num_tiles, groups, 16]; result the same bits [2 * num_tiles, groups, 8]."""
+    bits = to_host(values)
+    bits = bits.view(f"u{bits.dtype.itemsize}")
+    return np.asarray(bits.reshape(*bits.shape[:2], 2, 8).swapaxes(1, 2).reshape(-1, bits.shape[1], 8))
 
 
 @pytest.mark.cuda
@@ -168,10 +201,15 @@ def test_flags_of_scales(device: Device) -> None:
     assert fill(device, stored, matrix, Segment(20)) == NOT_FINITE
 
 
-@pytest.mark.parametrize("segment", [Segment(0), Segment(17, 1), Segment(16, -1), Segment(33, 0, 2), Segment(1, 0, 0)])
+@pytest.mark.parametrize("segment", [Segment(0), Segment(17, 2), Segment(16, -1), Segment(17, 0, 2), Segment(1, 0, 0)])
 def test_segments_outside_are_refused(segment: Segment) -> None:
-    with pytest.raises(ValueError, match="does not lie in 2 tiles" if segment.num_rows != 33 else "4 tiles"):
-        segment.check_fits(tile_layout("int8", 64 if segment.num_rows == 33 else 32, 64, None, "float32"))
+    with pytest.raises(ValueError, match="does not lie in 2 tiles"):
+        segment.check_fits(tile_layout("int8", 32, 64, None, "float32"))
+
+
+def test_a_segment_alone_fills_whole_tiles_and_one_of_two_only_halves() -> None:
+    assert [Segment(rows).num_halves for rows in (1, 16, 17)] == [2, 2, 4]
+    assert [Segment(rows, 1, 2).num_halves for rows in (1, 16, 17)] == [1, 2, 3]
 
 
 def test_cost() -> None:

@@ -69,7 +69,7 @@ def test_every_launch_is_of_a_specified_variant(num_columns: int, num_rows: int)
         out = array(num_rows, num_columns, dtype=dtype)
         rms_norm.rms_norm(device, x=x, weight=vector, eps=1e-5, out=out, row_scale=scale)
         round_rows.round_rows(device, x=x, out=out, row_scale=scale)
-        gate_up = array(num_rows, 32 * -(-num_columns // 16))
+        gate_up = array(num_rows, 16 * -(-num_columns // 8))
         swiglu_module.swiglu(device, gate_up=gate_up, row_scale=scale, out=out, out_scale=scale)
         embedding.embedding(device, table=array(9, num_columns, dtype=dtype), token_ids=ids, out=x)
     for given in (None, scale):

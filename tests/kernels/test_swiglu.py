@@ -12,12 +12,12 @@ from llmcli.kernels.swiglu import swiglu, swiglu_cost
 
 
 def interleave(gate: np.ndarray, up: np.ndarray, extra: int = 0) -> np.ndarray:
-    """Sixteen columns of gate, sixteen of up, and so on; what pads the last tile is NaN, and so are `extra` columns."""
+    """Eight columns of gate, eight of up, and so on; what pads the last tile is NaN, and so are `extra` columns."""
     num_rows, num_columns = gate.shape
-    padded = -(-num_columns // 16) * 16
+    padded = -(-num_columns // 8) * 8
     tiles = np.full((2, num_rows, padded), np.nan, np.float32)
     tiles[0, :, :num_columns], tiles[1, :, :num_columns] = gate, up
-    joined = tiles.reshape(2, num_rows, -1, 16).transpose(1, 2, 0, 3).reshape(num_rows, 2 * padded)
+    joined = tiles.reshape(2, num_rows, -1, 8).transpose(1, 2, 0, 3).reshape(num_rows, 2 * padded)
     return np.concatenate([joined, np.full((num_rows, extra), np.nan, np.float32)], axis=1)
 
 

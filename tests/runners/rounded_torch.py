@@ -1,8 +1,8 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
 Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
-attention rounds scaled queries and weights to the cache's type. Few tokens: products round nothing. A lone token's
-attention rounds nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is
+attention rounds scaled queries and weights to the cache's type. Few tokens: products with codes round inputs to 1 /
+32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is
 float16, and it is the products of weights and value scales that are rounded.
 """
 
@@ -24,16 +24,24 @@ from llmcli.runners.torch.runner import TorchRunner
 FEW_TOKENS = 8
 
 
+def in_units(x: Tensor, unit_inputs: int) -> Tensor:
+    """Inputs as multiples of 1 / 32639 of the largest among 64 (int8) or 128 (int4) neighbours."""
+    padded = F.pad(x, (0, -x.shape[-1] % unit_inputs)).unflatten(-1, (-1, unit_inputs))
+    step = padded.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 32639
+    return (torch.round(padded / step) * step).flatten(-2)[..., : x.shape[-1]]
+
+
 class RoundedProduct(WideningProduct):
     """A quantized layer."""
 
     def __init__(self, weight: PackedWeight):
         super().__init__(weight, torch.float32)
         self._whole = weight.widened(slice(None))
+        self._unit_inputs = 64 if weight.scheme.num_bits == 8 else 128
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) <= FEW_TOKENS:
-            return F.linear(x, self._whole)
+            return F.linear(in_units(x, self._unit_inputs), self._whole)
         weight = self._whole if len(x) <= MAX_PACKED_TOKENS else self._whole.half().float()
         return F.linear(x.half().float(), weight)
 

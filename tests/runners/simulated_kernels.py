@@ -9,7 +9,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 from llmcli.kernels.repack import row_bytes  # noqa: E402
-from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix  # noqa: E402
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix  # noqa: E402
 from llmcli.quantization.floats import widen  # noqa: E402
 from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
 
@@ -82,8 +82,8 @@ def weights_of(matrix: TiledMatrix) -> np.ndarray:
     return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * spread(matrix.scales)
 
 
-def _target_tiles(segment: Any) -> list[int]:
-    return [segment.tile_offset + index * segment.tile_stride for index in range(segment.num_tiles)]
+def _target_halves(segment: Any) -> list[int]:
+    return [segment.first_half + index * segment.half_step for index in range(segment.num_halves)]
 
 
 def repack(device: Any, *, source: Any, source_type: str, segment: Any, matrix: TiledMatrix, flags: Any = None) -> None:
@@ -102,10 +102,14 @@ def repack(device: Any, *, source: Any, source_type: str, segment: Any, matrix: 
         converted = cupy_like(values.shape, stored[layout.weight_type])
         store(converted, values)
         rows = on_host(converted).view(np.uint8)
-    padded = np.full((segment.num_tiles * TILE_ROWS, layout.num_units * 64), fill, np.uint8)
+    padded = np.full((segment.num_halves * HALF_ROWS, layout.num_units * 64), fill, np.uint8)
     width = min(rows.shape[1], padded.shape[1])
     padded[: len(rows), :width] = rows[:, :width]
-    on_host(matrix.tiles)[_target_tiles(segment)] = tile_bytes(padded, layout.num_units)
+    tiles = on_host(matrix.tiles)
+    halves = tiles.reshape(-1, layout.num_units, 2, 512).swapaxes(1, 2)  # a view: tile, half, unit, bytes
+    for half, eight_rows in zip(_target_halves(segment), padded.reshape(-1, HALF_ROWS, padded.shape[1]), strict=True):
+        cut = eight_rows.reshape(HALF_ROWS, layout.num_units, 64).swapaxes(0, 1)
+        halves[half // 2, half % 2] = cut.reshape(layout.num_units, 512)
 
 
 def cupy_like(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -133,9 +137,11 @@ def _spread_groups(
     stored = layout.group_size or layout.num_inputs
     begins = np.arange(layout.num_groups) * stored // (group_size or max(layout.num_inputs, stored))
     wide = values[:, np.minimum(begins, values.shape[1] - 1)]
-    padded = np.zeros((segment.num_tiles * TILE_ROWS, layout.num_groups), values.dtype)
+    padded = np.zeros((segment.num_halves * HALF_ROWS, layout.num_groups), values.dtype)
     padded[: len(wide)] = wide
-    out[_target_tiles(segment)] = padded.reshape(segment.num_tiles, TILE_ROWS, -1).transpose(0, 2, 1)
+    for half, eight_rows in zip(_target_halves(segment), padded.reshape(-1, HALF_ROWS, layout.num_groups), strict=True):
+        begin = half % 2 * HALF_ROWS
+        out[half // 2, :, begin : begin + HALF_ROWS] = eight_rows.T
 
 
 def dequantize(device: Any, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:
@@ -193,7 +199,7 @@ def residual_add(device: Any, *, x: Any, row_scale: Any, bias: Any, hidden: Any)
 
 
 def _gated(gate_up: np.ndarray, width: int) -> np.ndarray:
-    pairs = gate_up.reshape(len(gate_up), -1, 2, TILE_ROWS)
+    pairs = gate_up.reshape(len(gate_up), -1, 2, HALF_ROWS)
     gate, up = (pairs[:, :, part].reshape(len(gate_up), -1)[:, :width] for part in (0, 1))
     return gate / (1 + np.exp(-gate)) * up
 

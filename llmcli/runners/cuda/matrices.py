@@ -5,26 +5,26 @@ from dataclasses import dataclass
 
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.errors import UnsupportedModelError
-from llmcli.kernels.tiles import TILE_ROWS, TileLayout, segment_offsets, tile_layout
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, segment_offsets, tile_layout
 from llmcli.runners.cuda.stored import MatrixFormat, StoredModel
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one linear layer's `num_rows` rows stand in a matrix: every `tile_step`-th tile from `first_tile` on."""
+    """Where one linear layer's `num_rows` rows stand in a matrix: every `half_step`-th half tile from `first_half`."""
 
     module: str
     num_rows: int
-    first_tile: int
-    tile_step: int = 1
+    first_half: int
+    half_step: int = 1
 
 
 @dataclass(frozen=True)
 class MatrixPlan:
     """One matrix of the card: the weights of one or more linear layers that take the same input.
 
-    Each layer begins with a tile, so the layout's rows count the padding of all but the last; outputs have these
-    places too.
+    Each layer begins with a tile or has one half of each, so the layout's rows count the padding of all but the last;
+    outputs have these places too.
     """
 
     name: str
@@ -37,7 +37,8 @@ class MatrixPlan:
 class LayerMatrices:
     """The matrices of one decoder layer.
 
-    `qkv` is one matrix where the three are stored alike, else one for each. `gate_up` has tiles of gate and up in turn.
+    `qkv` is one matrix where the three are stored alike, else one for each. `gate_up` has gate in the first half of
+    each tile and up in the second, so that whoever has a tile's outputs can multiply the two.
     """
 
     qkv: tuple[MatrixPlan, ...]
@@ -95,7 +96,7 @@ def plan_matrices(stored: StoredModel) -> ModelMatrices:
         if len(set(formats)) > 1:
             return tuple(single(module, size, hidden_size) for module, size in zip(modules, qkv_sizes, strict=True))
         segments = [
-            Segment(module, size, offset // TILE_ROWS)
+            Segment(module, size, offset // HALF_ROWS)
             for module, size, offset in zip(modules, qkv_sizes, qkv_offsets[:3], strict=True)
         ]
         return (plan(f"{prefix}.qkv", segments, qkv_offsets[2] + config.kv_size, hidden_size, formats[0]),)
@@ -104,8 +105,8 @@ def plan_matrices(stored: StoredModel) -> ModelMatrices:
         modules = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         formats = [stored.format_of(module) for module in modules]
         form = formats[0] if formats[0] == formats[1] else MatrixFormat("float32")
-        segments = [Segment(module, intermediate_size, index, tile_step=2) for index, module in enumerate(modules)]
-        num_rows = 2 * segment_offsets([intermediate_size])[1]
+        segments = [Segment(module, intermediate_size, index, half_step=2) for index, module in enumerate(modules)]
+        num_rows = -(-intermediate_size // HALF_ROWS) * TILE_ROWS
         return plan(f"{prefix}.gate_up", segments, num_rows, hidden_size, form)
 
     qkv_sizes = (config.q_size, config.kv_size, config.kv_size)

@@ -16,7 +16,7 @@ from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, repack, repack_scales, repack_zero_points, row_bytes
 from llmcli.kernels.repack import Segment as Target
-from llmcli.kernels.tiles import TILE_ROWS, TiledMatrix, tile_layout
+from llmcli.kernels.tiles import HALF_ROWS, TiledMatrix, tile_layout
 from llmcli.quantization.floats import STORED_AS, widen
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.runners.cuda.arena import Arena, send
@@ -42,8 +42,8 @@ class Place:
 
     def rows(self, begin: int, end: int) -> Target:
         """Where the layer's rows begin ... end - 1 go; `begin` is the start of a tile."""
-        first_tile = self.segment.first_tile + begin // TILE_ROWS * self.segment.tile_step
-        return Target(end - begin, first_tile, self.segment.tile_step)
+        first_half = self.segment.first_half + begin // HALF_ROWS * self.segment.half_step
+        return Target(end - begin, first_half, self.segment.half_step)
 
 
 class Placement:
@@ -147,8 +147,8 @@ class Placement:
                 if place is None:
                     send(self._device, arena[info.name], _read_floats(reader, info))
                 elif part == ".bias":
-                    tiles = biases[bias_region(place.plan)].reshape(-1, TILE_ROWS)
-                    _place_bias(tiles, place.segment, _read_floats(reader, info))
+                    halves = biases[bias_region(place.plan)].reshape(-1, HALF_ROWS)
+                    _place_bias(halves, place.segment, _read_floats(reader, info))
                 elif part == _SHAPE:
                     self._check_shape(module, _read_array(reader, info))
                 elif part in (".weight", _CODES):
@@ -248,9 +248,9 @@ def _not_finite(info: TensorInfo) -> CheckpointError:
     )
 
 
-def _place_bias(tiles: npt.NDArray[np.float32], segment: Segment, bias: npt.NDArray[np.float32]) -> None:
-    """Write a layer's bias to where its outputs are. Shapes: tiles [num_tiles, 16]; bias [num_rows]."""
-    count = -(-len(bias) // TILE_ROWS)
-    padded = np.zeros((count, TILE_ROWS), np.float32)
+def _place_bias(halves: npt.NDArray[np.float32], segment: Segment, bias: npt.NDArray[np.float32]) -> None:
+    """Write a layer's bias to where its outputs are. Shapes: halves [2 * num_tiles, 8]; bias [num_rows]."""
+    count = -(-len(bias) // HALF_ROWS)
+    padded = np.zeros((count, HALF_ROWS), np.float32)
     padded.reshape(-1)[: len(bias)] = bias
-    tiles[segment.first_tile :: segment.tile_step][:count] = padded
+    halves[segment.first_half :: segment.half_step][:count] = padded
