@@ -7,8 +7,9 @@
 //           no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y] zeros,
 //           zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
 // Requires: HEAD_DIM % 8 == 0; num_splits <= 256; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len;
-//           rows differ; the cache holds every earlier token that the window shows; HEAD_TILE 8 or 16, with KvT float 4
-//           or 2; window >= 1
+//           rows differ; the cache holds every earlier token that the window shows; of rows, positions and those tokens
+//           the kernel in front writes nothing, nor one that it may overlap; HEAD_TILE 8 or 16, with KvT float 4 or 2;
+//           window >= 1
 // Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
 //           overlap the kernel in front of it
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
@@ -19,7 +20,7 @@
 //           trees; splits depend on the position alone: a row's bits do not depend on R
 // Choice:   one block per key-value head and split, so that a group's K and V are read once; more parameters than ten,
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
-//           Waits for the kernel in front before it reads anything: positions may be younger than two kernels. Speed:
+//           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. Speed:
 //           scripts/benchmark_attention.py
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
@@ -57,8 +58,6 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     __shared__ float own_scores[HEAD_TILE], own_value[HEAD_DIM], totals[HEAD_TILE];
     __shared__ bool is_last;
 
-    grid_dependency_wait();
-    grid_dependency_launch();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int group = num_attention_heads / num_key_value_heads, tiles = (group + HEAD_TILE - 1) / HEAD_TILE;
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int share = max((cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x), MIN_SPLIT_TOKENS);
     const int split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
     const int num_splits = max(1, (cached + split_tokens - 1) / split_tokens), split = blockIdx.x;
-    if (split >= num_splits) return;
+    if (split >= num_splits) return;  // others of this grid wait for the kernel in front
     const bool has_own = split == num_splits - 1;
     const int end = min(position, visible + (split + 1) * split_tokens);
 
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     Tile tile;
     tile.clear();
     int first = visible + split * split_tokens + warp * Tile::TILE_TOKENS;
-    if (first < end) {  // under way while the queries are prepared
+    if (first < end) {  // under way while the kernel in front ends and the queries are prepared
         tile.load_keys(head_keys, first, end);
         tile.load_values(head_values, first, end);
     }
@@ -93,6 +92,9 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
         const size_t place = size_t(position) * Pairs::HALF + Pairs::index(pair);
         angles[pair] = cos_sin != nullptr && Pairs::has(pair) ? cos_sin[place] : make_float2(1.0f, 0.0f);
     }
+    grid_dependency_wait();
+    grid_dependency_launch();
+
     Pairs own_key;
     if (has_own) {  // in every warp, which spares a barrier before the scores
         own_key.load(k + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM, true);

@@ -133,6 +133,7 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
     using Product = typename Choice::Type;
     using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS>;
     constexpr int BLOCKS = Choice::BLOCKS;
+    constexpr int FIRST_STAGES = STAGES > 3 ? 3 : 1;  // before anything else
     constexpr int PENDING = Choice::PENDING < STAGES ? Choice::PENDING : STAGES - 1;
 
     using Out = Output<ROWS, EPILOGUE>;
@@ -156,7 +157,7 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
                      shape.chunk_units, streaming_policy()};
     stream.begin(warp, lane);
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
+    for (int s = 0; s < FIRST_STAGES; ++s) {
         stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), warp, lane);
     }
     if (threadIdx.x < NUM_BUFFERS) {
@@ -193,12 +194,15 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
         } else {
             __syncwarp();
         }
-        // The last slot's copies queue up behind the loads of the activations, which everything waits for.
-        const auto fill_last_slot = [&] {
-            if (begin == 0) stream.copy_next(shared_address(shared + slot + (STAGES - 1) * STAGE_VECTORS), warp, lane);
+        // The last slots' copies queue up behind the loads of the activations, which everything waits for.
+        const auto fill_last_slots = [&] {
+#pragma unroll
+            for (int s = FIRST_STAGES; begin == 0 && s < STAGES; ++s) {
+                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), warp, lane);
+            }
         };
         stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp, lane,
-                                                                   fill_last_slot);
+                                                                   fill_last_slots);
         // And sees the new one.
         if constexpr (BLOCKS > 1) {
             cluster_arrive();

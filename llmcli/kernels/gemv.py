@@ -30,16 +30,16 @@ SPEC = KernelSpec(
     "gemv",
     "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
     (
-        *(f"gemv<Int8, __nv_bfloat16, 0, true, 1, {epilogue}, 4>" for epilogue in (0, 1, 2)),
-        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 4>" for weight in ("__half", "float") for rows in (1, 8)),
-        "gemv<__nv_bfloat16, float, 0, true, 1, 0, 4>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 2, 4>",
+        *(f"gemv<Int8, __nv_bfloat16, 0, true, 1, {epilogue}, 5>" for epilogue in (0, 1, 2)),
+        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, {epilogue}, 5>" for rows in _ROWS for epilogue in (1, 2)),
+        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 5>" for rows in _ROWS for epilogue in (1, 2)),
+        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 5>" for weight in ("__half", "float") for rows in (1, 8)),
+        "gemv<__nv_bfloat16, float, 0, true, 1, 0, 5>",
+        "gemv<__nv_bfloat16, float, 0, true, 8, 2, 5>",
         "gemv<Int8, float, 8, false, 1, 2, 2>",
-        "gemv<Int8, float, 32, false, 8, 2, 4>",
+        "gemv<Int8, float, 32, false, 8, 2, 5>",
         "gemv<Int8, float, 4096, false, 1, 2, 2>",
-        "gemv<Int4, __half, 32, true, 1, 2, 4>",
+        "gemv<Int4, __half, 32, true, 1, 2, 5>",
         "gemv<Int4, float, 16, false, 1, 2, 2>",
         "gemv<Int4, float, 16, false, 8, 2, 2>",
     ),
@@ -95,9 +95,9 @@ def plan_gemv(
         lane_sums_bytes = BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
         # Between chunks a block keeps the sums of all its tiles; with one tile it has the fewest.
         for stages, is_chunked, tiles in (
-            (4, False, rounds),
+            (5, False, rounds),
             (2, False, rounds),
-            (4, True, rounds),
+            (5, True, rounds),
             (2, True, rounds),
             (2, True, 1),
         ):
