@@ -65,13 +65,14 @@ class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
     `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_units` of x stand
-    in shared memory.
+    in shared memory, fetched by `cluster` blocks together on cards that can (sm_90).
     """
 
     name: str
     num_rows: int
     column_tiles: int
     num_blocks: int
+    cluster: int
     chunk_units: int
     shared_bytes: int
 
@@ -113,6 +114,7 @@ def plan_gemv(
                 num_rows=rows,
                 column_tiles=_column_tiles(layout, kernel_rows),
                 num_blocks=num_blocks if tiles == rounds else -(-layout.num_tiles // cluster) * cluster,
+                cluster=cluster,
                 chunk_units=min(chunk_units, layout.num_units),
                 shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
             )

@@ -2,8 +2,9 @@
 
 Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
 attention rounds scaled queries and weights to the cache's type. Few tokens: products with codes round inputs to 1 /
-32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is
-float16, and it is the products of weights and value scales that are rounded.
+32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and
+values always have the cache's type. With int8 codes the type of attention is float16, and it is the products of weights
+and value scales that are rounded.
 """
 
 import math

@@ -11,16 +11,16 @@ from llmcli.kernels.tiles import TileLayout
 
 # Embedding and sampling a token, greedy.
 STEP_SECONDS = 10e-6
-GEMV_SECONDS = 2.5e-6
+GEMV_SECONDS = 1.6e-6
 # L2 delivers activations to all multiprocessors together at this share of the rate of reading memory.
-L2_SHARE = 0.7
+L2_SHARE = 0.65
 # Clocks of a multiprocessor for a unit of codes: for any number of rows, and for every 8 columns of the tensor cores
-# (two rows); and for each tile, whatever its length. Other weights never take longer than their bytes.
-UNIT_CLOCKS = {"int8": (21.0, 8.5), "int4": (24.0, 15.7)}
-TILE_CLOCKS = 866
+# (four rows); and for each tile, whatever its length. Other weights never take longer than their bytes.
+UNIT_CLOCKS = {"int8": (31.0, 10.5), "int4": (34.0, 18.0)}
+TILE_CLOCKS = 660
 # Attention of one row and of each further one; codes are read at a share of the bandwidth.
-ATTENTION_SECONDS = 4.4e-6
-ATTENTION_ROW_SECONDS = 2e-6
+ATTENTION_SECONDS = 5.4e-6
+ATTENTION_ROW_SECONDS = 1.5e-6
 CODES_SHARE = 0.7
 
 
@@ -60,7 +60,8 @@ class DecodeCard:
 
     def _launch_seconds(self, layout: TileLayout, plan: GemvPlan) -> float:
         reading = layout.num_bytes / self.read_bytes
-        fetching = 4 * plan.num_rows * layout.num_inputs * plan.num_blocks / (L2_SHARE * self.read_bytes)
+        num_fetches = plan.num_blocks / plan.cluster
+        fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / (L2_SHARE * self.read_bytes)
         computing = 0.0
         if layout.weight_type in UNIT_CLOCKS:
             for_unit, for_columns = UNIT_CLOCKS[layout.weight_type]
