@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
 #pragma unroll
     for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
         const size_t place = size_t(position) * Pairs::HALF + Pairs::index(pair);
-        angles[pair] = cos_sin != nullptr && Pairs::has(pair) ? cos_sin[place] : make_float2(1.0f, 0.0f);
+        angles[pair] = cos_sin != nullptr && Pairs::has(pair) ? __ldcg(cos_sin + place) : make_float2(1.0f, 0.0f);
     }
     grid_dependency_wait();
     grid_dependency_launch();

@@ -6,19 +6,20 @@
 //           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
 // Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
 //           units; tiles, scales, zero_points, norm_weight 16-byte aligned
-// Launch:   grid (at most one block a tile), block (512), dynamic shared memory by llmcli/kernels/gemv.py; may overlap
-//           the kernel before
-// Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every block; out
-//           once
+// Launch:   grid (a multiple of BLOCKS), block (512), dynamic shared memory by llmcli/kernels/gemv.py, clusters of
+//           BLOCKS; may overlap the kernel before
+// Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
+//           out once
 // Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
-//           of itself, or with codes to e = 2^-16 of the largest in its unit of 64 (int4: 128) inputs; fp32 sums:
-//           |error| <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Warp w sums
-//           units w, w + 16, ... of a tile, the warps are added in order: fixed, so equal runs give equal bits, and a
-//           row's bits depend neither on the other rows nor on ROWS, STAGES, chunks or the grid (columns of an mma are
-//           independent)
+//           of itself, or with codes to e = 1 / 63000 of the largest in its unit of 64 (int4: 128) inputs, which below
+//           2^-100 counts as that and from 2^126 gives NaN; fp32 sums: |error| <= sqrt(K) * 2^-24 * S + e * T, S =
+//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Warp w sums units w, w + 16, ... of a tile, the warps
+//           are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither on the other rows
+//           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
 // Choice:   one block of 16 warps a multiprocessor; of a ring of cp.async copies only PENDING a warp stay under way, as
-//           DRAM slows down with more, the others have landed and carry a warp over a stall; no barrier of the block
-//           after the start: a warp stages its own inputs, and warps take turns at outputs, a tile later. Rejected,
+//           DRAM slows down with more, the others have landed and carry a warp over a stall; with one
+//           or two rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
+//           outputs, a tile later; with more, two blocks stage together. Rejected,
 //           with figures in docs/performance.md: two blocks of 8 warps, more copies under way, other orders of the
 //           units, a 17th warp for the outputs, codes as fp16
 #include "common/barrier.cuh"
@@ -38,8 +39,8 @@ struct GemvShape {
 };
 
 // PENDING: copies of a warp under way. DRAM delivers less with more of them, and the arithmetic of codes takes longer.
-// BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait for;
-// digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
+// BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait
+// for; digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;

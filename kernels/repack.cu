@@ -4,8 +4,8 @@
 //           SourceT has; tiles [.][units][1024] bytes; scales: source [num_rows, source_groups] T -> [.][groups][16] T;
 //           zero points: source [ceil(num_rows * BITS / 32), source_groups] int32 -> [.][groups][16] uint8 flags int32
 //           [1] in-out: |= 1 for a value that is not finite, |= 2 for one that no longer is in the new type; or null
-// Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). The source's rows 8i .. 8i+7 go to the
-//           half tile first_half + i * half_step: half h is the rows 8 * (h % 2) .. of tile h / 2
+// Requires: tiles 16-byte aligned; source aligned to its element (codes: a byte). The source's rows 8i .. 8i+7 go to
+//           the half tile first_half + i * half_step: half h is the rows 8 * (h % 2) .. of tile h / 2
 // Launch:   grid (ceil(elements / 256)), block (256); repack: an element is 16 bytes of tiles; repack_scales,
 //           repack_zero_points: one value
 // Traffic:  source read once, destination written once; a warp stores 512 contiguous bytes and reads 64 of each of 8

@@ -1,8 +1,9 @@
 // activations: one warp's share of fp32 rows on their way into shared memory, eight inputs of a unit to a lane.
 //
 // A warp multiplies the units w, w + NUM_WARPS, ... of every tile, so it alone reads those inputs of x: it fetches them
-// itself, and no warp waits for another before the end of a tile. How they stand in shared memory is up to the weights'
-// type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
+// itself, and no warp waits for another before the end of a tile; or the blocks of a cluster share the fetching, and
+// all wait. How they stand in shared memory is up to the weights' type (product_codes.cuh, product_halves.cuh,
+// product_floats.cuh).
 #pragma once
 
 #include "common/cluster.cuh"
@@ -73,8 +74,8 @@ __device__ __forceinline__ PowerScale scale_to(float magnitude) {
             __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
 }
 
-// NUM sums of a lane, taken from and left in shared memory between two chunks of the inputs. `place` is the lane's first,
-// the next ones are 32 floats apart.
+// NUM sums of a lane, taken from and left in shared memory between two chunks of the inputs. `place` is the lane's
+// first, the next ones are 32 floats apart.
 template <int NUM>
 struct LaneSums {
     float values[NUM];
@@ -90,7 +91,7 @@ struct LaneSums {
     __device__ __forceinline__ float& operator[](int i) { return values[i]; }
 };
 
-// Stages the units w, w + NUM_WARPS, ... from `begin` to `end` of the chunk's rows, times the norm's weights, and adds the
+// Stages the units w, w + NUM_WARPS, ... from `begin` to `end` of ROWS rows, times the norm's weights, and adds the
 // squares of what it saw to squares[row][w], for the blocks of a cluster together: each warp takes one w and
 // ROWS / BLOCKS rows, and stores them in every block. `Product::Staged` puts one unit to
 // shared + (unit - begin) * Product::UNIT_VECTORS. `behind_loads` is called once, as soon as loads are under way.

@@ -2,8 +2,8 @@
 //
 // A unit's activations become integers, the largest magnitude 32639 = 127 * 256 + 127, and each integer two digits to
 // the base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is ever converted. So x is right
-// to 2^-16 of the largest in its unit, 256 times as fine as the codes of a group are of theirs (float16 inputs move a
-// trained model's logits more), and the only other roundings are those of fp32 sums of units.
+// to 1 / 63000 of the largest in its unit, 250 times as fine as the codes of a group are of theirs (float16 inputs move
+// a trained model's logits more), and the only other roundings are those of fp32 sums of units.
 // Codes of a symmetric scheme become signed bytes by one operation on four: code - 128, or 16 * (code - 8). With zero
 // points they stay unsigned, and zero * sum(x) is taken off.
 //
@@ -57,6 +57,7 @@ struct CodeProduct {
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
+    static constexpr int UNROLL = COLUMN_TILES > 4 ? 1 : G::WITHIN_LANE;  // beside many sums no register is left
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_units
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 
@@ -69,10 +70,10 @@ struct CodeProduct {
         float scale;
 
         __device__ __forceinline__ Staged(const float (&values)[8], int eighth) {
-            const float largest = largest_of<LANES>(values);
-            const float factor = __fdividef(MOST, fmaxf(largest, 0x1p-100f));
-            // What is no number, or has no quotient above, shows as NaN.
-            scale = largest < 0x1p126f ? __fmul_rn(largest, CODE_UNIT / MOST) : __uint_as_float(0x7fc00000u);
+            const float largest = largest_of<LANES>(values), bound = fmaxf(largest, 0x1p-100f);
+            const float factor = __fdividef(MOST, bound);
+            // What is no number, or has no such quotient, shows as NaN.
+            scale = largest < 0x1p126f ? __fmul_rn(bound, CODE_UNIT / MOST) : __uint_as_float(0x7fc00000u);
             // value * factor rounded to an integer, plus 128: then the low byte is the low digit plus 128, and the byte
             // above it the high digit.
 #pragma unroll
@@ -122,7 +123,7 @@ struct CodeProduct {
         const int g = lane / 4, t = lane % 4;
         const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
         const unsigned char* zeros = slot + TILE_ROWS * G::PER_UNIT * sizeof(ScaleT);
-#pragma unroll
+#pragma unroll UNROLL
         for (int within = 0; within < G::WITHIN_LANE; ++within) {
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {

@@ -141,6 +141,7 @@ class CardTarget:
             self._rates,
             num_multiprocessors=self._device.num_multiprocessors,
             shared_bytes_per_block=self._device.shared_bytes_per_block,
+            can_cluster=self._device.can_cluster,
             clock_hertz=self._device.clock_hertz,
         )
         return use, predictor

@@ -93,7 +93,9 @@ def attention_decode(
 ) -> None:
     """Append the new token of each row to the cache and attend from it to every token its window shows.
 
-    `counters` holds zeros before the first call and after every call. Rows of the cache must differ.
+    `counters` holds zeros before the first call and after every call. Rows of the cache must differ. May start before
+    the kernel in front has ended and then reads rows, positions and earlier tokens at once: that kernel must not write
+    them, nor one that it overlaps.
     Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
             float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
             positions [R] int32; keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's,

@@ -57,8 +57,9 @@ class Device:
             self.stream = cupy.cuda.Stream(non_blocking=True)
             runtime = cupy.cuda.runtime
             attribute = runtime.deviceGetAttribute
-            # Cards have it from sm_90, and graphs record it from CUDA 12.3.
-            self._can_overlap = card.compute_capability >= (9, 0) and runtime.driverGetVersion() >= 12030
+            # Cards have clusters and overlapping launches from sm_90, and graphs record the latter from CUDA 12.3.
+            self.can_cluster = card.compute_capability >= (9, 0)
+            self._can_overlap = self.can_cluster and runtime.driverGetVersion() >= 12030
             self.num_multiprocessors = int(attribute(runtime.cudaDevAttrMultiProcessorCount, card.index))
             self.clock_hertz = 1e3 * attribute(runtime.cudaDevAttrClockRate, card.index)  # the highest
             self.l2_bytes = int(attribute(runtime.cudaDevAttrL2CacheSize, card.index))

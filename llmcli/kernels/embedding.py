@@ -19,6 +19,8 @@ _BLOCK = 256
 def embedding(device: Device, *, table: Array, token_ids: Array, out: Array) -> None:
     """Write table[token_ids] to `out`. Ids are checked by the caller; one that is not in the table gives a row of NaN.
 
+    Waits for all that was launched before. Decoding relies on it: the kernels after it read positions and the cache
+    ahead, without waiting for the sampler, which wrote them.
     Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32; out [num_tokens,
     hidden_size] float32
     Raises: ValueError for arrays that do not fit

@@ -65,7 +65,7 @@ class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
     `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_units` of x stand
-    in shared memory, fetched by `cluster` blocks together on cards that can (sm_90).
+    in shared memory, fetched by `cluster` blocks together.
     """
 
     name: str
@@ -78,7 +78,13 @@ class GemvPlan:
 
 
 def plan_gemv(
-    layout: TileLayout, num_rows: int, epilogue: Epilogue, *, num_multiprocessors: int, shared_bytes_per_block: int
+    layout: TileLayout,
+    num_rows: int,
+    epilogue: Epilogue,
+    *,
+    num_multiprocessors: int,
+    shared_bytes_per_block: int,
+    can_cluster: bool,
 ) -> GemvPlan:
     """The launch for up to 8 rows, on a card of so many multiprocessors and so much shared memory a block.
 
@@ -88,8 +94,9 @@ def plan_gemv(
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
         # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.
-        cluster = 2 if layout.has_codes and kernel_rows > 2 else 1
-        num_blocks = max(min(layout.num_tiles, num_multiprocessors) // cluster, 1) * cluster
+        cluster = 2 if can_cluster and layout.has_codes and kernel_rows > 2 else 1
+        num_clusters = -(-layout.num_tiles // cluster)
+        num_blocks = max(min(num_clusters, num_multiprocessors // cluster), 1) * cluster
         rounds = -(-layout.num_tiles // num_blocks)
         unit_bytes = _unit_bytes(layout, kernel_rows)
         buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
@@ -113,7 +120,7 @@ def plan_gemv(
                 name=gemv_name(layout, kernel_rows, epilogue, stages),
                 num_rows=rows,
                 column_tiles=_column_tiles(layout, kernel_rows),
-                num_blocks=num_blocks if tiles == rounds else -(-layout.num_tiles // cluster) * cluster,
+                num_blocks=num_blocks if tiles == rounds else num_clusters * cluster,
                 cluster=cluster,
                 chunk_units=min(chunk_units, layout.num_units),
                 shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
@@ -173,6 +180,7 @@ def gemv(
             epilogue,
             num_multiprocessors=device.num_multiprocessors,
             shared_bytes_per_block=device.shared_bytes_per_block,
+            can_cluster=device.can_cluster,
         )
         end = begin + plan.num_rows
         shape = GemvShape(

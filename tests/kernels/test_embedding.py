@@ -1,5 +1,6 @@
 """embedding bit by bit: every type, first and last rows, and ids that are in no table."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,19 @@ def test_an_unknown_id_gives_nan_and_reads_nothing(device: Device, hidden_size: 
 def test_cost_counts_every_byte_once() -> None:
     cost = embedding_cost(num_tokens=3, hidden_size=8, itemsize=2)
     assert (cost.read_bytes, cost.written_bytes) == (3 * 8 * 2 + 3 * 4, 3 * 8 * 4)
+
+
+def test_it_waits_for_what_was_launched_before() -> None:
+    """Kernels after it read ahead what the sampler wrote."""
+    launches: list[dict[str, Any]] = []
+    device: Any = SimpleNamespace(launch=lambda stem, name, **details: launches.append(details))
+    table, ids, out = (
+        SimpleNamespace(shape=shape, dtype=np.dtype(dtype), strides=strides, data=SimpleNamespace(ptr=4096))
+        for shape, dtype, strides in (
+            ((5, 8), np.float32, (32, 4)),
+            ((2,), np.int32, (4,)),
+            ((2, 8), np.float32, (32, 4)),
+        )
+    )
+    embedding(device, table=table, token_ids=ids, out=out)
+    assert not launches[0].get("overlaps")

@@ -51,7 +51,7 @@ class Library:
 
 
 class Card:
-    num_multiprocessors, shared_bytes_per_block = 132, 227 * 1024
+    num_multiprocessors, shared_bytes_per_block, can_cluster = 132, 227 * 1024, True
 
     def __init__(self) -> None:
         self.library = Library()

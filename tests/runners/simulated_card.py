@@ -26,7 +26,7 @@ class SimulatedDevice:
     """Stands for `Device`; copies and launches happen at once."""
 
     index, name, arch = 0, "Simulated Card", "sm_90"
-    num_multiprocessors, l2_bytes, shared_bytes_per_block = 132, 50 * 2**20, 227 * 1024
+    num_multiprocessors, l2_bytes, shared_bytes_per_block, can_cluster = 132, 50 * 2**20, 227 * 1024, True
 
     def __init__(self) -> None:
         self.stream = SimpleNamespace(ptr=0, done=True)

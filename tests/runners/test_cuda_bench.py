@@ -79,6 +79,7 @@ def test_kernels_of_a_step_are_the_predicted_ones(device: Device, model: Path, n
         measure_rates(device, ["bfloat16"]),
         num_multiprocessors=device.num_multiprocessors,
         shared_bytes_per_block=device.shared_bytes_per_block,
+        can_cluster=device.can_cluster,
     )
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
     for row in range(num_rows):

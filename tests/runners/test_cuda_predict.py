@@ -163,7 +163,7 @@ def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
 
 # Steps of one H200 in seconds, with the bandwidth measured in the same process.
 @pytest.mark.parametrize(
-    ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.434e12, 2.246e-3), (128, 8, 4.445e12, 3.966e-3)]
+    ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.441e12, 2.101e-3), (128, 8, 4.450e12, 3.112e-3)]
 )
 def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_bytes: float, seconds: float) -> None:
     predicted = CardPredictor(shape_7b(), Rates(read_bytes, {})).decode_seconds(depth + 128, num_rows)

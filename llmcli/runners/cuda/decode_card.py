@@ -1,7 +1,8 @@
 """How long the kernels of a decode step take on a card. Nothing here needs CuPy.
 
 A product takes the longer of reading its matrix and computing, then what no kernel overlaps: starting, and fetching the
-activations, which every multiprocessor reads from L2. Constants are measured on one H200 (docs/performance.md).
+activations, which every multiprocessor reads from L2, or every two of them together. Constants are measured on one H200
+(docs/performance.md).
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class DecodeCard:
     read_bytes: float
     num_multiprocessors: int
     shared_bytes_per_block: int
+    can_cluster: bool
     clock_hertz: float
 
     def gemv_plans(self, layout: TileLayout, epilogue: Epilogue, num_rows: int) -> list[GemvPlan]:
@@ -44,6 +46,7 @@ class DecodeCard:
                     epilogue,
                     num_multiprocessors=self.num_multiprocessors,
                     shared_bytes_per_block=self.shared_bytes_per_block,
+                    can_cluster=self.can_cluster,
                 )
             )
             left -= plans[-1].num_rows

@@ -1,4 +1,5 @@
-"""Which matrices a model has on the card: linear layers that share their input are one matrix, each in whole tiles."""
+"""Which matrices a model has on the card: linear layers that share their input are one matrix, in tiles of their own
+or, gate and up, in the halves of shared ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -81,11 +81,12 @@ class CardPredictor:
         *,
         num_multiprocessors: int = 132,
         shared_bytes_per_block: int = 227 * 1024,
+        can_cluster: bool = True,
         clock_hertz: float = 1.98e9,
     ):
         self._plan = plan
         self._rates = rates
-        self._card = DecodeCard(rates.read_bytes, num_multiprocessors, shared_bytes_per_block, clock_hertz)
+        self._card = DecodeCard(rates.read_bytes, num_multiprocessors, shared_bytes_per_block, can_cluster, clock_hertz)
         self._config = plan.stored.config
         self._qkv = qkv_layout(self._config)
         self._itemsize = ARRAY_DTYPES[plan.stored.cache_type].itemsize

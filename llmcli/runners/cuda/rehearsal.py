@@ -16,6 +16,7 @@ class Rehearsal(PlansAnew):
     def __init__(self, device: Device):
         self.num_multiprocessors = device.num_multiprocessors
         self.shared_bytes_per_block = device.shared_bytes_per_block
+        self.can_cluster = device.can_cluster
         self.l2_bytes = device.l2_bytes
         self.arch = device.arch
         self._wanted: dict[str, set[str]] = {}
