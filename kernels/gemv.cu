@@ -17,11 +17,11 @@
 //           are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither on the other rows
 //           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
 // Choice:   one block of 16 warps a multiprocessor; of a ring of cp.async copies only PENDING a warp stay under way, as
-//           DRAM slows down with more, the others have landed and carry a warp over a stall; with one
-//           or two rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
-//           outputs, a tile later; with more, two blocks stage together. Rejected,
-//           with figures in docs/performance.md: two blocks of 8 warps, more copies under way, other orders of the
-//           units, a 17th warp for the outputs, codes as fp16
+//           DRAM slows down with more, the others have landed and carry a warp over a stall; with one or two rows no
+//           barrier of the block after the start: a warp stages its own inputs, and warps take turns at outputs, a tile
+//           later; with more, two blocks stage together. Rejected, with figures in docs/performance.md: two blocks of 8
+//           warps, registers for a second block beside, more copies under way, other orders of the units, a 17th warp
+//           for the outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/launch.cuh"
 #include "common/product_codes.cuh"
