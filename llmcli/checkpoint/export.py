@@ -16,7 +16,7 @@ from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.checkpoint.writer import SafetensorsWriter
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, OutputError
 from llmcli.quantization.floats import Array, narrow
 from llmcli.quantization.packing import pack_zero_points
 from llmcli.quantization.quality import TensorQuality, measure_quality
@@ -64,8 +64,8 @@ class Exporter:
     def prepare(self) -> ExportWorkspace:
         """Make the folder in which the export grows.
 
-        Raises: UsageError if the destination exists or overlaps the source; CheckpointError if the disk is too small
-        or cannot be written.
+        Raises: UsageError if the destination exists or overlaps the source; OutputError if the disk is too small or
+        cannot be written.
         """
         refuse_existing(self._destination, replace=self._replace)
         refuse_overlap(self.plan, self._destination)
@@ -81,8 +81,8 @@ class Exporter:
 
         Returns the quality of every quantized weight, by module name, in the order of the file.
         Units: on_progress gets bytes of the source done and in all.
-        Raises: CheckpointError for weights that are not finite, a source that cannot be read or a disk that cannot
-        be written. After an error in the source nothing is left behind.
+        Raises: CheckpointError for weights that are not finite or a source that cannot be read, after which nothing
+        is left behind; OutputError for a disk that cannot be written.
         """
         plan = self.plan
         try:
@@ -196,8 +196,8 @@ class _WeightStream:
         return len(packed) * weight.info.num_bytes // weight.shape[0]
 
 
-def _write_error(destination: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
+def _write_error(destination: Path, error: OSError) -> OutputError:
+    return OutputError(
         f"the export to {destination} stopped: {error.strerror or error} ({error.filename or 'a file of it'}); "
         "run the same command again to go on where it is"
     )

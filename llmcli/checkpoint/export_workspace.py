@@ -15,7 +15,7 @@ from pathlib import Path
 from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.folder import CONFIG_NAME
 from llmcli.checkpoint.planned_weight import Shard
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import OutputError, UsageError
 from llmcli.quantization.quality import TensorQuality
 
 _SPARE_BYTES = 64 * 1024**2  # headers, small files, and what the file system itself needs
@@ -28,9 +28,11 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
     """
     if not destination.exists() and not destination.is_symlink():
         return
+    is_replaceable = not destination.is_symlink() and (destination / CONFIG_NAME).is_file()
     if not replace:
-        raise UsageError(f"{destination} exists; give another folder, or --force to replace it")
-    if destination.is_symlink() or not (destination / CONFIG_NAME).is_file():
+        also = ", or --force to replace it" if is_replaceable else ""
+        raise UsageError(f"{destination} exists; give another folder{also}")
+    if not is_replaceable:
         raise UsageError(f"{destination} is not a model folder, and --force replaces nothing else; remove it yourself")
 
 
@@ -80,14 +82,14 @@ class ExportWorkspace:
     def check_disk(self) -> None:
         """Refuse a disk without room for the shards that are missing.
 
-        Raises: CheckpointError with the figures.
+        Raises: OutputError with the figures.
         """
         missing = [shard for shard in self._plan.shards if shard.file_name not in self.finished]
         needed = sum(weight.num_bytes for shard in missing for weight in shard.weights) + _SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             self.discard_if_empty()
-            raise CheckpointError(
+            raise OutputError(
                 f"the disk of {self._destination} has {free / 1e9:.2f} GB free, the export needs "
                 f"{needed / 1e9:.2f} GB; free some space or give another disk"
             )

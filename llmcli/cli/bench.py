@@ -142,7 +142,8 @@ def _default_lengths(longest: int) -> list[int]:
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} {largest} and {num_new_tokens} new tokens are over the model's context; use at most {longest}"
+            f"{flag} {largest}, a first token and {num_new_tokens} more are over the model's context; use at most "
+            f"{longest}"
         )
     return sorted(set(lengths))
 

@@ -224,7 +224,7 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
     if choice == BUILTIN_TEXT:
         path = resource_folder("configs") / "texts" / "stories.txt"
         return path.read_text(encoding="utf-8"), "the built-in stories"
-    return read_prompt(None, Path(choice)), Path(choice).name
+    return read_prompt(None, Path(choice), "--eval"), Path(choice).name
 
 
 def diff_models(

@@ -45,10 +45,10 @@ def diff(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Follow model A's likeliest text and ask model B about every token of it.
+    r"""Follow model A's likeliest text and ask model B about every token of it.
 
     On a terminal a token is tinted where B finds it more or less likely, and reversed where B would have gone another
-    way; elsewhere the divergences are marked as [token>other]. --kv-cache int8 is for B.
+    way; elsewhere the divergences are marked as \[token>other]. --kv-cache int8 is for B.
 
     [bold]Examples[/bold]
 

@@ -5,6 +5,7 @@ written; 130 interrupted by Ctrl-C; 141 the reader of stdout went away.
 """
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -17,10 +18,11 @@ import typer
 from llmcli import __version__
 from llmcli.cli.commands import add_commands
 from llmcli.cli.terminal import OutputClosedError, terminal
-from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, UsageError
+from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _print_version(value: bool) -> None:
@@ -69,9 +71,19 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except (OutputClosedError, SystemExit):  # typer's own help meets a closed pipe with sys.exit
         return EXIT_CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _fail_unknown(error)
+        # typer writes its help by itself. Without this, the interpreter's own flush at exit would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
     except Exception as error:
-        hint = "" if terminal.is_debug else "; --debug shows the traceback"
-        return _fail(error, f"internal error, please report it: {type(error).__name__}: {error}{hint}", EXIT_BUG)
+        return _fail_unknown(error)
+
+
+def _fail_unknown(error: Exception) -> int:
+    hint = "" if terminal.is_debug else "; --debug shows the traceback"
+    return _fail(error, f"internal error, please report it: {type(error).__name__}: {error}{hint}", EXIT_BUG)
 
 
 def _fail(error: Exception, message: str, exit_code: int) -> int:

@@ -46,6 +46,7 @@ def plan(
         float | None,
         typer.Option(
             min=0.1,
+            max=1e6,
             metavar="GiB",
             help="Plan for a card of this memory; needs --bandwidth.",
             rich_help_panel=MODEL_PANEL,
@@ -55,6 +56,7 @@ def plan(
         float | None,
         typer.Option(
             min=0.1,
+            max=1e6,
             metavar="GB/s",
             help="Read bandwidth of the card that --memory describes.",
             rich_help_panel=MODEL_PANEL,

@@ -7,8 +7,9 @@ from pathlib import Path
 from llmcli.errors import UsageError
 
 
-def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt. Of a file or standard input one final newline is dropped: editors and echo add it.
+def read_prompt(argument: str | None, file: Path | None, flag: str = "--file") -> str:
+    """The prompt; `flag` named the file. Of a file or standard input one final newline is dropped: editors and echo add
+    it.
 
     Raises: UsageError if there is none or more than one, if the file cannot be read, or if it is not UTF-8 text.
     """
@@ -18,7 +19,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         try:
             return _decode(file.read_bytes(), str(file))
         except OSError as error:
-            raise UsageError(f"--file {file} cannot be read: {error.strerror}") from error
+            raise UsageError(f"{flag} {file} cannot be read: {error.strerror}") from error
     if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # None: the caller closed it
         raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
     if argument in (None, "-"):

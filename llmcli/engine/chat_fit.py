@@ -64,11 +64,11 @@ def fit_prompt(
     if len(conversation.seen_turns) > 1:
         raise UsageError(
             f"the conversation has {num_tokens} tokens and the context {context}; take turns back with /undo, start "
-            "anew with /reset, or use a larger --context or --overflow drop-oldest"
+            "anew with /reset, or use --overflow drop-oldest or, where the model allows it, a larger --context"
         )
     raise UsageError(
         f"the message has {num_tokens} tokens with the system prompt and what was answered, and the context {context}; "
-        "use a shorter message or a larger --context"
+        "use a shorter message or, where the model allows it, a larger --context"
     )
 
 

@@ -29,6 +29,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         from llmcli.tokenizer.spm import SentencePieceTokenizer
 
         return SentencePieceTokenizer(model_path, read_settings(folder))
+    if not folder.is_dir():
+        raise TokenizerError(f"model folder {folder} {'is a file' if folder.exists() else 'does not exist'}")
     raise TokenizerError(
         f"no tokenizer in {folder}: looked for tokenizer.json and tokenizer.model; "
         f"download one of them from the model's page into this folder"

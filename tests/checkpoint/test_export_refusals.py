@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_plan import ExportOptions, plan_export
 from llmcli.checkpoint.model import open_model
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.quantization.schemes import WeightScheme
 
 INT8 = WeightScheme(8, 64)
@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 def refusal(source: Path, destination: Path, scheme: WeightScheme = INT8, **options: object) -> str:
     """The message of an export that is refused, which leaves nothing behind."""
     before = set(destination.parent.iterdir()) if destination.parent.exists() else set()
-    with pytest.raises((UsageError, CheckpointError)) as caught:
+    with pytest.raises((UsageError, CheckpointError, OutputError)) as caught:
         export(source, destination, scheme, **options)  # type: ignore[arg-type]
     assert (set(destination.parent.iterdir()) if destination.parent.exists() else set()) == before
     message = str(caught.value)
@@ -40,12 +40,13 @@ def refusal(source: Path, destination: Path, scheme: WeightScheme = INT8, **opti
 def test_a_destination_that_exists_is_refused(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "there"
     target.mkdir()
-    assert "exists; give another folder, or --force" in refusal(source, target)
+    assert refusal(source, target).endswith("exists; give another folder")
     assert "is not a model folder" in refusal(source, target, replace=True)
     (tmp_path / "file").write_text("")
     assert "is not a model folder" in refusal(source, tmp_path / "file", replace=True)
     link = tmp_path / "link"
     link.symlink_to(write_model(tmp_path / "other"))
+    assert "exists; give another folder, or --force" in refusal(source, tmp_path / "other")
     assert "is not a model folder" in refusal(source, link, replace=True)
 
 
@@ -92,7 +93,7 @@ def test_a_disk_that_fails_is_one_line(source: Path, tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("llmcli.checkpoint.writer.os.fsync", fail)
-    with pytest.raises(CheckpointError, match=r"stopped: No space left on device .*run the same command again"):
+    with pytest.raises(OutputError, match=r"stopped: No space left on device .*run the same command again"):
         export(source, tmp_path / "export", INT8)
     assert not (tmp_path / "export").exists()
     monkeypatch.undo()

@@ -257,6 +257,8 @@ def test_the_context_that_a_refusal_names_is_accepted(
 def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the 512 tokens model was made for")
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
+    llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
+    llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")
     both = ("--memory", 8, "--bandwidth", 100)
     llmcli("plan", model, *both, "--device", "cpu").expect_error(2, "leave out --device and --threads")
     llmcli("plan", model, *both, "--dtype", "int8").expect_error(2, "--dtype is 'int8'")

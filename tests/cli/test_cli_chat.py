@@ -44,6 +44,12 @@ def test_one_answer_for_each_message(chat: Callable[..., Result]) -> None:
     assert chat("--quiet", lines=b"One\nTwo").stderr == ""
 
 
+def test_an_answer_that_is_cut_says_so(chat: Callable[..., Result]) -> None:
+    assert "(stopped at --max-new-tokens)" in chat("--message", "One").stderr
+    full = chat("--message", "One", "--context", 40, "--max-new-tokens", 300, "--overflow", "stop")
+    assert "(the context is full)" in full.stderr
+
+
 def test_the_transcript(chat: Callable[..., Result]) -> None:
     result = chat("--message", "One", "--message", "Two", "--system", "Be kind.", "--json")
     transcript = json.loads(result.stdout)

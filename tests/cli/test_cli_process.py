@@ -81,7 +81,12 @@ def test_a_full_disk_is_an_error_in_one_line(tiny_llama: Path) -> None:
     command = [*LLMCLI, "generate", "Hi", "-m", str(tiny_llama), "--quiet"]
     with open("/dev/full", "wb") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        help_text = subprocess.run([*LLMCLI, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (result.returncode, result.stderr) == (5, "error: <stdout> cannot be written: No space left on device\n")
+    assert (help_text.returncode, help_text.stderr) == (
+        5,
+        "error: the output cannot be written: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
 
 from llmcli.cli.output.html import HtmlOutput, check_page_path
-from llmcli.errors import UsageError
+from llmcli.errors import OutputError, UsageError
 
 TOKENIZER = PieceTokenizer(["Once"])
 
@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", write_a_little)
-    with pytest.raises(UsageError, match=r"page\.html cannot be written: No space left on device"):
+    with pytest.raises(OutputError, match=r"page\.html cannot be written: No space left on device"):
         play(output, make_events(TOKENIZER, [(0, 0.5)]))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -219,3 +219,9 @@ def test_only_the_library_in_use_is_imported(name, needed, unwanted, request):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.split() == [needed]
     assert unwanted not in result.stdout
+
+
+def test_a_folder_that_is_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert message_of(tmp_path / "nowhere") == f"model folder {tmp_path / 'nowhere'} does not exist"
+    assert message_of(tmp_path / "file") == f"model folder {tmp_path / 'file'} is a file"

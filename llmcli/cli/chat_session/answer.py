@@ -87,13 +87,12 @@ def describe(record: TurnRecord) -> str:
     return f"{text}; {record.finished.answer.finish_reason}"
 
 
-def note_of_end(record: TurnRecord) -> str | None:
-    """What a user should know about how an answer ended."""
+def reason_of_end(record: TurnRecord) -> str | None:
+    """What a user should know about how an answer ended, if it is not whole."""
     reason = record.finished.answer.finish_reason
     if reason not in UNFINISHED:
         return None
-    words = {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}
-    return f"({words[reason]}; /continue goes on)"
+    return {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}[reason]
 
 
 def _report_dropped(event: TurnStarted) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmcli.cli.chat_session.answer import note_of_end, run_answer
+from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.commands import is_command, run_command
 from llmcli.cli.chat_session.message import unwrap
 from llmcli.cli.chat_session.outcome import Outcome
@@ -43,9 +43,8 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
             draft = outcome.draft or ""
             if outcome.events is not None:
                 record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
-                note = note_of_end(record) if record else None
-                if note:
-                    terminal.info(note)
+                if record and (reason := reason_of_end(record)):
+                    terminal.info(f"({reason}; /continue goes on)")
                 if record is None:  # stopped before it had begun: the message is still there
                     draft = text
         except LLMCliError as error:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from llmcli.cli.chat_session.answer import run_answer
+from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.message import is_open_block, unwrap
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import NoWriter, TextWriter, View
@@ -49,6 +49,8 @@ def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool) ->
             record = run_answer(state, state.chat.send(message), view)
             if record is not None:
                 records.append(record)
+                if reason := reason_of_end(record):
+                    terminal.info(f"({reason})")
             if record is None or record.finished.answer.finish_reason == "interrupted":
                 is_complete = False
                 break

@@ -10,7 +10,7 @@ from llmcli.cli.output.page import Choice, PageSample, render_page
 from llmcli.cli.output.tokens import Share, TextShares
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token
-from llmcli.errors import UsageError
+from llmcli.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.cli.output.base import RunFacts
@@ -78,7 +78,7 @@ def _write_atomically(path: Path, text: str) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(_cannot_write(path, error)) from error
+        raise OutputError(f"--html {path} cannot be written: {error.strerror or error}") from error
 
 
 def _part_path(path: Path) -> Path:
