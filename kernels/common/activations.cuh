@@ -108,7 +108,7 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
     const int own = BLOCKS == 1 ? warp : cluster_rank() * OWN_WARPS + warp % OWN_WARPS;
     const int first_row = BLOCKS == 1 ? 0 : warp / OWN_WARPS * OWN_ROWS;
     const int eighth = lane % LANES;
-    const int num_units = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // it may not exist, like any
+    const int num_units = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one not stored
     const int num_passes = (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * OWN_ROWS;
     const auto unit_of = [&](int pass) {
         return begin + own + NUM_WARPS * (pass / OWN_ROWS * UNITS_A_PASS + lane / LANES);

@@ -17,12 +17,12 @@ import typer
 
 from llmcli import __version__
 from llmcli.cli.commands import add_commands
-from llmcli.cli.terminal import OutputClosedError, terminal
+from llmcli.cli.terminal import OutputClosedError, give_up, terminal
 from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only a write meets these
 
 
 def _print_version(value: bool) -> None:
@@ -74,8 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             return _fail_unknown(error)
-        # typer writes its help by itself. Without this, the interpreter's own flush at exit would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up(sys.stdout)  # typer writes its help by itself
         return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
     except Exception as error:
         return _fail_unknown(error)

@@ -8,9 +8,9 @@ from llmcli.errors import UsageError
 
 
 def read_prompt(argument: str | None, file: Path | None, flag: str = "--file") -> str:
-    """The prompt; `flag` named the file. Of a file or standard input one final newline is dropped: editors and echo add
-    it.
+    """The prompt. Of a file or standard input one final newline is dropped: editors and echo add it.
 
+    `flag` is the option that names the file.
     Raises: UsageError if there is none or more than one, if the file cannot be read, or if it is not UTF-8 text.
     """
     if argument is not None and file is not None:

@@ -84,13 +84,17 @@ def has_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def give_up(stream: TextIO) -> None:
+    """Send nowhere what is still buffered and cannot be written; the interpreter's own flush at exit would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _emit(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # What is still buffered cannot go anywhere: without this, the interpreter's own flush at exit would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        give_up(stream)
         if isinstance(error, BrokenPipeError):
             raise OutputClosedError from error
         raise OutputError(f"{stream.name} cannot be written: {error.strerror}") from error

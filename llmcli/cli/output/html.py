@@ -66,7 +66,7 @@ def check_page_path(path: Path) -> None:
         part.touch(exist_ok=False)
         part.unlink()
     except OSError as error:
-        raise UsageError(_cannot_write(path, error)) from error
+        raise UsageError(f"{_cannot_write(path, error)}; name a file in a folder of yours") from error
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -78,7 +78,7 @@ def _write_atomically(path: Path, text: str) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"--html {path} cannot be written: {error.strerror or error}") from error
+        raise OutputError(_cannot_write(path, error)) from error
 
 
 def _part_path(path: Path) -> Path:
@@ -87,4 +87,4 @@ def _part_path(path: Path) -> Path:
 
 
 def _cannot_write(path: Path, error: OSError) -> str:
-    return f"--html {path} cannot be written: {error.strerror or error}; name a file in a folder of yours"
+    return f"--html {path} cannot be written: {error.strerror or error}"
