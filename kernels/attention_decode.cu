@@ -6,10 +6,9 @@
 //           key_scales, value_scales [num_rows, num_key_value_heads, max_seq_len] float, in-out, or null where KvT is
 //           no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y] zeros,
 //           zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
-// Requires: HEAD_DIM % 8 == 0; num_splits <= 256; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len;
-//           rows differ; the cache holds every earlier token that the window shows; of rows, positions and those tokens
-//           the kernel in front writes nothing, nor one that it may overlap; HEAD_TILE 8 or 16, with KvT float 4 or 2;
-//           window >= 1
+// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len; rows differ; the cache
+//           holds every earlier token that the window shows; of rows, positions and those tokens the kernel in front
+//           writes nothing, nor one that it may overlap; HEAD_TILE 8 or 16, with KvT float 4 or 2; window >= 1
 // Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
 //           overlap the kernel in front of it
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
@@ -28,9 +27,10 @@
 #include "common/launch.cuh"
 
 constexpr int WARPS = 4;
-constexpr int MAX_SPLITS = 256;
 // Fewer tokens than this in a split are read sooner than its part is combined with others.
 constexpr int MIN_SPLIT_TOKENS = 128;
+// Splits whose parts a thread asks for at once.
+constexpr int PARTS_AT_ONCE = 8;
 
 // Three blocks of 168 registers a multiprocessor where that is enough, two of 255 where more is held; of codes, whose
 // loads in flight take half the registers, four of 128.
@@ -49,13 +49,10 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
                      float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
-    constexpr int WEIGHTED = WARPS * HEAD_TILE * STRIDE;
-    constexpr int SPLIT_WEIGHTS = HEAD_TILE * MAX_SPLITS;
     __shared__ typename Tile::Queries queries;
-    // First every warp's weighted values, then every split's weight [HEAD_TILE][MAX_SPLITS].
-    __shared__ alignas(16) float scratch[WEIGHTED > SPLIT_WEIGHTS ? WEIGHTED : SPLIT_WEIGHTS];
+    __shared__ alignas(16) float weighted_values[WARPS * HEAD_TILE * STRIDE];  // of every warp
     __shared__ float maxima[WARPS][HEAD_TILE], sums[WARPS][HEAD_TILE];
-    __shared__ float own_scores[HEAD_TILE], own_value[HEAD_DIM], totals[HEAD_TILE];
+    __shared__ float own_scores[HEAD_TILE], own_value[HEAD_DIM];
     __shared__ bool is_last;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -154,7 +151,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
         if (next < end) tile.load_values(head_values, next, end);
         first = next;
     }
-    tile.template publish<STRIDE>(maxima[warp], sums[warp], scratch + warp * HEAD_TILE * STRIDE);
+    tile.template publish<STRIDE>(maxima[warp], sums[warp], weighted_values + warp * HEAD_TILE * STRIDE);
     __syncthreads();  // every warp's part is there
 
     // Partials of this row and tile of heads: [heads][num_splits = grid x][HEAD_DIM values, maximum, sum, 2 unused].
@@ -169,7 +166,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
 #pragma unroll
         for (int part = 0; part < WARPS; ++part) {
             const float weight = exp2_fast(maxima[part][head] - maximum);  // 0 for a warp without tokens
-            weighted = fmaf(weight, scratch[(part * HEAD_TILE + head) * STRIDE + dimension], weighted);
+            weighted = fmaf(weight, weighted_values[(part * HEAD_TILE + head) * STRIDE + dimension], weighted);
             sum = fmaf(weight, sums[part][head], sum);
         }
         if (num_splits == 1) {
@@ -182,50 +179,50 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     }
     if (num_splits == 1) return;
 
-    __threadfence();  // this block's partials before its arrival
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {  // a fence of one thread holds for all that a barrier has put before it or behind it
+        __threadfence();     // this block's partials before its arrival
         // Wraps to 0 at the last arrival, ready for the next launch.
         is_last = atomicInc(counters + blockIdx.z * gridDim.y + blockIdx.y, num_splits - 1) == num_splits - 1;
+        __threadfence();  // the others' arrivals before their partials
     }
-    __syncthreads();  // also: scratch is free
+    __syncthreads();
     if (!is_last) return;
-    __threadfence();
 
-    for (int head = warp; head < heads; head += WARPS) {
-        const float* parts = partials + (first_row + head) * gridDim.x * PART + HEAD_DIM;
-        float2 found[MAX_SPLITS / 32];  // maximum, sum
-        float maximum = reduce::minus_infinity(), total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / 32; ++i) {
-            const int part = lane + 32 * i;
-            found[i] = make_float2(reduce::minus_infinity(), 0.0f);
-            if (part < num_splits) found[i] = __ldcg(reinterpret_cast<const float2*>(parts + size_t(part) * PART));
-            maximum = fmaxf(maximum, found[i].x);
-        }
-        maximum = warp_max(maximum);
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / 32; ++i) {
-            const float weight = exp2_fast(found[i].x - maximum);
-            total = fmaf(weight, found[i].y, total);
-            scratch[head * MAX_SPLITS + lane + 32 * i] = weight;
-        }
-        total = warp_sum(total);
-        if (lane == 0) totals[head] = total;
-    }
-    __syncthreads();  // weights and totals are there
     for (int i = threadIdx.x; i < heads * HEAD_DIM / 4; i += 32 * WARPS) {
         const int head = i / (HEAD_DIM / 4), vector = i % (HEAD_DIM / 4);
-        const float* parts = partials + (first_row + head) * gridDim.x * PART + 4 * vector;
+        const float* parts = partials + (first_row + head) * gridDim.x * PART;
+        float maximum = reduce::minus_infinity(), sum = 0.0f;
         float4 mixed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-        for (int part = 0; part < num_splits; ++part) {
-            const float weight = scratch[head * MAX_SPLITS + part];
-            const float4 value = __ldcg(reinterpret_cast<const float4*>(parts + size_t(part) * PART));
-            mixed.x = fmaf(weight, value.x, mixed.x), mixed.y = fmaf(weight, value.y, mixed.y);
-            mixed.z = fmaf(weight, value.z, mixed.z), mixed.w = fmaf(weight, value.w, mixed.w);
+#pragma unroll 1
+        for (int begin = 0; begin < num_splits; begin += PARTS_AT_ONCE) {
+            float2 found[PARTS_AT_ONCE];  // maximum, sum
+            float4 values[PARTS_AT_ONCE];
+            float larger = maximum;
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
+                const float* part = parts + size_t(begin + j) * PART;
+                const bool exists = begin + j < num_splits;
+                found[j] = exists ? __ldcg(reinterpret_cast<const float2*>(part + HEAD_DIM))
+                                  : make_float2(reduce::minus_infinity(), 0.0f);
+                values[j] = exists ? __ldcg(reinterpret_cast<const float4*>(part + 4 * vector))
+                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; ++j) larger = fmaxf(larger, found[j].x);
+            const float factor = exp2_fast(maximum - larger);
+            maximum = larger;
+            sum *= factor;
+            mixed.x *= factor, mixed.y *= factor, mixed.z *= factor, mixed.w *= factor;
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
+                const float weight = exp2_fast(found[j].x - maximum);
+                sum = fmaf(weight, found[j].y, sum);
+                mixed.x = fmaf(weight, values[j].x, mixed.x), mixed.y = fmaf(weight, values[j].y, mixed.y);
+                mixed.z = fmaf(weight, values[j].z, mixed.z), mixed.w = fmaf(weight, values[j].w, mixed.w);
+            }
         }
-        const float inverse = 1.0f / totals[head];
+        const float inverse = 1.0f / sum;
         *reinterpret_cast<float4*>(out + (first_row + head) * HEAD_DIM + 4 * vector) =
             make_float4(mixed.x * inverse, mixed.y * inverse, mixed.z * inverse, mixed.w * inverse);
     }

@@ -16,8 +16,9 @@
 //           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Warp w sums units w, w + 16, ... of a tile, the warps
 //           are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither on the other rows
 //           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
-// Choice:   one block of 16 warps a multiprocessor; of a ring of cp.async copies only PENDING a warp stay under way, as
-//           DRAM slows down with more, the others have landed and carry a warp over a stall; with one or two rows no
+// Choice:   one block of 16 warps a multiprocessor; a warp works on a unit as soon as it has landed, but asks for the
+//           next only when no more than PENDING are under way, as DRAM slows down with more; the rest of the ring
+//           carries a warp over a stall, and is filled while the block waits for the kernel before; with one or two rows no
 //           barrier of the block after the start: a warp stages its own inputs, and warps take turns at outputs, a tile
 //           later; with more, two blocks stage together. Rejected, with figures in docs/performance.md: two blocks of 8
 //           warps, registers for a second block beside, more copies under way, other orders of the units, a 17th warp
@@ -38,28 +39,30 @@ struct GemvShape {
     float eps;
 };
 
-// PENDING: copies of a warp under way. DRAM delivers less with more of them, and the arithmetic of codes takes longer.
+// PENDING: copies of a warp that may be under way when it asks for the next. With more of them DRAM delivers less: how
+// much less differs from card to card, and most with 8-bit weights.
 // BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait
 // for; digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    static constexpr int PENDING = 2, BLOCKS = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
+    static constexpr int PENDING = TileFormat<WeightT>::UNIT_INPUTS == 128 ? 2 : 1;
+    static constexpr int BLOCKS = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__half, ROWS>;
-    static constexpr int PENDING = 1, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__nv_bfloat16, ROWS>;
-    static constexpr int PENDING = 1, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
-    static constexpr int PENDING = 1, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1;
 };
 
 // One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
@@ -134,8 +137,10 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
     using Product = typename Choice::Type;
     using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS>;
     constexpr int BLOCKS = Choice::BLOCKS;
-    constexpr int FIRST_STAGES = STAGES > 3 ? 3 : 1;  // before anything else
-    constexpr int PENDING = Choice::PENDING < STAGES ? Choice::PENDING : STAGES - 1;
+    constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
+    // A ring of two has no slot for a unit that waits its turn: there only the one in work must have landed.
+    constexpr bool LANDS_AHEAD = STAGES > 2;
+    constexpr int PENDING = Choice::PENDING < STAGES - 2 ? Choice::PENDING : STAGES - 2;
 
     using Out = Output<ROWS, EPILOGUE>;
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of a tile by warp
@@ -204,7 +209,8 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
         };
         stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp, lane,
                                                                    fill_last_slots);
-        // And sees the new one.
+        // And sees the new one, and the first unit.
+        copy_async_wait<STAGES - 1>();
         if constexpr (BLOCKS > 1) {
             cluster_arrive();
             cluster_wait();
@@ -221,12 +227,17 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
             const uint4* unit_inputs = inputs + warp * Product::UNIT_VECTORS;
 #pragma unroll 1
             for (int unit = begin + warp; unit < end; unit += NUM_WARPS) {
-                copy_async_wait<PENDING>();
-                __syncwarp();  // scales were copied by other lanes
+                if constexpr (!LANDS_AHEAD) {
+                    copy_async_wait<STAGES - 1>();
+                    __syncwarp();
+                }
                 const uint4 low = shared[slot], high = shared[slot + 32];
                 const auto* unit_scales = reinterpret_cast<const unsigned char*>(shared + slot - lane + UNIT_VECTORS);
                 product.add_unit(low, high, unit_scales, unit_inputs, lane);
-                __syncwarp();  // every lane has read the slot
+                // The next unit is there, and not too many are under way. Every lane has read the slot, and sees the
+                // scales that other lanes have copied.
+                if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
+                __syncwarp();
                 stream.copy_next(shared_address(shared + slot), warp, lane);
                 slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
                 unit_inputs += NUM_WARPS * Product::UNIT_VECTORS;

@@ -35,7 +35,7 @@ SPEC = KernelSpec(
 
 PARTIAL_EXTRA = 4  # beside the weighted values: maximum, sum, and two floats that keep 16-byte alignment
 _BLOCK_SIZE = 128
-_MAX_SPLITS = 256
+_MAX_SPLITS = 256  # combining takes a thread a round trip to L2 for eight
 _MIN_SPLIT_TOKENS = 128
 # By head tile: head_dim up to which three blocks fit a multiprocessor, or four with codes; beyond two do.
 _THREE_BLOCKS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
@@ -121,8 +121,8 @@ def attention_decode(
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_rows, layout.q_size))
     num_splits = partials.shape[2]
-    if not 1 <= num_splits <= _MAX_SPLITS:
-        raise ValueError(f"{kernel}: partials are for {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if num_splits < 1:
+        raise ValueError(f"{kernel}: partials are for no split")
     if min(partials.shape[0], counters.shape[0]) < num_rows:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_rows} rows")
     device.launch(

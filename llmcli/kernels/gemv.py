@@ -23,6 +23,7 @@ MAX_ROWS = 8
 BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
+_DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
 _STATIC_SHARED_BYTES = 4 * MAX_ROWS * NUM_WARPS + 64  # squares, barriers
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
@@ -32,14 +33,14 @@ SPEC = KernelSpec(
     (
         *(f"gemv<Int8, __nv_bfloat16, 0, true, 1, {epilogue}, 5>" for epilogue in (0, 1, 2)),
         *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, {epilogue}, 5>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 5>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 5>" for weight in ("__half", "float") for rows in (1, 8)),
-        "gemv<__nv_bfloat16, float, 0, true, 1, 0, 5>",
+        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
+        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 6>" for weight in ("__half", "float") for rows in (1, 8)),
+        "gemv<__nv_bfloat16, float, 0, true, 1, 0, 6>",
         "gemv<__nv_bfloat16, float, 0, true, 8, 2, 5>",
         "gemv<Int8, float, 8, false, 1, 2, 2>",
         "gemv<Int8, float, 32, false, 8, 2, 5>",
         "gemv<Int8, float, 4096, false, 1, 2, 2>",
-        "gemv<Int4, __half, 32, true, 1, 2, 5>",
+        "gemv<Int4, __half, 32, true, 1, 2, 4>",
         "gemv<Int4, float, 16, false, 1, 2, 2>",
         "gemv<Int4, float, 16, false, 8, 2, 2>",
     ),
@@ -88,44 +89,55 @@ def plan_gemv(
 ) -> GemvPlan:
     """The launch for up to 8 rows, on a card of so many multiprocessors and so much shared memory a block.
 
-    One block a multiprocessor, x whole with a deep ring or a short one, then x in chunks, then fewer rows.
+    One block a multiprocessor; x whole or in as few chunks as fit, then the deepest ring, then fewer rows.
     Raises: ValueError for a card with too little shared memory for one row
     """
+    room = shared_bytes_per_block - _STATIC_SHARED_BYTES
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
         # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.
         cluster = 2 if can_cluster and layout.has_codes and kernel_rows > 2 else 1
         num_clusters = -(-layout.num_tiles // cluster)
         num_blocks = max(min(num_clusters, num_multiprocessors // cluster), 1) * cluster
-        rounds = -(-layout.num_tiles // num_blocks)
-        unit_bytes = _unit_bytes(layout, kernel_rows)
-        buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
-        lane_sums_bytes = BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
         # Between chunks a block keeps the sums of all its tiles; with one tile it has the fewest.
-        for stages, is_chunked, tiles in (
-            (5, False, rounds),
-            (2, False, rounds),
-            (5, True, rounds),
-            (2, True, rounds),
-            (2, True, 1),
-        ):
-            fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
-            if is_chunked:
-                fixed_bytes += tiles * lane_sums_bytes
-            room_units = (shared_bytes_per_block - _STATIC_SHARED_BYTES - fixed_bytes) // unit_bytes
-            chunk_units = room_units // NUM_WARPS * NUM_WARPS if is_chunked else layout.num_units
-            if not 0 < chunk_units <= room_units:
-                continue
-            return GemvPlan(
-                name=gemv_name(layout, kernel_rows, epilogue, stages),
-                num_rows=rows,
-                column_tiles=_column_tiles(layout, kernel_rows),
-                num_blocks=num_blocks if tiles == rounds else num_clusters * cluster,
-                cluster=cluster,
-                chunk_units=min(chunk_units, layout.num_units),
-                shared_bytes=fixed_bytes + min(chunk_units, layout.num_units) * unit_bytes,
-            )
+        for blocks in (num_blocks, num_clusters * cluster):
+            rings = _rings(layout, kernel_rows, -(-layout.num_tiles // blocks), room)
+            if rings:
+                ring = min(rings, key=lambda one: (-(-layout.num_units // one.chunk_units), -one.stages))
+                return GemvPlan(
+                    name=gemv_name(layout, kernel_rows, epilogue, ring.stages),
+                    num_rows=rows,
+                    column_tiles=_column_tiles(layout, kernel_rows),
+                    num_blocks=blocks,
+                    cluster=cluster,
+                    chunk_units=ring.chunk_units,
+                    shared_bytes=ring.shared_bytes,
+                )
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
+
+
+@dataclass(frozen=True)
+class _Ring:
+    stages: int
+    chunk_units: int
+    shared_bytes: int
+
+
+def _rings(layout: TileLayout, kernel_rows: int, tiles: int, room: int) -> list[_Ring]:
+    """What fits into `room` bytes for a block of so many tiles: rings of copies, each with the largest chunk of x."""
+    unit_bytes = _unit_bytes(layout, kernel_rows)
+    buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
+    lane_sums_bytes = tiles * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
+    rings = []
+    for stages in range(2, _DEEPEST[layout.weight_type] + 1):
+        fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
+        chunk_units = layout.num_units
+        if fixed_bytes + chunk_units * unit_bytes > room:
+            fixed_bytes += lane_sums_bytes
+            chunk_units = (room - fixed_bytes) // unit_bytes // NUM_WARPS * NUM_WARPS
+        if chunk_units > 0:
+            rings.append(_Ring(stages, chunk_units, fixed_bytes + chunk_units * unit_bytes))
+    return rings
 
 
 def gemv_name(layout: TileLayout, kernel_rows: int, epilogue: Epilogue, stages: int) -> str:
