@@ -19,8 +19,9 @@
 //           trees; splits depend on the position alone: a row's bits do not depend on R
 // Choice:   one block per key-value head and split, so that a group's K and V are read once; more parameters than ten,
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
-//           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. Speed:
-//           scripts/benchmark_attention.py
+//           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
+//           one round trip to L2 for eight of them. Rejected, with figures in docs/performance.md: clusters that hand
+//           each other their parts. Speed: scripts/benchmark_attention.py
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
 #include "common/head.cuh"

@@ -18,11 +18,11 @@
 //           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
 // Choice:   one block of 16 warps a multiprocessor; a warp works on a unit as soon as it has landed, but asks for the
 //           next only when no more than PENDING are under way, as DRAM slows down with more; the rest of the ring
-//           carries a warp over a stall, and is filled while the block waits for the kernel before; with one or two rows no
-//           barrier of the block after the start: a warp stages its own inputs, and warps take turns at outputs, a tile
-//           later; with more, two blocks stage together. Rejected, with figures in docs/performance.md: two blocks of 8
-//           warps, registers for a second block beside, more copies under way, other orders of the units, a 17th warp
-//           for the outputs, codes as fp16
+//           carries a warp over a stall, and is filled while the block waits for the kernel before; with one or two
+//           rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
+//           outputs, a tile later; with more, two blocks stage together. Rejected, with figures in docs/performance.md:
+//           two blocks of 8 warps, registers for a second block beside, more copies under way, other orders of the
+//           units, tiles shared by two blocks, a 17th warp for the outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/launch.cuh"
 #include "common/product_codes.cuh"

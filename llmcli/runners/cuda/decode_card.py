@@ -12,17 +12,16 @@ from llmcli.kernels.tiles import TileLayout
 
 # Embedding and sampling a token, greedy.
 STEP_SECONDS = 10e-6
-GEMV_SECONDS = 1.6e-6
-# L2 delivers activations to all multiprocessors together at this share of the rate of reading memory.
-L2_SHARE = 0.65
-# Clocks of a multiprocessor for a unit of codes: for any number of rows, and for every 8 columns of the tensor cores
+GEMV_SECONDS, GEMV_SECONDS_OF_CODES = 1.5e-6, 2.1e-6
+GEMV_ROW_SECONDS = 0.28e-6  # of each further row
+# How fast activations come from L2 and stand ready, against the rate of reading memory; for codes they become integers.
+FETCH_SHARE, FETCH_SHARE_OF_CODES = 1.5, 1.0
+# Clocks of a multiprocessor for a unit of int4: for any number of rows, and for every 8 columns of the tensor cores
 # (four rows); and for each tile, whatever its length. Other weights never take longer than their bytes.
-UNIT_CLOCKS = {"int8": (31.0, 10.5), "int4": (34.0, 18.0)}
-TILE_CLOCKS = 660
-# Attention of one row and of each further one; codes are read at a share of the bandwidth.
-ATTENTION_SECONDS = 5.4e-6
-ATTENTION_ROW_SECONDS = 1.5e-6
-CODES_SHARE = 0.7
+INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 600
+# Attention of one row and of each further one, and the share of the bandwidth at which it reads the cache.
+ATTENTION_SECONDS, ATTENTION_ROW_SECONDS = 5.0e-6, 1.3e-6
+CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,19 @@ class DecodeCard:
 
     def attention_seconds(self, cache_bytes: int, num_rows: int, has_codes: bool) -> float:
         """Attention of one layer, where each row reads `cache_bytes` of keys and values."""
-        reading = num_rows * cache_bytes / (self.read_bytes * (CODES_SHARE if has_codes else 1.0))
+        share = CACHE_SHARE_OF_CODES if has_codes else CACHE_SHARE
+        reading = num_rows * cache_bytes / (share * self.read_bytes)
         return reading + ATTENTION_SECONDS + (num_rows - 1) * ATTENTION_ROW_SECONDS
 
     def _launch_seconds(self, layout: TileLayout, plan: GemvPlan) -> float:
         reading = layout.num_bytes / self.read_bytes
         num_fetches = plan.num_blocks / plan.cluster
-        fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / (L2_SHARE * self.read_bytes)
+        share, start = (
+            (FETCH_SHARE_OF_CODES, GEMV_SECONDS_OF_CODES) if layout.has_codes else (FETCH_SHARE, GEMV_SECONDS)
+        )
+        fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / (share * self.read_bytes)
         computing = 0.0
-        if layout.weight_type in UNIT_CLOCKS:
-            for_unit, for_columns = UNIT_CLOCKS[layout.weight_type]
-            clocks = layout.num_units * (for_unit + for_columns * plan.column_tiles) + TILE_CLOCKS
+        if layout.weight_type == "int4":
+            clocks = layout.num_units * (INT4_UNIT_CLOCKS + INT4_COLUMN_CLOCKS * plan.column_tiles) + INT4_TILE_CLOCKS
             computing = -(-layout.num_tiles // plan.num_blocks) * clocks / self.clock_hertz
-        return max(reading, computing) + fetching + GEMV_SECONDS
+        return max(reading, computing) + fetching + start + (plan.num_rows - 1) * GEMV_ROW_SECONDS

@@ -37,7 +37,7 @@ WIDEN_READ_SHARES = {"int8": 0.65, "int4": 0.34}
 PACKED_SHARE = 0.16
 PACKED_READ_SHARES = {"int8": 0.5, "int4": 0.3}
 ATTENTION_SHARE = 0.35
-# A launch from the host, which prefill waits for where its kernels are shorter, and a kernel's own start and end.
+# A launch from a host that was not measured, and a kernel's own start and end.
 LAUNCH_SECONDS = 9.5e-6
 KERNEL_SECONDS = 4e-6
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
@@ -48,11 +48,13 @@ FIRST_TOKEN_SECONDS = 150e-6
 class Rates:
     """What a card reaches, measured or as its maker says; without rates of products, prefill is not predicted.
 
-    Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it
+    Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
+    `launch_seconds` the host takes for a launch of prefill, which waits for it where kernels are shorter
     """
 
     read_bytes: float
     flops: Mapping[str, float]
+    launch_seconds: float = LAUNCH_SECONDS
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class CardPredictor:
             return self.decode_seconds(start + count, count) - self._head_seconds()
         launches = self.chunk_launches(count, start)
         computing = sum(launch.seconds(self._rates.read_bytes) for launch in launches)
-        return max(computing, len(launches) * LAUNCH_SECONDS)
+        return max(computing, len(launches) * self._rates.launch_seconds)
 
     def chunk_launches(self, count: int, start: int) -> list[Launch]:
         """The kernels of a chunk of more than 8 tokens from position `start` on, without the head's."""

@@ -1,0 +1,65 @@
+"""How rates are measured: on a card that has been at work for a while, one call at a time; launches on the host."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from llmcli.runners.cuda import rates  # noqa: E402
+
+
+class Clock:
+    """A card whose calls take 5 ms until it has worked for 100 ms, and 4 ms from then on; and a host's time."""
+
+    stream = None
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def work(self) -> None:
+        self.now += 0.005 if self.now < 0.1 else 0.004
+
+    def event(self) -> Any:
+        card = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                self.time = card.now
+
+            def synchronize(self) -> None:
+                pass
+
+        return Event()
+
+
+def test_a_card_is_measured_once_it_has_worked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    card: Any = Clock()
+    monkeypatch.setattr(rates.cupy.cuda, "Event", card.event)
+    monkeypatch.setattr(rates.cupy.cuda, "get_elapsed_time", lambda begin, end: (end.time - begin.time) * 1e3)
+    assert rates._median_seconds(card, card.work) == pytest.approx(0.004, rel=1e-9)
+    assert card.now < 0.6
+
+
+def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, starts = Clock(), []
+
+    def start(name: str, seconds: float, arrays: dict[str, Any]) -> None:
+        starts.append((name, [None if one is None else (one.shape, str(one.dtype)) for one in arrays.values()]))
+        clock.now += seconds
+
+    def wait_for_the_card() -> None:
+        clock.now += 1.0
+
+    library = SimpleNamespace(matmul=lambda **arrays: start("product", 6e-6, arrays))
+    monkeypatch.setattr(rates, "Cublas", lambda device, workspace: library)
+    monkeypatch.setattr(rates, "residual_add", lambda device, **arrays: start("add", 10e-6, arrays))
+    monkeypatch.setattr(rates, "_array", lambda shape, dtype: np.empty(shape, dtype))
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: clock.now)
+    device: Any = SimpleNamespace(synchronize=wait_for_the_card)
+    assert rates.measure_launch_seconds(device) == pytest.approx(8e-6)
+    small = ((16, 16), "float16"), ((16, 16), "float16"), ((16, 16), "float32")
+    assert starts[0] == ("product", list(small))
+    assert starts[1] == ("add", [small[2], None, None, small[2]])
