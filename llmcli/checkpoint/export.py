@@ -1,5 +1,6 @@
 """Writes a quantized export as a stream: one thread reads and writes, a quantizer works, no tensor is held whole."""
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -197,7 +198,8 @@ class _WeightStream:
 
 
 def _write_error(destination: Path, error: OSError) -> OutputError:
+    is_refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    remedy = "write to a folder of yours" if is_refused else "run the same command again to go on where it is"
     return OutputError(
-        f"the export to {destination} stopped: {error.strerror or error} ({error.filename or 'a file of it'}); "
-        "run the same command again to go on where it is"
+        f"the export to {destination} stopped: {error.strerror or error} ({error.filename or 'a file of it'}); {remedy}"
     )

@@ -88,6 +88,15 @@ def test_a_disk_that_is_too_small_is_refused(source: Path, tmp_path: Path, monke
     assert "has 0.00 GB free, the export needs 0.07 GB" in message
 
 
+def test_a_folder_of_somebody_else_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OutputError, match=r"stopped: Permission denied .*; write to a folder of yours$"):
+        export(source, tmp_path / "export", INT8)
+
+
 def test_a_disk_that_fails_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
