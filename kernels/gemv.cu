@@ -18,8 +18,8 @@
 //           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
 // Choice:   one block of 16 warps a multiprocessor; a warp works on a unit as soon as it has landed, but asks for the
 //           next only when no more than PENDING are under way, as DRAM slows down with more; the rest of the ring
-//           carries a warp over a stall, and is filled while the block waits for the kernel before; with one or two
-//           rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
+//           carries a warp over a stall, and is filled while the block waits for the kernel before, and for x; with one
+//           or two rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
 //           outputs, a tile later; with more, two blocks stage together. Rejected, with figures in docs/performance.md:
 //           two blocks of 8 warps, registers for a second block beside, more copies under way, other orders of the
 //           units, tiles shared by two blocks, a 17th warp for the outputs, codes as fp16
@@ -39,8 +39,8 @@ struct GemvShape {
     float eps;
 };
 
-// PENDING: copies of a warp that may be under way when it asks for the next. With more of them DRAM delivers less: how
-// much less differs from card to card, and most with 8-bit weights.
+// PENDING: copies of a warp that may be under way when it asks for the next. With more of them DRAM delivers less, how
+// much less differs from card to card; 16-bit weights, which bring no scales, bear more.
 // BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait
 // for; digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>

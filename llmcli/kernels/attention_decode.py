@@ -121,8 +121,6 @@ def attention_decode(
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_rows, layout.q_size))
     num_splits = partials.shape[2]
-    if num_splits < 1:
-        raise ValueError(f"{kernel}: partials are for no split")
     if min(partials.shape[0], counters.shape[0]) < num_rows:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_rows} rows")
     device.launch(

@@ -16,6 +16,8 @@ class Clock:
 
     stream = None
 
+    def synchronize(self) -> None: ...
+
     def __init__(self) -> None:
         self.now = 0.0
 

@@ -1,6 +1,7 @@
 """How long a model takes on a card, from the bytes and operations of every launch. Nothing here needs CuPy.
 
-All constants that are neither bytes nor measured in the same process stand here, each with its source.
+All constants that are neither bytes nor measured in the same process stand here and, those of decoding, in
+decode_card.py, each with its source.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,8 +38,7 @@ WIDEN_READ_SHARES = {"int8": 0.65, "int4": 0.34}
 PACKED_SHARE = 0.16
 PACKED_READ_SHARES = {"int8": 0.5, "int4": 0.3}
 ATTENTION_SHARE = 0.35
-# A launch from a host that was not measured, and a kernel's own start and end.
-LAUNCH_SECONDS = 9.5e-6
+# A kernel's own start and end.
 KERNEL_SECONDS = 4e-6
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
 FIRST_TOKEN_SECONDS = 150e-6
@@ -46,7 +46,7 @@ FIRST_TOKEN_SECONDS = 150e-6
 
 @dataclass(frozen=True)
 class Rates:
-    """What a card reaches, measured or as its maker says; without rates of products, prefill is not predicted.
+    """What a card and its host reach, measured or as the maker says; without products' rates no prefill is predicted.
 
     Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
     `launch_seconds` the host takes for a launch of prefill, which waits for it where kernels are shorter
@@ -54,7 +54,7 @@ class Rates:
 
     read_bytes: float
     flops: Mapping[str, float]
-    launch_seconds: float = LAUNCH_SECONDS
+    launch_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

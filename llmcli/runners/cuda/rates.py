@@ -1,4 +1,4 @@
-"""Measures what a card reaches: reading memory, large products of the matrix library, launches. Takes half a second.
+"""Measures what a card reaches: reading memory, large products of the matrix library, launches. Takes about a second.
 
 Nothing stays allocated.
 """
@@ -81,7 +81,7 @@ def measure_flops(device: Device, kind: str) -> float:
 
 
 def measure_launch_seconds(device: Device) -> float:
-    """Seconds that the host takes to start a kernel of prefill: every second a product, the others our own.
+    """Seconds that the host takes to start a kernel: every second a product, the others our own.
 
     Raises: as `measure_rates`
     """
@@ -110,6 +110,8 @@ def _median_seconds(device: Device, work: Callable[[], None]) -> float:
     times: list[float] = []
     worked = 0.0
     with device_errors():
+        work()  # the first call loads what it needs, while the card has nothing to do
+        device.synchronize()
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         while len(times) < _REPEATS:
             begin.record(device.stream)
