@@ -21,7 +21,7 @@ from llmcli.runners.cuda.arena import Arena
 from llmcli.runners.cuda.decode_card import GEMV_SECONDS
 from llmcli.runners.cuda.forward import Forward, Tokens
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import CardPredictor, Rates
+from llmcli.runners.cuda.predict import FORWARD_LAUNCH, CardPredictor, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weights import place_weights
@@ -174,7 +174,7 @@ def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
     plan = shape_7b()
     slow, slower = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (1e-3, 2e-3))
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    assert between == pytest.approx(1e-3 * len(slow.chunk_launches(100, 0)))
+    assert between == pytest.approx(1e-3 * FORWARD_LAUNCH * len(slow.chunk_launches(100, 0)))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
 
 
