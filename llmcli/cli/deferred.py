@@ -236,12 +236,8 @@ def diff_models(
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
     for session in sessions:
-        maximum = session.model.config.max_position_embeddings
-        if context > maximum:
-            raise UsageError(
-                f"{len(prompt.token_ids)} tokens of the prompt and --max-new-tokens {max_new_tokens} are over the "
-                f"{maximum} tokens {session.name} was made for; shorten either"
-            )
+        longest = session.model.config.max_position_embeddings
+        session.resolve_max_new_tokens(max_new_tokens, len(prompt.token_ids), longest)
     first = sessions[0].load_runner(options.with_usual_cache, context)[0]
     second = sessions[1].load_runner(options, context)[0]
     terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")

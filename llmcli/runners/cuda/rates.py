@@ -81,7 +81,7 @@ def measure_flops(device: Device, kind: str) -> float:
 
 
 def measure_launch_seconds(device: Device) -> float:
-    """Seconds that the host takes to start a kernel: every second a product, the others our own.
+    """What the host takes to start a kernel, in seconds; half of them are products, the others our own.
 
     Raises: as `measure_rates`
     """
@@ -106,7 +106,7 @@ def _array(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
 
 
 def _median_seconds(device: Device, work: Callable[[], None]) -> float:
-    """Seconds of one call of `work` on a card at full clocks, between two events."""
+    """Seconds of one call of `work` on a card that has been at work for a while, between two events."""
     times: list[float] = []
     worked = 0.0
     with device_errors():
