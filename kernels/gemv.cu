@@ -13,16 +13,17 @@
 // Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
 //           of itself, or with codes to e = 1 / 63000 of the largest in its unit of 64 (int4: 128) inputs, which below
 //           2^-100 counts as that and from 2^126 gives NaN; fp32 sums: |error| <= sqrt(K) * 2^-24 * S + e * T, S =
-//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Warp w sums units w, w + 16, ... of a tile, the warps
-//           are added in order: fixed, so equal runs give equal bits, and a row's bits depend neither on the other rows
-//           nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
-// Choice:   one block of 16 warps a multiprocessor; a warp works on a unit as soon as it has landed, but asks for the
-//           next only when no more than PENDING are under way, as DRAM slows down with more; the rest of the ring
-//           carries a warp over a stall, and is filled while the block waits for the kernel before, and for x; with one
-//           or two rows no barrier of the block after the start: a warp stages its own inputs, and warps take turns at
-//           outputs, a tile later; with more, two blocks stage together. Rejected, with figures in docs/performance.md:
-//           two blocks of 8 warps, registers for a second block beside, more copies under way, other orders of the
-//           units, tiles shared by two blocks, a 17th warp for the outputs, codes as fp16
+//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Of a tile's N = 16 warps (int4: 8) warp w sums units w,
+//           w + N, ..., and the warps are added in order: fixed, so equal runs give equal bits, and a row's bits depend
+//           neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
+// Choice:   one block of 16 warps a multiprocessor, all on one tile or (int4) in halves on two; a warp works on a unit
+//           as soon as it has landed, but asks for the next only when no more than PENDING are under way, as DRAM slows
+//           down with more; the rest of the ring carries a warp over a stall, and is filled while the block waits for
+//           the kernel before, and for x; with one or two rows no barrier of the block after the start: a warp stages
+//           its own inputs (int4: two warps theirs), and warps take turns at outputs, a tile later; with more, two
+//           blocks stage together. Rejected, with figures in docs/performance.md: two blocks of 8 warps, registers for
+//           a second block beside, more copies under way, other orders of the units, tiles shared by two blocks, a 17th
+//           warp for the outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/launch.cuh"
 #include "common/product_codes.cuh"
@@ -43,31 +44,34 @@ struct GemvShape {
 // much less differs from card to card; 16-bit weights, which bring no scales, bear more.
 // BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait
 // for; digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
+// TILES: those that a block works on at once, each with its part of the warps. A tile costs a warp so much, however few
+// units it has; units of int4 have twice as many inputs, so that there are half as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    static constexpr int PENDING = TileFormat<WeightT>::UNIT_INPUTS == 128 ? 2 : 1;
+    static constexpr int PENDING = Type::IS_INT4 ? 2 : 1;
     static constexpr int BLOCKS = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
+    static constexpr int TILES = Type::IS_INT4 ? 2 : 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__half, ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__nv_bfloat16, ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1;
+    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
 };
 
 // One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
 // next ones those of the next tile.
-template <int ROWS, int EPILOGUE>
+template <int ROWS, int EPILOGUE, int TILE_WARPS>
 struct Output {
     static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
     static constexpr int COLUMNS = EPILOGUE == SWIGLU ? HALF_ROWS : TILE_ROWS;  // of out a tile
@@ -76,7 +80,7 @@ struct Output {
     int place;  // in out; -1: none
 
     __device__ __forceinline__ static bool is_of_warp(int local, int warp) {
-        return local % (NUM_WARPS / NUM_FINISHERS) == warp / NUM_FINISHERS;
+        return local % (TILE_WARPS / NUM_FINISHERS) == warp / NUM_FINISHERS;
     }
     __device__ __forceinline__ static int row(int warp, int lane) {
         return warp % NUM_FINISHERS * 2 + lane / TILE_ROWS;
@@ -100,7 +104,7 @@ struct Output {
         const float* of_warp = sums + min(row(warp, lane), ROWS - 1) * TILE_ROWS + lane % TILE_ROWS;
         float result = 0.0f;
 #pragma unroll
-        for (int w = 0; w < NUM_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
+        for (int w = 0; w < TILE_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
         result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
         if constexpr (EPILOGUE == ADD) result = __fadd_rn(before, result);
         if constexpr (EPILOGUE == SWIGLU) {
@@ -111,6 +115,16 @@ struct Output {
         if (place >= 0) out[place] = result;
     }
 };
+
+// Of the warps `own` of all tiles in work, which multiply the same inputs: each has staged a part of them.
+template <int TILES, int TILE_WARPS>
+__device__ __forceinline__ void sync_sharers(int own) {
+    if constexpr (TILES == 1) {
+        __syncwarp();
+    } else {
+        sync_threads_of<32 * TILES>(1 + own);
+    }
+}
 
 // 1 / sqrt(mean of the squares + eps), from the warps' sums of them.
 __device__ __forceinline__ float norm_factor_of(const float* squares, const GemvShape& shape) {
@@ -135,40 +149,45 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
     using G = Groups<WeightT, GROUP_SIZE>;
     using Choice = ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
     using Product = typename Choice::Type;
-    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS>;
+    constexpr int TILES = Choice::TILES, TILE_WARPS = NUM_WARPS / TILES;
+    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, TILE_WARPS, TILES>;
     constexpr int BLOCKS = Choice::BLOCKS;
     constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
     // A ring of two has no slot for a unit that waits its turn: there only the one in work must have landed.
     constexpr bool LANDS_AHEAD = STAGES > 2;
     constexpr int PENDING = Choice::PENDING < STAGES - 2 ? Choice::PENDING : STAGES - 2;
 
-    using Out = Output<ROWS, EPILOGUE>;
+    using Out = Output<ROWS, EPILOGUE, TILE_WARPS>;
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of a tile by warp
-    constexpr int BUFFER_FLOATS = NUM_WARPS * ROWS * TILE_ROWS;
+    constexpr int BUFFER_FLOATS = TILE_WARPS * ROWS * TILE_ROWS;
 
     extern __shared__ uint4 shared[];
     __shared__ float squares[ROWS][NUM_WARPS];
-    __shared__ unsigned long long written[NUM_BUFFERS], taken[NUM_BUFFERS];
+    __shared__ unsigned long long all_written[TILES][NUM_BUFFERS], all_taken[TILES][NUM_BUFFERS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int part = warp / TILE_WARPS, own = warp % TILE_WARPS;  // a part's warps work on one tile
+    unsigned long long* const written = all_written[part];
+    unsigned long long* const taken = all_taken[part];
     const int num_tiles = (shape.num_outputs + Out::COLUMNS - 1) / Out::COLUMNS;
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
     // Shared memory: slots [stage][warp], a chunk of x, tiles' sums by warp, and sums of every lane (LaneSums).
     constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
     uint4* inputs = shared + STAGES * STAGE_VECTORS;
-    float* partials = reinterpret_cast<float*>(inputs + shape.chunk_units * Product::UNIT_VECTORS);
-    float* lane_sums = partials + NUM_BUFFERS * BUFFER_FLOATS + warp * Product::NUM_SUMS * 32 + lane;
+    float* all_partials = reinterpret_cast<float*>(inputs + shape.chunk_units * Product::UNIT_VECTORS);
+    float* partials = all_partials + part * NUM_BUFFERS * BUFFER_FLOATS;
+    float* lane_sums = all_partials + TILES * NUM_BUFFERS * BUFFER_FLOATS + warp * Product::NUM_SUMS * 32 + lane;
 
     // Weights depend on no kernel before: their copies run while this block waits for the activations.
     Stream stream = {tiles, scales, zero_points, num_tiles, num_units, G::count(num_units),
                      shape.chunk_units, streaming_policy()};
-    stream.begin(warp, lane);
+    stream.begin(own, lane);
 #pragma unroll
     for (int s = 0; s < FIRST_STAGES; ++s) {
-        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), warp, lane);
+        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), own, lane);
     }
-    if (threadIdx.x < NUM_BUFFERS) {
-        barrier_init(&written[threadIdx.x], BLOCK_SIZE);
-        barrier_init(&taken[threadIdx.x], 32 * Out::NUM_FINISHERS);
+    if (threadIdx.x < TILES * NUM_BUFFERS) {
+        barrier_init(&all_written[0][threadIdx.x], 32 * TILE_WARPS);
+        barrier_init(&all_taken[0][threadIdx.x], 32 * Out::NUM_FINISHERS);
     }
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
     grid_dependency_launch();
@@ -182,10 +201,10 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
         const int buffer = local % NUM_BUFFERS;
         barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);
         if (norm_factor == 0.0f) {
-            const int row = min(Out::row(warp, lane), ROWS - 1);
+            const int row = min(Out::row(own, lane), ROWS - 1);
             norm_factor = norm_weight != nullptr ? norm_factor_of(squares[row], shape) : 1.0f;
         }
-        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, out, warp, lane);
+        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, out, own, lane);
         barrier_arrive(&taken[buffer]);
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
@@ -198,13 +217,13 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
         if constexpr (BLOCKS > 1) {
             cluster_wait();
         } else {
-            __syncwarp();
+            sync_sharers<TILES, TILE_WARPS>(own);
         }
         // The last slots' copies queue up behind the loads of the activations, which everything waits for.
         const auto fill_last_slots = [&] {
 #pragma unroll
             for (int s = FIRST_STAGES; begin == 0 && s < STAGES; ++s) {
-                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), warp, lane);
+                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), own, lane);
             }
         };
         stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp, lane,
@@ -215,18 +234,18 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
             cluster_arrive();
             cluster_wait();
         } else {
-            __syncwarp();
+            sync_sharers<TILES, TILE_WARPS>(own);
         }
-        int local = 0;  // number of the tile in this block
+        int local = 0;  // number of the tile in this part of the block
 #pragma unroll 1
-        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++local) {
+        for (int tile = blockIdx.x + part * gridDim.x; tile < num_tiles; tile += TILES * gridDim.x, ++local) {
             const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
             Product product;
             float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
             product.sums.begin(sums, begin == 0);
-            const uint4* unit_inputs = inputs + warp * Product::UNIT_VECTORS;
+            const uint4* unit_inputs = inputs + own * Product::UNIT_VECTORS;
 #pragma unroll 1
-            for (int unit = begin + warp; unit < end; unit += NUM_WARPS) {
+            for (int unit = begin + own; unit < end; unit += TILE_WARPS) {
                 if constexpr (!LANDS_AHEAD) {
                     copy_async_wait<STAGES - 1>();
                     __syncwarp();
@@ -238,24 +257,24 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
                 // scales that other lanes have copied.
                 if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
                 __syncwarp();
-                stream.copy_next(shared_address(shared + slot), warp, lane);
+                stream.copy_next(shared_address(shared + slot), own, lane);
                 slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
-                unit_inputs += NUM_WARPS * Product::UNIT_VECTORS;
+                unit_inputs += TILE_WARPS * Product::UNIT_VECTORS;
             }
             if (end < num_units) {
                 product.sums.leave(sums);
                 continue;
             }
             if (use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
-            product.write(partials + buffer * BUFFER_FLOATS + warp * ROWS * TILE_ROWS, lane);
+            product.write(partials + buffer * BUFFER_FLOATS + own * ROWS * TILE_ROWS, lane);
             barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
             // One tile late, when no warp is left to wait for.
-            if (local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
-            if (Out::is_of_warp(local, warp)) {
-                output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, warp, lane);
+            if (local > 0 && Out::is_of_warp(local - 1, own)) finish(local - 1);
+            if (Out::is_of_warp(local, own)) {
+                output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
             }
         }
-        if (end == num_units && local > 0 && Out::is_of_warp(local - 1, warp)) finish(local - 1);
+        if (end == num_units && local > 0 && Out::is_of_warp(local - 1, own)) finish(local - 1);
         if (BLOCKS > 1 && end < num_units) cluster_arrive();
     }
 }

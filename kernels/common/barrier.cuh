@@ -1,5 +1,6 @@
 // barrier: mbarriers in shared memory, on which some threads arrive and others wait, without waiting for each other.
-// Arriving releases what the thread wrote, waiting acquires it. Source: PTX ISA, mbarrier.
+// Arriving releases what the thread wrote, waiting acquires it. And __syncthreads for some warps of a block.
+// Source: PTX ISA, mbarrier and barrier.
 #pragma once
 
 #include "common/mma.cuh"
@@ -26,4 +27,10 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
             : "r"(shared_address(barrier)), "r"(parity)
             : "memory");
     }
+}
+
+// Until NUM_THREADS threads, of whole warps, are here. `id` 1 to 15: 0 is __syncthreads.
+template <int NUM_THREADS>
+__device__ __forceinline__ void sync_threads_of(int id) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
 }

@@ -4,8 +4,9 @@
 #include "common/mma.cuh"
 #include "common/tile.cuh"
 
-// One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + NUM_WARPS, ...
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS>
+// One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + NUM_WARPS, ... The
+// block works on TILES tiles at once, with NUM_WARPS warps on each; `warp` counts them.
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS, int TILES>
 struct UnitStream {
     using G = Groups<WeightT, GROUP_SIZE>;
     static constexpr int SCALE_VECTORS = G::IS_GROUPED ? G::PER_UNIT * static_cast<int>(sizeof(ScaleT)) : 0;
@@ -26,7 +27,7 @@ struct UnitStream {
     unsigned source, aux[AUX_COPIES > 0 ? AUX_COPIES : 1];
 
     __device__ __forceinline__ void begin(int warp, int lane) {
-        tile = blockIdx.x;
+        tile = first_tile();
         chunk_begin = 0;
         unit = tile < num_tiles ? warp : num_units;  // a block may have none
         find_sources(lane);
@@ -66,10 +67,13 @@ struct UnitStream {
     }
 
   private:
+    __device__ __forceinline__ static int first_tile() {  // computed anew: no register is left for it
+        return blockIdx.x + threadIdx.x / 32 / NUM_WARPS * gridDim.x;
+    }
     __device__ __forceinline__ void next_tile(int warp) {
-        tile += gridDim.x;
+        tile += TILES * gridDim.x;
         if (tile >= num_tiles) {
-            tile = blockIdx.x;
+            tile = first_tile();
             chunk_begin += chunk_units;
         }
         unit = chunk_begin + warp;  // in the end past the last one

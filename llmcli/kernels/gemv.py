@@ -24,6 +24,7 @@ BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
 _DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
+_TILES_AT_ONCE = {"int4": 2}  # of a block; other weights one
 _STATIC_SHARED_BYTES = 4 * MAX_ROWS * NUM_WARPS + 64  # squares, barriers
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
@@ -102,9 +103,10 @@ def plan_gemv(
         cluster = 2 if can_cluster and layout.has_codes and kernel_rows > 2 else 1
         num_clusters = -(-layout.num_tiles // cluster)
         num_blocks = max(min(num_clusters, num_multiprocessors // cluster), 1) * cluster
-        # Between chunks a block keeps the sums of all its tiles; with one tile it has the fewest.
+        # Between chunks a warp keeps the sums of all its tiles; with a block for each tile it has the fewest.
         for blocks in (num_blocks, num_clusters * cluster):
-            rings = _rings(layout, kernel_rows, -(-layout.num_tiles // blocks), room)
+            num_turns = -(-layout.num_tiles // (blocks * _TILES_AT_ONCE.get(layout.weight_type, 1)))
+            rings = _rings(layout, kernel_rows, num_turns, room)
             if rings:
                 ring = min(rings, key=lambda one: (-(-layout.num_units // one.chunk_units), -one.stages))
                 return GemvPlan(
@@ -126,11 +128,11 @@ class _Ring:
     shared_bytes: int
 
 
-def _rings(layout: TileLayout, kernel_rows: int, tiles: int, room: int) -> list[_Ring]:
-    """What fits into `room` bytes for a block of so many tiles: rings of copies, each with the largest chunk of x."""
+def _rings(layout: TileLayout, kernel_rows: int, num_turns: int, room: int) -> list[_Ring]:
+    """What fits into `room` bytes where a warp has so many tiles in turn: rings of copies, with the most of x each."""
     unit_bytes = _unit_bytes(layout, kernel_rows)
     buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
-    lane_sums_bytes = tiles * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
+    lane_sums_bytes = num_turns * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
     rings = []
     for stages in range(2, _DEEPEST[layout.weight_type] + 1):
         fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
