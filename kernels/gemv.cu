@@ -13,18 +13,23 @@
 // Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
 //           of itself, or with codes to e = 1 / 63000 of the largest in its unit of 64 (int4: 128) inputs, which below
 //           2^-100 counts as that and from 2^126 gives NaN; fp32 sums: |error| <= sqrt(K) * 2^-24 * S + e * T, S =
-//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Of a tile's N = 16 warps (int4: 8) warp w sums units w,
-//           w + N, ..., and the warps are added in order: fixed, so equal runs give equal bits, and a row's bits depend
-//           neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
+//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Of a tile's N = 16 warps (int4: 8) warp w sums units
+//           w, w + N, ..., and the warps are added in order: fixed, so equal runs give equal bits, and a row's bits
+//           depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
+//           independent)
 // Choice:   one block of 16 warps a multiprocessor, all on one tile or (int4) in halves on two; a warp works on a unit
 //           as soon as it has landed, but asks for the next only when no more than PENDING are under way, as DRAM slows
 //           down with more; the rest of the ring carries a warp over a stall, and is filled while the block waits for
 //           the kernel before, and for x; with one or two rows no barrier of the block after the start: a warp stages
 //           its own inputs (int4: two warps theirs), and warps take turns at outputs, a tile later; with more, two
-//           blocks stage together. Rejected, with figures in docs/performance.md: two blocks of 8 warps, registers for
-//           a second block beside, more copies under way, other orders of the units, tiles shared by two blocks, a 17th
-//           warp for the outputs, codes as fp16
+//           blocks halve every tile's inputs between them, so that each fetches half of x; they finish tiles in turn,
+//           and sums cross over as stores that count themselves, as a fence would take 1 us a tile. Rejected, with
+//           figures in docs/performance.md: two blocks of 8 warps, registers for a second block beside, more copies
+//           under way, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs,
+//           codes as fp16
 #include "common/barrier.cuh"
+#include "common/cluster.cuh"
+#include "common/gemv_output.cuh"
 #include "common/launch.cuh"
 #include "common/product_codes.cuh"
 #include "common/product_floats.cuh"
@@ -33,113 +38,50 @@
 
 constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
-constexpr int STORE = 0, ADD = 1, SWIGLU = 2;
+// Blocks of a cluster, which halve the inputs of every tile between them: what every multiprocessor fetches of x is
+// what several rows wait for.
+template <int ROWS>
+constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 
-struct GemvShape {
-    int num_rows, num_inputs, num_outputs, x_stride, out_stride, chunk_units;
-    float eps;
-};
-
-// PENDING: copies of a warp that may be under way when it asks for the next. With more of them DRAM delivers less, how
-// much less differs from card to card; 16-bit weights, which bring no scales, bear more.
-// BLOCKS: those that share the work of staging x. What every multiprocessor fetches of it is what several rows wait
-// for; digits are half as many bytes, which pays for a way through the neighbour, and halves are as many.
-// TILES: those that a block works on at once, each with its part of the warps. A tile costs a warp so much, however few
-// units it has; units of int4 have twice as many inputs, so that there are half as many.
+// PENDING: copies of a warp that may be under way when it asks for the next; measured.
+// TILE_WARPS: those that share a tile, in all blocks of a cluster. A tile costs a warp so much, however few units it
+// has; units of int4 have twice as many inputs, so that there are half as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    static constexpr int PENDING = Type::IS_INT4 ? 2 : 1;
-    static constexpr int BLOCKS = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
-    static constexpr int TILES = Type::IS_INT4 ? 2 : 1;
+    static constexpr int PENDING = Type::IS_INT4 ? 2 : 3, TILE_WARPS = Type::IS_INT4 ? 8 : 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__half, ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
+    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__nv_bfloat16, ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
+    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
-    static constexpr int PENDING = 3, BLOCKS = 1, TILES = 1;
+    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
 
-// One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
-// next ones those of the next tile.
-template <int ROWS, int EPILOGUE, int TILE_WARPS>
-struct Output {
-    static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
-    static constexpr int COLUMNS = EPILOGUE == SWIGLU ? HALF_ROWS : TILE_ROWS;  // of out a tile
-
-    float factor, bias, before;
-    int place;  // in out; -1: none
-
-    __device__ __forceinline__ static bool is_of_warp(int local, int warp) {
-        return local % (TILE_WARPS / NUM_FINISHERS) == warp / NUM_FINISHERS;
-    }
-    __device__ __forceinline__ static int row(int warp, int lane) {
-        return warp % NUM_FINISHERS * 2 + lane / TILE_ROWS;
-    }
-
-    // Asks for what is needed beside the sums.
-    template <bool HAS_CHANNEL_SCALE, typename ScaleT>
-    __device__ __forceinline__ void begin(int tile, const ScaleT* scales, const float* biases, float* out,
-                                          const GemvShape& shape, int warp, int lane) {
-        const int own_row = row(warp, lane), index = tile * TILE_ROWS + lane % TILE_ROWS;
-        const int column = tile * COLUMNS + lane % TILE_ROWS;
-        const bool exists = own_row < shape.num_rows && lane % TILE_ROWS < COLUMNS && column < shape.num_outputs;
-        place = exists ? own_row * shape.out_stride + column : -1;
-        factor = HAS_CHANNEL_SCALE ? to_float(scales[index]) : 1.0f;
-        bias = biases != nullptr ? biases[index] : 0.0f;
-        before = EPILOGUE == ADD && exists ? __ldcg(out + place) : 0.0f;
-    }
-
-    // `sums` is [warp][row][16] of the tile.
-    __device__ __forceinline__ void write(const float* sums, float norm_factor, float* out, int warp, int lane) const {
-        const float* of_warp = sums + min(row(warp, lane), ROWS - 1) * TILE_ROWS + lane % TILE_ROWS;
-        float result = 0.0f;
-#pragma unroll
-        for (int w = 0; w < TILE_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
-        result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
-        if constexpr (EPILOGUE == ADD) result = __fadd_rn(before, result);
-        if constexpr (EPILOGUE == SWIGLU) {
-            const float up = __shfl_down_sync(0xffffffffu, result, HALF_ROWS);
-            const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-result)));
-            result = __fmul_rn(__fmul_rn(result, sigmoid), up);
-        }
-        if (place >= 0) out[place] = result;
-    }
-};
-
-// Of the warps `own` of all tiles in work, which multiply the same inputs: each has staged a part of them.
-template <int TILES, int TILE_WARPS>
+// Of the warps `own` of all parts of a block, which multiply the same inputs: each has staged some of them.
+template <int PARTS>
 __device__ __forceinline__ void sync_sharers(int own) {
-    if constexpr (TILES == 1) {
+    if constexpr (PARTS == 1) {
         __syncwarp();
     } else {
-        sync_threads_of<32 * TILES>(1 + own);
+        sync_threads_of<32 * PARTS>(1 + own);
     }
-}
-
-// 1 / sqrt(mean of the squares + eps), from the warps' sums of them.
-__device__ __forceinline__ float norm_factor_of(const float* squares, const GemvShape& shape) {
-    float sum = squares[0];
-#pragma unroll
-    for (int w = 1; w < NUM_WARPS; ++w) sum = __fadd_rn(sum, squares[w]);
-    const float mean = __fdiv_rn(sum, static_cast<float>(shape.num_inputs));
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, shape.eps)));
 }
 
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int EPILOGUE,
           int STAGES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
-__cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLOCKS, 1, 1)
+__cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
 #endif
     gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
          const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
@@ -149,103 +91,122 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
     using G = Groups<WeightT, GROUP_SIZE>;
     using Choice = ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
     using Product = typename Choice::Type;
-    constexpr int TILES = Choice::TILES, TILE_WARPS = NUM_WARPS / TILES;
-    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, TILE_WARPS, TILES>;
-    constexpr int BLOCKS = Choice::BLOCKS;
+    // A part of a block are the warps that work on a tile together, with such a part of every block of the cluster.
+    constexpr int BLOCKS = BLOCKS_OF<ROWS>, TILE_WARPS = Choice::TILE_WARPS;
+    constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
+    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
     constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
     // A ring of two has no slot for a unit that waits its turn: there only the one in work must have landed.
     constexpr bool LANDS_AHEAD = STAGES > 2;
     constexpr int PENDING = Choice::PENDING < STAGES - 2 ? Choice::PENDING : STAGES - 2;
 
     using Out = Output<ROWS, EPILOGUE, TILE_WARPS>;
-    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4;  // of sums of a tile by warp
-    constexpr int BUFFER_FLOATS = TILE_WARPS * ROWS * TILE_ROWS;
+    // For the sums of so many tiles of a part; the blocks of a cluster have them in turn, and finish tiles in turn.
+    constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
+    constexpr int WARP_FLOATS = ROWS * TILE_ROWS, BUFFER_FLOATS = TILE_WARPS * WARP_FLOATS;
 
-    extern __shared__ uint4 shared[];
+    alignas(128) extern __shared__ uint4 shared[];  // as slots are
     __shared__ float squares[ROWS][NUM_WARPS];
-    __shared__ unsigned long long all_written[TILES][NUM_BUFFERS], all_taken[TILES][NUM_BUFFERS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int part = warp / TILE_WARPS, own = warp % TILE_WARPS;  // a part's warps work on one tile
+    __shared__ unsigned long long all_written[PARTS][NUM_BUFFERS], all_taken[PARTS][NUM_BUFFERS], squared;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank<BLOCKS>();
+    const int part = warp / PART_WARPS, own = warp % PART_WARPS, of_tile = rank * PART_WARPS + own;
     unsigned long long* const written = all_written[part];
     unsigned long long* const taken = all_taken[part];
     const int num_tiles = (shape.num_outputs + Out::COLUMNS - 1) / Out::COLUMNS;
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    // Shared memory: slots [stage][warp], a chunk of x, tiles' sums by warp, and sums of every lane (LaneSums).
+    // Shared memory: slots [stage][warp], a chunk of x, sums of tiles [part][own buffer][warp of the tile], sums of a
+    // warp on their way to the other block, and sums of every lane (LaneSums).
     constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
     uint4* inputs = shared + STAGES * STAGE_VECTORS;
-    float* all_partials = reinterpret_cast<float*>(inputs + shape.chunk_units * Product::UNIT_VECTORS);
-    float* partials = all_partials + part * NUM_BUFFERS * BUFFER_FLOATS;
-    float* lane_sums = all_partials + TILES * NUM_BUFFERS * BUFFER_FLOATS + warp * Product::NUM_SUMS * 32 + lane;
+    const int chunk_places = (shape.chunk_units + TILE_WARPS - 1) / TILE_WARPS * PART_WARPS;
+    float* all_partials = reinterpret_cast<float*>(inputs + chunk_places * Product::UNIT_VECTORS);
+    float* partials = all_partials + part * OWN_BUFFERS * BUFFER_FLOATS;
+    float* scratch = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? warp * WARP_FLOATS : 0);
+    float* lane_sums = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? NUM_WARPS * WARP_FLOATS : 0) +
+                       warp * Product::NUM_SUMS * 32 + lane;
 
     // Weights depend on no kernel before: their copies run while this block waits for the activations.
     Stream stream = {tiles, scales, zero_points, num_tiles, num_units, G::count(num_units),
                      shape.chunk_units, streaming_policy()};
-    stream.begin(own, lane);
+    stream.begin(of_tile, lane);
 #pragma unroll
     for (int s = 0; s < FIRST_STAGES; ++s) {
-        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), own, lane);
+        stream.copy_next(shared_address(shared + s * STAGE_VECTORS + warp * SLOT_VECTORS + lane), of_tile, lane);
     }
-    if (threadIdx.x < TILES * NUM_BUFFERS) {
-        barrier_init(&all_written[0][threadIdx.x], 32 * TILE_WARPS);
-        barrier_init(&all_taken[0][threadIdx.x], 32 * Out::NUM_FINISHERS);
+    if (threadIdx.x < PARTS * NUM_BUFFERS) {
+        barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
+        barrier_init(&all_taken[0][threadIdx.x], (BLOCKS == 1 ? 32 : 1) * Out::NUM_FINISHERS);
+    }
+    if (BLOCKS > 1 && threadIdx.x == 0) {
+        barrier_init(&squared, 1);
+        barrier_expect(&squared, ROWS * (NUM_WARPS - NUM_WARPS / BLOCKS) * 4);
+        barrier_arrive(&squared);
     }
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
     grid_dependency_launch();
     __syncthreads();  // barriers and squares stand
-    if constexpr (BLOCKS > 1) cluster_arrive();  // ... for the others too
+    if constexpr (BLOCKS > 1) cluster_arrive();  // ... for the other block too
     grid_dependency_wait();
+    if constexpr (BLOCKS > 1) cluster_wait();
 
+    const bool has_squares = BLOCKS > 1 && norm_weight != nullptr;  // of the other block
     Out output;
     float norm_factor = 0.0f;  // not known yet
-    const auto finish = [&](int local) {
+    const auto home_of = [&](int local) { return (local + part) % BLOCKS; };
+    const auto finishes = [&](int local) {
+        return home_of(local) == rank && local / BLOCKS % (PART_WARPS / Out::NUM_FINISHERS) == own / Out::NUM_FINISHERS;
+    };
+    const auto finish = [&](int local, bool is_last) {
         const int buffer = local % NUM_BUFFERS;
         barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);
         if (norm_factor == 0.0f) {
             const int row = min(Out::row(own, lane), ROWS - 1);
-            norm_factor = norm_weight != nullptr ? norm_factor_of(squares[row], shape) : 1.0f;
+            if (has_squares) barrier_wait(&squared, 0);
+            norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
-        output.write(partials + buffer * BUFFER_FLOATS, norm_factor, out, own, lane);
-        barrier_arrive(&taken[buffer]);
+        output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, own, lane);
+        if constexpr (BLOCKS == 1) {
+            barrier_arrive(&taken[buffer]);
+        } else if (!is_last) {  // else nobody waits for it, and the other block may have ended
+            __syncwarp();
+            if (lane < BLOCKS) barrier_arrive_at(&taken[buffer], lane);
+        }
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
+    const int num_clusters = gridDim.x / BLOCKS, tile_step = PARTS * num_clusters;
     const bool is_chunked = shape.chunk_units < num_units;
     int slot = warp * SLOT_VECTORS + lane;  // this lane's vector in the next one
 #pragma unroll 1
     for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
         const int end = min(begin + shape.chunk_units, num_units);
-        // Every lane has read the chunk before.
-        if constexpr (BLOCKS > 1) {
-            cluster_wait();
-        } else {
-            sync_sharers<TILES, TILE_WARPS>(own);
-        }
+        sync_sharers<PARTS>(own);  // every lane has read the chunk before
         // The last slots' copies queue up behind the loads of the activations, which everything waits for.
         const auto fill_last_slots = [&] {
 #pragma unroll
             for (int s = FIRST_STAGES; begin == 0 && s < STAGES; ++s) {
-                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), own, lane);
+                stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), of_tile, lane);
             }
         };
-        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp, lane,
-                                                                   fill_last_slots);
-        // And sees the new one, and the first unit.
+        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp,
+                                                                               lane, fill_last_slots);
         copy_async_wait<STAGES - 1>();
-        if constexpr (BLOCKS > 1) {
-            cluster_arrive();
-            cluster_wait();
-        } else {
-            sync_sharers<TILES, TILE_WARPS>(own);
+        sync_sharers<PARTS>(own);  // and sees the new one, and the first unit
+        if (has_squares && end == num_units && part == 0 && lane < ROWS * NUM_WARPS / TILE_WARPS) {
+            int number = lane;
+            asm volatile("" : "+r"(number));  // its place is found here: no register is left to find it before the loop
+            float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
+            store_async(sum, *sum, &squared, 1 - rank);
         }
-        int local = 0;  // number of the tile in this part of the block
+        int local = 0;  // number of the tile in this part
 #pragma unroll 1
-        for (int tile = blockIdx.x + part * gridDim.x; tile < num_tiles; tile += TILES * gridDim.x, ++local) {
+        for (int tile = blockIdx.x / BLOCKS + part * num_clusters; tile < num_tiles; tile += tile_step, ++local) {
             const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
             Product product;
             float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
             product.sums.begin(sums, begin == 0);
             const uint4* unit_inputs = inputs + own * Product::UNIT_VECTORS;
 #pragma unroll 1
-            for (int unit = begin + own; unit < end; unit += TILE_WARPS) {
+            for (int unit = begin + of_tile; unit < end; unit += TILE_WARPS) {
                 if constexpr (!LANDS_AHEAD) {
                     copy_async_wait<STAGES - 1>();
                     __syncwarp();
@@ -257,24 +218,41 @@ __cluster_dims__(ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::BLO
                 // scales that other lanes have copied.
                 if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
                 __syncwarp();
-                stream.copy_next(shared_address(shared + slot), own, lane);
+                stream.copy_next(shared_address(shared + slot), of_tile, lane);
                 slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
-                unit_inputs += TILE_WARPS * Product::UNIT_VECTORS;
+                unit_inputs += PART_WARPS * Product::UNIT_VECTORS;
             }
             if (end < num_units) {
                 product.sums.leave(sums);
                 continue;
             }
             if (use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
-            product.write(partials + buffer * BUFFER_FLOATS + own * ROWS * TILE_ROWS, lane);
-            barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
+            float* tile_sums = partials + buffer / BLOCKS * BUFFER_FLOATS + of_tile * WARP_FLOATS;
+            const int home = home_of(local);
+            if (home == rank) {
+                product.write(tile_sums, lane);
+                if (BLOCKS > 1 && own == 0 && lane == 0) {
+                    barrier_expect(&written[buffer], (TILE_WARPS - PART_WARPS) * ROWS * TILE_ROWS * 4);
+                }
+                barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
+            } else {
+                __syncwarp();  // every lane has read what it sent before
+                product.write(scratch, lane);
+                __syncwarp();
+                if (4 * lane < WARP_FLOATS) {
+                    const float4 sums_of_lane = reinterpret_cast<const float4*>(scratch)[lane];
+                    store_async(tile_sums + 4 * lane, sums_of_lane, &written[buffer], home);
+                }
+            }
             // One tile late, when no warp is left to wait for.
-            if (local > 0 && Out::is_of_warp(local - 1, own)) finish(local - 1);
-            if (Out::is_of_warp(local, own)) {
+            if (local > 0 && finishes(local - 1)) {
+                finish(local - 1, tile + (NUM_BUFFERS - 1) * tile_step >= num_tiles);
+            }
+            if (finishes(local)) {
                 output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
             }
         }
-        if (end == num_units && local > 0 && Out::is_of_warp(local - 1, own)) finish(local - 1);
-        if (BLOCKS > 1 && end < num_units) cluster_arrive();
+        if (end == num_units && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
+    if (has_squares) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
 }

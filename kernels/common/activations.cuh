@@ -1,9 +1,8 @@
 // activations: one warp's share of fp32 rows on their way into shared memory, eight inputs of a unit to a lane.
 //
-// A warp multiplies the units w, w + NUM_WARPS, ... of every tile, so it alone reads those inputs of x: it fetches them
-// itself, and no warp waits for another before the end of a tile; or the blocks of a cluster share the fetching, and
-// all wait. How they stand in shared memory is up to the weights' type (product_codes.cuh, product_halves.cuh,
-// product_floats.cuh).
+// A warp multiplies the units w, w + TILE_WARPS, ... of every tile, so that few warps of its block read those inputs of
+// x: they fetch them themselves, and no other warp waits for them before the end of a tile. How inputs stand in shared
+// memory is up to the weights' type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
 #include "common/cluster.cuh"
@@ -91,22 +90,24 @@ struct LaneSums {
     __device__ __forceinline__ float& operator[](int i) { return values[i]; }
 };
 
-// Stages the units w, w + NUM_WARPS, ... from `begin` to `end` of ROWS rows, times the norm's weights, and adds the
-// squares of what it saw to squares[row][w], for the blocks of a cluster together: each warp takes one w and
-// ROWS / BLOCKS rows, and stores them in every block. `Product::Staged` puts one unit to
-// shared + (unit - begin) * Product::UNIT_VECTORS. `behind_loads` is called once, as soon as loads are under way.
-template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int BLOCKS, typename Function>
+// Stages a warp's part of the units `begin` (a multiple of NUM_WARPS) to `end` of ROWS rows, times the norm's weights,
+// and adds the squares of what it saw of the units w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
+// own warps multiply: of TILE_WARPS units in a row its own TILE_WARPS / BLOCKS, which then follow each other. A warp
+// takes some of them, of ROWS / BLOCKS rows. `Product::Staged` puts one unit to its UNIT_VECTORS vectors of `shared`.
+// `behind_loads` is called once, as soon as loads are under way.
+template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Function>
 __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
                                             float (*squares)[NUM_WARPS], int warp, int lane,
                                             const Function& behind_loads) {
     constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
-    constexpr int OWN_ROWS = ROWS / BLOCKS, OWN_WARPS = NUM_WARPS / BLOCKS;
+    constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
     // Passes whose loads are under way together: of several rows those of one unit, which share the norm's weights.
     constexpr int WANTED = OWN_ROWS == 1 ? 3 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
     static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a unit share the norm's weights");
-    const int own = BLOCKS == 1 ? warp : cluster_rank() * OWN_WARPS + warp % OWN_WARPS;
-    const int first_row = BLOCKS == 1 ? 0 : warp / OWN_WARPS * OWN_ROWS;
+    const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // of the warps that multiply the same units
+    const int own = turn * TILE_WARPS + cluster_rank<BLOCKS>() * PART_WARPS + warp % PART_WARPS;
+    const int first_row = warp / (NUM_WARPS / BLOCKS) * OWN_ROWS;
     const int eighth = lane % LANES;
     const int num_units = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one not stored
     const int num_passes = (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * OWN_ROWS;
@@ -148,18 +149,12 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
                     total = __fadd_rn(total, __shfl_sync(0xffffffffu, sum, u * LANES));
                 }
                 __syncwarp();
-                if (lane == 0) {
-#pragma unroll
-                    for (int b = 0; b < BLOCKS; ++b) *of_block<BLOCKS>(&squares[row][own], b) = total;
-                }
+                if (lane == 0) squares[row][own] = total;
                 __syncwarp();
             }
             const typename Product::Staged staged(values[d], eighth);
-            uint4* place = shared + static_cast<size_t>(unit - begin) * Product::UNIT_VECTORS;
-            if (unit < end) {
-#pragma unroll
-                for (int b = 0; b < BLOCKS; ++b) staged.store(of_block<BLOCKS>(place, b), eighth, row);
-            }
+            const int place = (unit - begin) / TILE_WARPS * PART_WARPS + unit % PART_WARPS;
+            if (unit < end) staged.store(shared + place * Product::UNIT_VECTORS, eighth, row);
         }
     }
 }

@@ -1,6 +1,7 @@
 // barrier: mbarriers in shared memory, on which some threads arrive and others wait, without waiting for each other.
-// Arriving releases what the thread wrote, waiting acquires it. And __syncthreads for some warps of a block.
-// Source: PTX ISA, mbarrier and barrier.
+// Arriving releases what the thread wrote, waiting acquires it. Across a cluster there are stores that arrive by
+// themselves, with no fence, which would wait for all that a warp has under way. And __syncthreads for some warps.
+// Source: PTX ISA, mbarrier, st.async and barrier.
 #pragma once
 
 #include "common/mma.cuh"
@@ -27,6 +28,53 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
             : "r"(shared_address(barrier)), "r"(parity)
             : "memory");
     }
+}
+
+// At the barrier in this place of the cluster's block `rank`: this thread has read what stood there. Releases nothing.
+__device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+#endif
+}
+
+// The phase under way lasts until these bytes too have been stored by store_async.
+__device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int num_bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(num_bytes)
+                 : "memory");
+#endif
+}
+
+// To this place, aligned to its size, in the cluster's block `rank`, where the barrier counts the bytes as they arrive.
+__device__ __forceinline__ void store_async(float* place, float value, unsigned long long* barrier, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .b32 there, counter;\n"
+        "mapa.shared::cluster.u32 there, %0, %3;\n"
+        "mapa.shared::cluster.u32 counter, %1, %3;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %2, [counter];\n}" ::"r"(
+            shared_address(place)),
+        "r"(shared_address(barrier)), "f"(value), "r"(rank)
+        : "memory");
+#endif
+}
+__device__ __forceinline__ void store_async(float* place, float4 value, unsigned long long* barrier, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .b32 there, counter;\n"
+        "mapa.shared::cluster.u32 there, %0, %6;\n"
+        "mapa.shared::cluster.u32 counter, %1, %6;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, "
+        "[counter];\n}" ::"r"(shared_address(place)),
+        "r"(shared_address(barrier)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(rank)
+        : "memory");
+#endif
 }
 
 // Until NUM_THREADS threads, of whole warps, are here. `id` 1 to 15: 0 is __syncthreads.

@@ -8,25 +8,13 @@ constexpr bool CAN_CLUSTER = true;
 constexpr bool CAN_CLUSTER = false;
 #endif
 
+template <int BLOCKS>
 __device__ __forceinline__ int cluster_rank() {
     unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if constexpr (BLOCKS > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
     return rank;
-}
-
-// What a place in this block's shared memory is in that of the cluster's block `rank`; ordinary stores go there.
-template <int BLOCKS, typename T>
-__device__ __forceinline__ T* of_block(T* place, int rank) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (BLOCKS > 1) {
-        T* result;
-        asm("mapa.u64 %0, %1, %2;" : "=l"(result) : "l"(place), "r"(rank));
-        return result;
-    }
-#endif
-    return place;
 }
 
 // A barrier of all threads of the cluster in two halves. Arriving releases what the thread wrote, in its own block and

@@ -1,20 +1,22 @@
-// unit_stream: one warp's way through the weights of a block's tiles, as asynchronous copies into its ring of slots.
+// unit_stream: one warp's way through the weights of a cluster's tiles, as asynchronous copies into its ring of slots.
 #pragma once
 
 #include "common/mma.cuh"
 #include "common/tile.cuh"
 
-// One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + NUM_WARPS, ... The
-// block works on TILES tiles at once, with NUM_WARPS warps on each; `warp` counts them.
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS, int TILES>
+// One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + TILE_WARPS, ... All
+// blocks of a cluster share each tile, with TILE_WARPS / BLOCKS of their NUM_WARPS warps; `warp` counts a tile's warps.
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS, int TILE_WARPS,
+          int BLOCKS>
 struct UnitStream {
     using G = Groups<WeightT, GROUP_SIZE>;
+    static constexpr int PART_WARPS = TILE_WARPS / BLOCKS;
     static constexpr int SCALE_VECTORS = G::IS_GROUPED ? G::PER_UNIT * static_cast<int>(sizeof(ScaleT)) : 0;
     static constexpr int GROUP_VECTORS = TILE_ROWS * sizeof(ScaleT) / 16;  // scales of a group
     static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_UNIT : 0;
-    static constexpr int SLOT_BYTES = UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS);
-
     static constexpr int AUX_VECTORS = SCALE_VECTORS + ZERO_VECTORS, AUX_COPIES = (AUX_VECTORS + 31) / 32;
+    // Whole lines of 128 bytes: what is copied to parts of two lines takes two turns, which slows down all of DRAM.
+    static constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * AUX_VECTORS + 127) / 128 * 128;
 
     const unsigned char* tiles;
     const ScaleT* scales;
@@ -46,14 +48,14 @@ struct UnitStream {
                     copy_async(slot + UNIT_BYTES + 512 * i, static_cast<const uint4*>(base) + aux[i]);
                 }
             }
-            unit += NUM_WARPS;
-            source += NUM_WARPS * UNIT_VECTORS;
+            unit += TILE_WARPS;
+            source += TILE_WARPS * UNIT_VECTORS;
             if (unit >= min(chunk_begin + chunk_units, num_units)) {
                 next_tile(warp);
                 find_sources(lane);
             } else {
-                constexpr int NEXT_GROUPS = NUM_WARPS / G::UNITS * G::PER_UNIT;
-                if constexpr (G::UNITS <= NUM_WARPS) {
+                constexpr int NEXT_GROUPS = TILE_WARPS / G::UNITS * G::PER_UNIT;
+                if constexpr (G::UNITS <= TILE_WARPS) {
 #pragma unroll
                     for (int i = 0; i < AUX_COPIES; ++i) {
                         aux[i] += NEXT_GROUPS * (is_scale(i, lane) ? GROUP_VECTORS : 1);
@@ -68,10 +70,10 @@ struct UnitStream {
 
   private:
     __device__ __forceinline__ static int first_tile() {  // computed anew: no register is left for it
-        return blockIdx.x + threadIdx.x / 32 / NUM_WARPS * gridDim.x;
+        return blockIdx.x / BLOCKS + threadIdx.x / (32 * PART_WARPS) * (gridDim.x / BLOCKS);
     }
     __device__ __forceinline__ void next_tile(int warp) {
-        tile += TILES * gridDim.x;
+        tile += NUM_WARPS / PART_WARPS * (gridDim.x / BLOCKS);
         if (tile >= num_tiles) {
             tile = first_tile();
             chunk_begin += chunk_units;

@@ -24,8 +24,8 @@ BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
 _DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
-_TILES_AT_ONCE = {"int4": 2}  # of a block; other weights one
-_STATIC_SHARED_BYTES = 4 * MAX_ROWS * NUM_WARPS + 64  # squares, barriers
+_TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
+_STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
 SPEC = KernelSpec(
@@ -100,20 +100,18 @@ def plan_gemv(
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
         # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.
-        cluster = 2 if can_cluster and layout.has_codes and kernel_rows > 2 else 1
-        num_clusters = -(-layout.num_tiles // cluster)
-        num_blocks = max(min(num_clusters, num_multiprocessors // cluster), 1) * cluster
-        # Between chunks a warp keeps the sums of all its tiles; with a block for each tile it has the fewest.
-        for blocks in (num_blocks, num_clusters * cluster):
-            num_turns = -(-layout.num_tiles // (blocks * _TILES_AT_ONCE.get(layout.weight_type, 1)))
-            rings = _rings(layout, kernel_rows, num_turns, room)
+        cluster = 2 if can_cluster and kernel_rows > 2 else 1
+        most = max(min(layout.num_tiles, num_multiprocessors // cluster), 1)
+        # Between chunks a warp keeps the sums of all its tiles; with a cluster for each tile it has the fewest.
+        for num_clusters in (most, layout.num_tiles):
+            rings = _rings(layout, kernel_rows, cluster, num_clusters, room)
             if rings:
                 ring = min(rings, key=lambda one: (-(-layout.num_units // one.chunk_units), -one.stages))
                 return GemvPlan(
                     name=gemv_name(layout, kernel_rows, epilogue, ring.stages),
                     num_rows=rows,
                     column_tiles=_column_tiles(layout, kernel_rows),
-                    num_blocks=blocks,
+                    num_blocks=num_clusters * cluster,
                     cluster=cluster,
                     chunk_units=ring.chunk_units,
                     shared_bytes=ring.shared_bytes,
@@ -128,20 +126,23 @@ class _Ring:
     shared_bytes: int
 
 
-def _rings(layout: TileLayout, kernel_rows: int, num_turns: int, room: int) -> list[_Ring]:
-    """What fits into `room` bytes where a warp has so many tiles in turn: rings of copies, with the most of x each."""
-    unit_bytes = _unit_bytes(layout, kernel_rows)
-    buffers_bytes = (2 if kernel_rows > 2 else 4) * NUM_WARPS * kernel_rows * TILE_ROWS * 4
-    lane_sums_bytes = num_turns * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
+def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int, room: int) -> list[_Ring]:
+    """What fits into `room` bytes of each of so many blocks: rings of copies, each with the largest chunk of x."""
+    tile_warps = _TILE_WARPS[layout.weight_type]  # all their units stand together, in equal parts in every block
+    round_bytes = tile_warps // cluster * _unit_bytes(layout, kernel_rows)
+    num_buffers = (2 if kernel_rows > 2 else 4) + (cluster > 1)  # and one for what goes to the other block
+    buffers_bytes = num_buffers * NUM_WARPS * kernel_rows * TILE_ROWS * 4
+    tiles_at_once = num_clusters * cluster * NUM_WARPS // tile_warps
+    lane_sums_bytes = -(-layout.num_tiles // tiles_at_once) * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
     rings = []
     for stages in range(2, _DEEPEST[layout.weight_type] + 1):
         fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
         chunk_units = layout.num_units
-        if fixed_bytes + chunk_units * unit_bytes > room:
+        if fixed_bytes + -(-chunk_units // tile_warps) * round_bytes > room:
             fixed_bytes += lane_sums_bytes
-            chunk_units = (room - fixed_bytes) // unit_bytes // NUM_WARPS * NUM_WARPS
+            chunk_units = (room - fixed_bytes) // round_bytes * tile_warps // NUM_WARPS * NUM_WARPS
         if chunk_units > 0:
-            rings.append(_Ring(stages, chunk_units, fixed_bytes + chunk_units * unit_bytes))
+            rings.append(_Ring(stages, chunk_units, fixed_bytes + -(-chunk_units // tile_warps) * round_bytes))
     return rings
 
 
@@ -270,8 +271,10 @@ def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
 
 
 def _slot_bytes(layout: TileLayout) -> int:
+    """SLOT_BYTES of common/unit_stream.cuh: a unit with its scales and zero points, in lines of 128 bytes."""
     if layout.group_size is None:
         return UNIT_BYTES
     itemsize = layout.scales_bytes // (layout.padded_rows * layout.num_groups)
     zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    return UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
+    num_bytes = UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
+    return -(-num_bytes // 128) * 128
