@@ -137,11 +137,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
         barrier_init(&all_taken[0][threadIdx.x], (BLOCKS == 1 ? 32 : 1) * Out::NUM_FINISHERS);
     }
-    if (BLOCKS > 1 && threadIdx.x == 0) {
-        barrier_init(&squared, 1);
-        barrier_expect(&squared, ROWS * (NUM_WARPS - NUM_WARPS / BLOCKS) * 4);
-        barrier_arrive(&squared);
-    }
+    if (PARTS > 1 && threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
     grid_dependency_launch();
     __syncthreads();  // barriers and squares stand
@@ -149,7 +145,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     grid_dependency_wait();
     if constexpr (BLOCKS > 1) cluster_wait();
 
-    const bool has_squares = BLOCKS > 1 && norm_weight != nullptr;  // of the other block
+    const bool awaits_squares = PARTS > 1 && norm_weight != nullptr;  // of warps that share no tile with this one
     Out output;
     float norm_factor = 0.0f;  // not known yet
     const auto home_of = [&](int local) { return (local + part) % BLOCKS; };
@@ -161,7 +157,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         barrier_wait(&written[buffer], local / NUM_BUFFERS % 2);
         if (norm_factor == 0.0f) {
             const int row = min(Out::row(own, lane), ROWS - 1);
-            if (has_squares) barrier_wait(&squared, 0);
+            if (awaits_squares) barrier_wait(&squared, 0);
             norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
         output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, own, lane);
@@ -191,11 +187,15 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
                                                                                lane, fill_last_slots);
         copy_async_wait<STAGES - 1>();
         sync_sharers<PARTS>(own);  // and sees the new one, and the first unit
-        if (has_squares && end == num_units && part == 0 && lane < ROWS * NUM_WARPS / TILE_WARPS) {
-            int number = lane;
-            asm volatile("" : "+r"(number));  // its place is found here: no register is left to find it before the loop
-            float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
-            store_async(sum, *sum, &squared, 1 - rank);
+        if (awaits_squares && end == num_units) {
+            if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * 4);
+            barrier_arrive(&squared);
+            if (BLOCKS > 1 && part == 0 && lane < ROWS * NUM_WARPS / TILE_WARPS) {
+                int number = lane;
+                asm volatile("" : "+r"(number));  // found here: no register is left for its place before the loop
+                float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
+                store_async(sum, *sum, &squared, 1 - rank);
+            }
         }
         int local = 0;  // number of the tile in this part
 #pragma unroll 1
@@ -254,5 +254,5 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         }
         if (end == num_units && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
-    if (has_squares) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
+    if (BLOCKS > 1 && awaits_squares) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
 }
