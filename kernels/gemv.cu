@@ -135,7 +135,9 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     }
     if (threadIdx.x < PARTS * NUM_BUFFERS) {
         barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
-        barrier_init(&all_taken[0][threadIdx.x], (BLOCKS == 1 ? 32 : 1) * Out::NUM_FINISHERS);
+        // A warp that has finished a tile arrives in its own block lane by lane, in the other one as a whole.
+        const bool is_home = (threadIdx.x % NUM_BUFFERS + threadIdx.x / NUM_BUFFERS) % BLOCKS == rank;
+        barrier_init(&all_taken[0][threadIdx.x], (is_home ? 32 : 1) * Out::NUM_FINISHERS);
     }
     if (PARTS > 1 && threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
     if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
@@ -161,11 +163,10 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
             norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
         output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, own, lane);
-        if constexpr (BLOCKS == 1) {
-            barrier_arrive(&taken[buffer]);
-        } else if (!is_last) {  // else nobody waits for it, and the other block may have ended
+        barrier_arrive(&taken[buffer]);
+        if (BLOCKS > 1 && !is_last) {  // else nobody waits for it, and the other block may have ended
             __syncwarp();
-            if (lane < BLOCKS) barrier_arrive_at(&taken[buffer], lane);
+            if (lane == 0) barrier_arrive_at(&taken[buffer], 1 - rank);
         }
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
@@ -190,9 +191,11 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         if (awaits_squares && end == num_units) {
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * 4);
             barrier_arrive(&squared);
-            if (BLOCKS > 1 && part == 0 && lane < ROWS * NUM_WARPS / TILE_WARPS) {
-                int number = lane;
-                asm volatile("" : "+r"(number));  // found here: no register is left for its place before the loop
+            // The first part sends what all have staged. Found here, as no register is left for it before the loop.
+            int thread = threadIdx.x;
+            asm volatile("" : "+r"(thread));
+            const int number = thread % 32;
+            if (BLOCKS > 1 && thread < 32 * PART_WARPS && number < ROWS * NUM_WARPS / TILE_WARPS) {
                 float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
                 store_async(sum, *sum, &squared, 1 - rank);
             }

@@ -1,4 +1,4 @@
-"""How rates are measured: on a card that has been at work for a while, one call at a time; launches on the host."""
+"""How rates are measured: on a card that has been at work for a while or not; launches on the host."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +41,16 @@ def test_a_card_is_measured_once_it_has_worked_for_a_while(monkeypatch: pytest.M
     card: Any = Clock()
     monkeypatch.setattr(rates.cupy.cuda, "Event", card.event)
     monkeypatch.setattr(rates.cupy.cuda, "get_elapsed_time", lambda begin, end: (end.time - begin.time) * 1e3)
-    assert rates._median_seconds(card, card.work) == pytest.approx(0.004, rel=1e-9)
+    assert rates._median_seconds(card, card.work, 0.2) == pytest.approx(0.004, rel=1e-9)
     assert card.now < 0.6
+
+
+def test_a_card_that_need_not_be_warm_is_measured_after_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    card: Any = Clock()
+    monkeypatch.setattr(rates.cupy.cuda, "Event", card.event)
+    monkeypatch.setattr(rates.cupy.cuda, "get_elapsed_time", lambda begin, end: (end.time - begin.time) * 1e3)
+    rates._median_seconds(card, card.work, 0.0)
+    assert card.now == pytest.approx(0.005 * 20 + 0.004 * 37)
 
 
 def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:

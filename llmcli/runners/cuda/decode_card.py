@@ -1,8 +1,8 @@
 """How long the kernels of a decode step take on a card. Nothing here needs CuPy.
 
 A product takes the longer of reading its matrix and computing, then what no kernel overlaps: starting, and fetching the
-activations, which every multiprocessor reads from L2, or every two of them together. Constants are measured on one H200
-(docs/performance.md).
+activations, which every multiprocessor reads from L2, or every two of them together, as fast as memory is read.
+Constants are measured on one H200 (docs/performance.md).
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from llmcli.kernels.tiles import TileLayout
 
 # Embedding and sampling a token, greedy.
 STEP_SECONDS = 10e-6
-GEMV_SECONDS, GEMV_SECONDS_OF_CODES = 1.5e-6, 2.1e-6
-GEMV_ROW_SECONDS = 0.28e-6  # of each further row
-# How fast activations come from L2 and stand ready, against the rate of reading memory; for codes they become integers.
-FETCH_SHARE, FETCH_SHARE_OF_CODES = 1.5, 1.0
+# A product, by the type of its weights, and each of its rows but the first.
+GEMV_SECONDS = {"int8": 1.7e-6, "int4": 2.3e-6, "float16": 1.35e-6, "bfloat16": 1.35e-6, "float32": 1.35e-6}
+GEMV_ROW_SECONDS = 0.15e-6
 # Clocks of a multiprocessor for a unit of int4: for any number of rows, and for every 8 columns of the tensor cores
-# (four rows); and for each tile, whatever its length. Other weights never take longer than their bytes.
-INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 600
+# (four rows); and for each tile, whatever its length, of which two are in work. Other weights never take longer than
+# their bytes.
+INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # Attention of one row and of each further one, and the share of the bandwidth at which it reads the cache.
 ATTENTION_SECONDS, ATTENTION_ROW_SECONDS = 5.0e-6, 1.3e-6
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
@@ -64,12 +64,10 @@ class DecodeCard:
     def _launch_seconds(self, layout: TileLayout, plan: GemvPlan) -> float:
         reading = layout.num_bytes / self.read_bytes
         num_fetches = plan.num_blocks / plan.cluster
-        share, start = (
-            (FETCH_SHARE_OF_CODES, GEMV_SECONDS_OF_CODES) if layout.has_codes else (FETCH_SHARE, GEMV_SECONDS)
-        )
-        fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / (share * self.read_bytes)
+        fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / self.read_bytes
         computing = 0.0
         if layout.weight_type == "int4":
             clocks = layout.num_units * (INT4_UNIT_CLOCKS + INT4_COLUMN_CLOCKS * plan.column_tiles) + INT4_TILE_CLOCKS
             computing = -(-layout.num_tiles // plan.num_blocks) * clocks / self.clock_hertz
-        return max(reading, computing) + fetching + start + (plan.num_rows - 1) * GEMV_ROW_SECONDS
+        start = GEMV_SECONDS[layout.weight_type] + (plan.num_rows - 1) * GEMV_ROW_SECONDS
+        return max(reading, computing) + fetching + start

@@ -3,6 +3,7 @@
 Nothing stays allocated.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -23,11 +24,13 @@ from llmcli.runners.cuda.regions import ALIGNMENT, ARRAY_DTYPES
 
 _MOST_READ_BYTES = 4 * 2**30
 _LEAST_L2_SIZES = 4  # read from the cache, memory would look faster than it is
-# The median of so many runs, each of so many calls in a row, once the card has worked so long. In its first 10 ms of
-# work one H200 seemed to read 4,030 to 4,430 GB/s, by process; in longer runs it always reads 4,570.
+# The median of so many runs, each of so many calls in a row.
 _REPEATS = 7
 _CALLS_PER_REPEAT = 8
-_WARM_SECONDS = 0.2
+# How long a card works before it is measured. In its first 10 ms one H200 seemed to read 4,030 to 4,430 GB/s, by
+# process, and always 4,540 after that; products it makes a fifth slower once its clocks give way to their power, which
+# the short work of a prompt does not see.
+_READ_WARM_SECONDS, _MATMUL_WARM_SECONDS = 0.2, 0.0
 # A prompt's chunk through a matrix of a 7B model's size.
 _NUM_TOKENS, _NUM_ROWS, _NUM_INPUTS = 2048, 8192, 4096
 # Launches of each kind in a run, on arrays so small that the card never keeps the host waiting.
@@ -57,7 +60,8 @@ def measure_read_bytes(device: Device) -> float:
         )
     device.prepare(SPEC.stem, SPEC.variants)
     memory, sums = _array((num_bytes,), "uint8"), _array((num_blocks(device),), "uint32")
-    return num_bytes / _median_seconds(device, lambda: read_bandwidth(device, memory=memory, sums=sums))
+    work = functools.partial(read_bandwidth, device, memory=memory, sums=sums)
+    return num_bytes / _median_seconds(device, work, _READ_WARM_SECONDS)
 
 
 def measure_flops(device: Device, kind: str) -> float:
@@ -76,7 +80,8 @@ def measure_flops(device: Device, kind: str) -> float:
             send(device, part, stored)
     library = Cublas(device, workspace)
 
-    seconds = _median_seconds(device, lambda: library.matmul(x=x, weight=weight, out=out))
+    work = functools.partial(library.matmul, x=x, weight=weight, out=out)
+    seconds = _median_seconds(device, work, _MATMUL_WARM_SECONDS)
     return 2 * _NUM_TOKENS * _NUM_ROWS * _NUM_INPUTS / seconds
 
 
@@ -105,8 +110,8 @@ def _array(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     return cupy.ndarray(shape, dtype, allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize))
 
 
-def _median_seconds(device: Device, work: Callable[[], None]) -> float:
-    """Seconds of one call of `work` on a card that has been at work for a while, between two events."""
+def _median_seconds(device: Device, work: Callable[[], None], warm_seconds: float) -> float:
+    """Seconds of one call of `work`, between two events, on a card that has done so for `warm_seconds`."""
     times: list[float] = []
     worked = 0.0
     with device_errors():
@@ -120,7 +125,7 @@ def _median_seconds(device: Device, work: Callable[[], None]) -> float:
             end.record(device.stream)
             end.synchronize()
             seconds = float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
-            if worked >= _WARM_SECONDS:
+            if worked >= warm_seconds:
                 times.append(seconds / _CALLS_PER_REPEAT)
             worked += seconds
     return statistics.median(times)
