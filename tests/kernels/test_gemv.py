@@ -187,13 +187,13 @@ def test_long_rows(device: Device, form: dict[str, Any], num_inputs: int, num_ro
 
 @pytest.mark.cuda
 def test_fewer_tiles_than_blocks(device: Device) -> None:
-    """Of the two blocks that share the work of many rows one has no tile."""
+    """Of the tiles in work together the last ones do not exist, and one of two blocks finishes none."""
     case = make_case(random_matrix(8, num_rows=9, num_inputs=700, **FORMATS[1]), num_rows=8, has_norm=True)
     assert_within(run(device, case).array, *case.product())
 
 
 class SmallCard:
-    """A card with less shared memory, so that x comes in chunks."""
+    """A card with less shared memory, so that x comes in chunks, and few blocks, so that each has many tiles."""
 
     def __init__(self, device: Device, shared_bytes_per_block: int):
         self._device = device
@@ -214,6 +214,18 @@ def test_chunks_and_cards_change_no_bits(device: Device, form: dict[str, Any], n
     whole = run(device, case).array
     assert_within(whole, *case.product())
     small: Any = SmallCard(device, 99 * 1024)
+    np.testing.assert_array_equal(to_host(run(small, case).array).view("u4"), to_host(whole).view("u4"))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[8], FORMATS[12], FORMATS[14], FORMATS[15], FORMATS[16]])
+def test_buffers_of_sums_are_used_again(device: Device, form: dict[str, Any], num_rows: int) -> None:
+    """26 tiles on three multiprocessors: more in turn than there are buffers, and not the same number everywhere."""
+    case = make_case(random_matrix(10, num_rows=410, num_inputs=600, **form), num_rows, has_norm=True)
+    whole = run(device, case).array
+    assert_within(whole, *case.product())
+    small: Any = SmallCard(device, device.shared_bytes_per_block)
     np.testing.assert_array_equal(to_host(run(small, case).array).view("u4"), to_host(whole).view("u4"))
 
 
