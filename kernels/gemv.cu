@@ -7,7 +7,7 @@
 // Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
 //           units; tiles, scales, zero_points, norm_weight 16-byte aligned
 // Launch:   grid (a multiple of BLOCKS), block (512), dynamic shared memory by llmcli/kernels/gemv.py, clusters of
-//           BLOCKS; may overlap the kernel before
+//           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel before
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
 //           out once
 // Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
@@ -18,15 +18,14 @@
 //           depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
 //           independent)
 // Choice:   one block of 16 warps a multiprocessor, all on one tile or (int4) in halves on two; a warp works on a unit
-//           as soon as it has landed, but asks for the next only when no more than PENDING are under way, as DRAM slows
-//           down with more; the rest of the ring carries a warp over a stall, and is filled while the block waits for
-//           the kernel before, and for x; with one or two rows no barrier of the block after the start: a warp stages
-//           its own inputs (int4: two warps theirs), and warps take turns at outputs, a tile later; with more, two
-//           blocks halve every tile's inputs between them, so that each fetches half of x; they finish tiles in turn,
-//           and sums cross over as stores that count themselves, as a fence would take 1 us a tile. Rejected, with
-//           figures in docs/performance.md: two blocks of 8 warps, registers for a second block beside, more copies
-//           under way, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs,
-//           codes as fp16
+//           as soon as it has landed, but asks for the next only when no more than PENDING are under way; the rest of
+//           the ring carries a warp over a stall, and is filled while the block waits for the kernel before, and for x;
+//           with one or two rows no barrier of the block after the start: a warp stages its own inputs (int4: two warps
+//           theirs), and warps take turns at outputs, a tile later; with more, two blocks halve every tile's inputs
+//           between them, so that each fetches half of x; they finish tiles in turn, and sums cross over as stores that
+//           count themselves, as a fence would take 1 us a tile. Rejected, with figures in docs/performance.md: two
+//           blocks of 8 warps, registers for a second block beside, other orders of the units, two rows shared out over
+//           a cluster, a 17th warp for the outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/gemv_output.cuh"
@@ -43,29 +42,28 @@ constexpr int NUM_WARPS = BLOCK_SIZE / 32;
 template <int ROWS>
 constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 
-// PENDING: copies of a warp that may be under way when it asks for the next; measured.
-// TILE_WARPS: those that share a tile, in all blocks of a cluster. A tile costs a warp so much, however few units it
-// has; units of int4 have twice as many inputs, so that there are half as many.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    static constexpr int PENDING = Type::IS_INT4 ? 2 : 3, TILE_WARPS = Type::IS_INT4 ? 8 : 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__half, ROWS>;
-    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
     using Type = HalfProduct<__nv_bfloat16, ROWS>;
-    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
-    static constexpr int PENDING = 3, TILE_WARPS = 16;
 };
+
+// The block of a cluster that has the sums of a part's tile number `local`, and finishes it.
+template <int BLOCKS>
+__device__ __forceinline__ constexpr int home_of(int local, int part) {
+    return (local + part) % BLOCKS;
+}
 
 // Of the warps `own` of all parts of a block, which multiply the same inputs: each has staged some of them.
 template <int PARTS>
@@ -89,21 +87,28 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
-    using Choice = ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-    using Product = typename Choice::Type;
-    // A part of a block are the warps that work on a tile together, with such a part of every block of the cluster.
-    constexpr int BLOCKS = BLOCKS_OF<ROWS>, TILE_WARPS = Choice::TILE_WARPS;
+    using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
+    // Warps that share a tile, in all blocks of a cluster. A tile costs a warp so much, however few units it has; units
+    // of int4 have twice as many inputs, so that there are half as many.
+    constexpr bool IS_INT4 = UNIT_INPUTS == 128;
+    constexpr int TILE_WARPS = IS_INT4 ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
+    // A part of a block are its warps that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
+    static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
     using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
     constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
     // A ring of two has no slot for a unit that waits its turn: there only the one in work must have landed.
     constexpr bool LANDS_AHEAD = STAGES > 2;
-    constexpr int PENDING = Choice::PENDING < STAGES - 2 ? Choice::PENDING : STAGES - 2;
+    // Copies of a warp that may be under way when it asks for the next; measured.
+    constexpr int MOST_PENDING = IS_INT4 ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
     using Out = Output<ROWS, EPILOGUE, TILE_WARPS>;
     // For the sums of so many tiles of a part; the blocks of a cluster have them in turn, and finish tiles in turn.
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
     constexpr int WARP_FLOATS = ROWS * TILE_ROWS, BUFFER_FLOATS = TILE_WARPS * WARP_FLOATS;
+    static_assert(NUM_BUFFERS % BLOCKS == 0, "a buffer is always in the same block");
+    static_assert(PART_WARPS % Out::NUM_FINISHERS == 0, "warps of one part finish a tile");
+    static_assert(WARP_FLOATS <= 4 * 32, "a lane sends one vector");
 
     alignas(128) extern __shared__ uint4 shared[];  // as slots are
     __shared__ float squares[ROWS][NUM_WARPS];
@@ -136,23 +141,27 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     if (threadIdx.x < PARTS * NUM_BUFFERS) {
         barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
         // A warp that has finished a tile arrives in its own block lane by lane, in the other one as a whole.
-        const bool is_home = (threadIdx.x % NUM_BUFFERS + threadIdx.x / NUM_BUFFERS) % BLOCKS == rank;
+        const bool is_home = home_of<BLOCKS>(threadIdx.x % NUM_BUFFERS, threadIdx.x / NUM_BUFFERS) == rank;
         barrier_init(&all_taken[0][threadIdx.x], (is_home ? 32 : 1) * Out::NUM_FINISHERS);
     }
     if (PARTS > 1 && threadIdx.x == 0) barrier_init(&squared, BLOCK_SIZE);
-    if (threadIdx.x < ROWS * NUM_WARPS) squares[threadIdx.x / NUM_WARPS][threadIdx.x % NUM_WARPS] = 0.0f;
+    if constexpr (BLOCKS > 1) barrier_init_fence();
+    if (threadIdx.x < ROWS * NUM_WARPS) {
+        const int w = threadIdx.x % NUM_WARPS;
+        if (w % TILE_WARPS / PART_WARPS == rank) squares[threadIdx.x / NUM_WARPS][w] = 0.0f;  // others are stored there
+    }
     grid_dependency_launch();
     __syncthreads();  // barriers and squares stand
-    if constexpr (BLOCKS > 1) cluster_arrive();  // ... for the other block too
+    if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
     grid_dependency_wait();
     if constexpr (BLOCKS > 1) cluster_wait();
 
     const bool awaits_squares = PARTS > 1 && norm_weight != nullptr;  // of warps that share no tile with this one
     Out output;
     float norm_factor = 0.0f;  // not known yet
-    const auto home_of = [&](int local) { return (local + part) % BLOCKS; };
     const auto finishes = [&](int local) {
-        return home_of(local) == rank && local / BLOCKS % (PART_WARPS / Out::NUM_FINISHERS) == own / Out::NUM_FINISHERS;
+        return home_of<BLOCKS>(local, part) == rank &&
+               local / BLOCKS % (PART_WARPS / Out::NUM_FINISHERS) == own / Out::NUM_FINISHERS;
     };
     const auto finish = [&](int local, bool is_last) {
         const int buffer = local % NUM_BUFFERS;
@@ -176,7 +185,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
 #pragma unroll 1
     for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
         const int end = min(begin + shape.chunk_units, num_units);
-        sync_sharers<PARTS>(own);  // every lane has read the chunk before
+        if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
         // The last slots' copies queue up behind the loads of the activations, which everything waits for.
         const auto fill_last_slots = [&] {
 #pragma unroll
@@ -231,7 +240,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
             }
             if (use > 0) barrier_wait(&taken[buffer], (use - 1) % 2);
             float* tile_sums = partials + buffer / BLOCKS * BUFFER_FLOATS + of_tile * WARP_FLOATS;
-            const int home = home_of(local);
+            const int home = home_of<BLOCKS>(local, part);
             if (home == rank) {
                 product.write(tile_sums, lane);
                 if (BLOCKS > 1 && own == 0 && lane == 0) {

@@ -1,8 +1,8 @@
 // activations: one warp's share of fp32 rows on their way into shared memory, eight inputs of a unit to a lane.
 //
-// A warp multiplies the units w, w + TILE_WARPS, ... of every tile, so that few warps of its block read those inputs of
-// x: they fetch them themselves, and no other warp waits for them before the end of a tile. How inputs stand in shared
-// memory is up to the weights' type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
+// A warp multiplies the units w, w + TILE_WARPS, ... of every tile, so that of its block only the warps with the same w
+// read these inputs of x: they fetch them themselves, and no other warp waits for them before the end of a tile. How
+// inputs stand in shared memory is up to the weights' type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
 #include "common/cluster.cuh"

@@ -1,14 +1,21 @@
 // barrier: mbarriers in shared memory, on which some threads arrive and others wait, without waiting for each other.
-// Arriving releases what the thread wrote, waiting acquires it. Across a cluster there are stores that arrive by
-// themselves, with no fence, which would wait for all that a warp has under way. And __syncthreads for some warps.
-// Source: PTX ISA, mbarrier, st.async and barrier.
+// Arriving releases to the own block what the thread wrote, waiting acquires it. Nothing releases to a whole cluster:
+// that is a fence, which waits for all that a warp has under way. Instead there are stores that count themselves when
+// they are there. And __syncthreads for some warps. Source: PTX ISA, mbarrier, st.async and barrier.
 #pragma once
 
 #include "common/mma.cuh"
 
-// By one thread, before a __syncthreads.
+// By one thread, before a __syncthreads; for other blocks followed by barrier_init_fence.
 __device__ __forceinline__ void barrier_init(unsigned long long* barrier, int num_arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
+}
+
+// What this thread has initialised is seen by the cluster's threads that wait for its next cluster_arrive.
+__device__ __forceinline__ void barrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
@@ -30,13 +37,13 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     }
 }
 
-// At the barrier in this place of the cluster's block `rank`: this thread has read what stood there. Releases nothing.
+// At the barrier in this place of the cluster's block `rank`, once what this thread has read there has been used.
 __device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n.reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
         "r"(rank)
         : "memory");
 #endif

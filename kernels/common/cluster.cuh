@@ -1,5 +1,5 @@
 // cluster: blocks that run side by side and write into each other's shared memory. From sm_90 on; before it a cluster
-// is one block, and all of this does nothing. Source: PTX ISA, barrier.cluster and mapa.
+// is one block, and all of this does nothing. Source: PTX ISA, barrier.cluster.
 #pragma once
 
 #if __CUDA_ARCH__ >= 900
@@ -17,11 +17,11 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// A barrier of all threads of the cluster in two halves. Arriving releases what the thread wrote, in its own block and
-// in others; waiting acquires it. Every arrival needs its wait, or the end of the kernel.
+// A barrier of all threads of the cluster in two halves: behind it all of them run, and the barriers that they have
+// fenced stand. Of what else they wrote it says nothing. Every arrival needs its wait.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {

@@ -25,7 +25,7 @@ NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
 _DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
 _TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
-_STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
+STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
 SPEC = KernelSpec(
@@ -96,7 +96,7 @@ def plan_gemv(
     One block a multiprocessor; x whole or in as few chunks as fit, then the deepest ring, then fewer rows.
     Raises: ValueError for a card with too little shared memory for one row
     """
-    room = shared_bytes_per_block - _STATIC_SHARED_BYTES
+    room = shared_bytes_per_block - STATIC_SHARED_BYTES
     for rows in range(min(num_rows, MAX_ROWS), 0, -1):
         kernel_rows = next(one for one in _ROWS if one >= rows)
         # As many blocks as can run at once, though some then have a tile less: idle multiprocessors read nothing.

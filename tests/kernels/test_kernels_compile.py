@@ -10,6 +10,7 @@ import pytest
 
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.compiler import KernelResources
+from llmcli.kernels.gemv import STATIC_SHARED_BYTES
 from llmcli.kernels.registry import KERNELS
 
 # Unchanged sources are not compiled again; git ignores the folder.
@@ -49,3 +50,5 @@ def test_every_variant_compiles_without_spills(stem: str, arch: str, builds: Bui
     spilling = {name for name, taken in resources.items() if taken.spill_store_bytes or taken.spill_load_bytes}
     assert not spilling
     assert not {name for name, taken in resources.items() if taken.stack_bytes}
+    if stem == "gemv":  # which plans its shared memory beside them
+        assert max(taken.shared_bytes for taken in resources.values()) <= STATIC_SHARED_BYTES

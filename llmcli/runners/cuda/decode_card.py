@@ -63,11 +63,11 @@ class DecodeCard:
 
     def _launch_seconds(self, layout: TileLayout, plan: GemvPlan) -> float:
         reading = layout.num_bytes / self.read_bytes
-        num_fetches = plan.num_blocks / plan.cluster
+        num_fetches = plan.num_blocks // plan.cluster
         fetching = 4 * plan.num_rows * layout.num_inputs * num_fetches / self.read_bytes
         computing = 0.0
         if layout.weight_type == "int4":
             clocks = layout.num_units * (INT4_UNIT_CLOCKS + INT4_COLUMN_CLOCKS * plan.column_tiles) + INT4_TILE_CLOCKS
-            computing = -(-layout.num_tiles // plan.num_blocks) * clocks / self.clock_hertz
+            computing = -(-layout.num_tiles // num_fetches) / plan.cluster * clocks / self.clock_hertz
         start = GEMV_SECONDS[layout.weight_type] + (plan.num_rows - 1) * GEMV_ROW_SECONDS
         return max(reading, computing) + fetching + start

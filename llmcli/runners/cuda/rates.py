@@ -28,8 +28,8 @@ _LEAST_L2_SIZES = 4  # read from the cache, memory would look faster than it is
 _REPEATS = 7
 _CALLS_PER_REPEAT = 8
 # How long a card works before it is measured. In its first 10 ms one H200 seemed to read 4,030 to 4,430 GB/s, by
-# process, and always 4,540 after that; products it makes a fifth slower once its clocks give way to their power, which
-# the short work of a prompt does not see.
+# process, and 4,460 to 4,540 after that; products it makes a fifth slower once its clocks give way to their power,
+# which the short work of a prompt does not see.
 _READ_WARM_SECONDS, _MATMUL_WARM_SECONDS = 0.2, 0.0
 # A prompt's chunk through a matrix of a 7B model's size.
 _NUM_TOKENS, _NUM_ROWS, _NUM_INPUTS = 2048, 8192, 4096
