@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -226,6 +227,15 @@ def test_plan_for_a_card_that_is_not_here(llmcli: Llmcli) -> None:
     table = llmcli(*arguments[:-1]).stdout
     assert "a card of 24 GiB, reads 1,008.0 GB/s (as given)" in table
     assert "first token" not in table
+
+
+def test_plan_for_a_card_that_is_not_here_needs_no_cupy(llmcli: Llmcli) -> None:
+    """Who asks what a card would do may have none, and then has no CuPy either."""
+    arguments = ("plan", "Llama-2-7B", "--memory", "24", "--bandwidth", "1008", "--json")
+    program = "import sys; sys.modules['cupy'] = None; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == json.loads(llmcli(*arguments).stdout)
 
 
 def test_plan_with_a_cache_of_codes(llmcli: Llmcli, model: Path) -> None:

@@ -1,7 +1,9 @@
 """Products of many tokens with a matrix: which kernels make them, depending on the matrix and the number of tokens."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -11,7 +13,9 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed, takes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.cuda.memory import tiles_at_a_time
-from llmcli.runners.cuda.weights import Projection
+
+if TYPE_CHECKING:
+    from llmcli.runners.cuda.weights import Projection  # it needs CuPy, and plans ask `way_of` without
 
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
