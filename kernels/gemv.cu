@@ -37,6 +37,7 @@
 
 constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
+
 // Blocks of a cluster, which halve the inputs of every tile between them: what every multiprocessor fetches of x is
 // what several rows wait for.
 template <int ROWS>
@@ -198,7 +199,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         copy_async_wait<STAGES - 1>();
         sync_sharers<PARTS>(own);  // and sees the new one, and the first unit
         if (awaits_squares && end == num_units) {
-            if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * 4);
+            if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
             // The first part sends what all have staged. Found here, as no register is left for it before the loop.
             int thread = threadIdx.x;
@@ -244,7 +245,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
             if (home == rank) {
                 product.write(tile_sums, lane);
                 if (BLOCKS > 1 && own == 0 && lane == 0) {
-                    barrier_expect(&written[buffer], (TILE_WARPS - PART_WARPS) * ROWS * TILE_ROWS * 4);
+                    barrier_expect(&written[buffer], (TILE_WARPS - PART_WARPS) * WARP_FLOATS * sizeof(float));
                 }
                 barrier_arrive(&written[buffer]);  // every lane for itself, so that its own sums are seen
             } else {

@@ -37,18 +37,20 @@ class Clock:
         return Event()
 
 
-def test_a_card_is_measured_once_it_has_worked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    card: Any = Clock()
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    card = Clock()
     monkeypatch.setattr(rates.cupy.cuda, "Event", card.event)
     monkeypatch.setattr(rates.cupy.cuda, "get_elapsed_time", lambda begin, end: (end.time - begin.time) * 1e3)
+    return card
+
+
+def test_a_card_is_measured_once_it_has_worked_for_a_while(card: Any) -> None:
     assert rates._median_seconds(card, card.work, 0.2) == pytest.approx(0.004, rel=1e-9)
     assert card.now < 0.6
 
 
-def test_a_card_that_need_not_be_warm_is_measured_after_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    card: Any = Clock()
-    monkeypatch.setattr(rates.cupy.cuda, "Event", card.event)
-    monkeypatch.setattr(rates.cupy.cuda, "get_elapsed_time", lambda begin, end: (end.time - begin.time) * 1e3)
+def test_a_card_that_need_not_be_warm_is_measured_after_its_first_call(card: Any) -> None:
     rates._median_seconds(card, card.work, 0.0)
     assert card.now == pytest.approx(0.005 * 20 + 0.004 * 37)
 
