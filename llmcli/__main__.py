@@ -3,12 +3,15 @@
 import os
 import signal
 import sys
+from types import FrameType
 
 from llmcli.errors import EXIT_INTERRUPTED
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # who started this may want it ignored
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from llmcli.cli.main import main as run_command_line
 
@@ -24,6 +27,20 @@ def main() -> None:
         # itself by SIGINT at its end although it was handled.
         os._exit(exit_code)
     sys.exit(exit_code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Meet a Ctrl-C: KeyboardInterrupt, or inside an import the end at once.
+
+    There it would be dropped by a callback of the import's lock, or abort torch's C++ code; and what llmcli does
+    survives a kill, so that nothing is left to be done.
+    """
+    outer = frame
+    while outer is not None:
+        if outer.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(EXIT_INTERRUPTED)
+        outer = outer.f_back
+    signal.default_int_handler(number, frame)
 
 
 if __name__ == "__main__":

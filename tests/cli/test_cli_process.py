@@ -112,6 +112,25 @@ def test_ctrl_c_at_any_moment_of_the_start(endless: Path, delay: float) -> None:
     assert (process.returncode, stderr) == (130, b"")
 
 
+def test_ctrl_c_in_an_import_that_drops_it(tmp_path: Path) -> None:
+    """As callbacks of import locks do; C++ code aborts."""
+    (tmp_path / "dropping.py").write_text(
+        "import signal, time\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+        "time.sleep(30)\n"
+    )
+    program = (
+        "import llmcli.__main__, llmcli.cli.main\n"
+        "llmcli.cli.main.main = lambda: __import__('dropping')\n"
+        "llmcli.__main__.main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=20, check=False, env=environment
+    )
+    assert (result.returncode, result.stderr) == (130, b"")
+
+
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that goes on for thousands of tokens."""
