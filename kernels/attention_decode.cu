@@ -22,6 +22,7 @@
 //           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
 //           one round trip to L2 for eight of them. Rejected, with figures in docs/performance.md: clusters that hand
 //           each other their parts. Speed: scripts/benchmark_attention.py
+#include "common/arrival.cuh"
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
 #include "common/head.cuh"
@@ -181,11 +182,9 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     if (num_splits == 1) return;
 
     __syncthreads();
-    if (threadIdx.x == 0) {  // a fence of one thread holds for all that a barrier has put before it or behind it
-        __threadfence();     // this block's partials before its arrival
-        // Wraps to 0 at the last arrival, ready for the next launch.
-        is_last = atomicInc(counters + blockIdx.z * gridDim.y + blockIdx.y, num_splits - 1) == num_splits - 1;
-        __threadfence();  // the others' arrivals before their partials
+    if (threadIdx.x == 0) {  // the counter is 0 again for the next launch
+        const unsigned last = num_splits - 1;
+        is_last = arrive(counters + blockIdx.z * gridDim.y + blockIdx.y, last) == last;
     }
     __syncthreads();
     if (!is_last) return;

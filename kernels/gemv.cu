@@ -2,7 +2,7 @@
 //           Source: design 3; HF LlamaRMSNorm, LlamaMLP
 // Shapes:   tiles [num_tiles][units][1024] bytes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8 or
 //           null (common/tile.cuh); x [num_rows, x_stride] float of which num_inputs count; norm_weight [num_inputs]
-//           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. EPILOGUE 0: out = y;
+//           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y;
 //           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
 // Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
 //           units; tiles, scales, zero_points, norm_weight 16-byte aligned
@@ -76,8 +76,7 @@ __device__ __forceinline__ void sync_sharers(int own) {
     }
 }
 
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int EPILOGUE,
-          int STAGES>
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int STAGES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
 __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
@@ -103,7 +102,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     // Copies of a warp that may be under way when it asks for the next; measured.
     constexpr int MOST_PENDING = IS_INT4 ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
-    using Out = Output<ROWS, EPILOGUE, TILE_WARPS>;
+    using Out = Output<ROWS, TILE_WARPS>;
     // For the sums of so many tiles of a part; the blocks of a cluster have them in turn, and finish tiles in turn.
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
     constexpr int WARP_FLOATS = ROWS * TILE_ROWS, BUFFER_FLOATS = TILE_WARPS * WARP_FLOATS;
@@ -118,7 +117,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
     const int part = warp / PART_WARPS, own = warp % PART_WARPS, of_tile = rank * PART_WARPS + own;
     unsigned long long* const written = all_written[part];
     unsigned long long* const taken = all_taken[part];
-    const int num_tiles = (shape.num_outputs + Out::COLUMNS - 1) / Out::COLUMNS;
+    const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
     // Shared memory: slots [stage][warp], a chunk of x, sums of tiles [part][own buffer][warp of the tile], sums of a
     // warp on their way to the other block, and sums of every lane (LaneSums).
@@ -172,7 +171,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
             if (awaits_squares) barrier_wait(&squared, 0);
             norm_factor = norm_weight != nullptr ? norm_factor_of<NUM_WARPS>(squares[row], shape) : 1.0f;
         }
-        output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, own, lane);
+        output.write(partials + buffer / BLOCKS * BUFFER_FLOATS, norm_factor, out, shape, own, lane);
         barrier_arrive(&taken[buffer]);
         if (BLOCKS > 1 && !is_last) {  // else nobody waits for it, and the other block may have ended
             __syncwarp();

@@ -14,6 +14,7 @@
 //           over many blocks, and the last to arrive (an integer counter, whose order changes no result) adds the parts
 //           up in the order of their places. Rejected: float atomics (order of arrival), a second kernel for the parts
 //           (a launch costs more than the work), scalar loads (4 times the instructions).
+#include "common/arrival.cuh"
 #include "common/rows.cuh"
 
 struct RowSum {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                      int stride, int columns_per_split) {
     using Value = typename OP::Value;
     const int row = blockIdx.y;
-    const int num_splits = gridDim.x;
+    const unsigned num_splits = gridDim.x;
     x += static_cast<size_t>(row) * stride;
     partials += static_cast<size_t>(row) * num_splits;
     const int begin = blockIdx.x * columns_per_split;
@@ -120,12 +121,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = value;
-        __threadfence();  // the part is visible to every block before it is counted
-        is_last = atomicAdd(&counters[row], 1u) + 1u == num_splits;
+        is_last = arrive(&counters[row], num_splits - 1) == num_splits - 1;  // 0 for the next launch
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
     OP::Combine::set_identity(value);
     if (threadIdx.x < num_splits) {
         // From L2, where the other blocks' writes are; L1 is not kept up to date with them.
@@ -137,8 +136,5 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         memcpy(&value, words, sizeof(Value));
     }
     value = reduce::over_block<typename OP::Combine, BLOCK_SIZE>(value);
-    if (threadIdx.x == 0) {
-        out[row] = OP::finish(value);
-        counters[row] = 0;
-    }
+    if (threadIdx.x == 0) out[row] = OP::finish(value);
 }

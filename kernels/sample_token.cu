@@ -180,9 +180,7 @@ __device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) 
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     row.finalists()[blockIdx.x] = best;
-    __threadfence();  // the finalist is seen before its count
-    is_last = atomicAdd(&row.state().finished, 1u) == gridDim.x - 1;
-    __threadfence();  // and read after it
+    is_last = arrive(&row.state().finished, ~0u) == gridDim.x - 1;
   }
   __syncthreads();  // the answer is there
   return is_last;

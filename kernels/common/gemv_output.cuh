@@ -6,8 +6,10 @@
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 
 struct GemvShape {
-    int num_rows, num_inputs, num_outputs, x_stride, out_stride, chunk_units;
+    int num_rows, num_inputs, num_outputs, x_stride, out_stride, chunk_units, epilogue;
     float eps;
+
+    __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }
 };
 
 // 1 / sqrt(mean of the squares + eps), from the warps' sums of them.
@@ -22,10 +24,9 @@ __device__ __forceinline__ float norm_factor_of(const float* squares, const Gemv
 
 // One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
 // next ones those of the next tile. `warp` counts those of a block that work on the same tile.
-template <int ROWS, int EPILOGUE, int TILE_WARPS>
+template <int ROWS, int TILE_WARPS>
 struct Output {
     static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
-    static constexpr int COLUMNS = EPILOGUE == SWIGLU ? HALF_ROWS : TILE_ROWS;  // of out a tile
 
     float factor, bias, before;
     int place;  // in out; -1: none
@@ -39,23 +40,25 @@ struct Output {
     __device__ __forceinline__ void begin(int tile, const ScaleT* scales, const float* biases, float* out,
                                           const GemvShape& shape, int warp, int lane) {
         const int own_row = row(warp, lane), index = tile * TILE_ROWS + lane % TILE_ROWS;
-        const int column = tile * COLUMNS + lane % TILE_ROWS;
-        const bool exists = own_row < shape.num_rows && lane % TILE_ROWS < COLUMNS && column < shape.num_outputs;
+        const int column = tile * shape.tile_outputs() + lane % TILE_ROWS;
+        const bool exists =
+            own_row < shape.num_rows && lane % TILE_ROWS < shape.tile_outputs() && column < shape.num_outputs;
         place = exists ? own_row * shape.out_stride + column : -1;
         factor = HAS_CHANNEL_SCALE ? to_float(scales[index]) : 1.0f;
         bias = biases != nullptr ? biases[index] : 0.0f;
-        before = EPILOGUE == ADD && exists ? __ldcg(out + place) : 0.0f;
+        before = shape.epilogue == ADD && exists ? __ldcg(out + place) : 0.0f;
     }
 
     // `sums` is [warp][row][16] of the tile.
-    __device__ __forceinline__ void write(const float* sums, float norm_factor, float* out, int warp, int lane) const {
+    __device__ __forceinline__ void write(const float* sums, float norm_factor, float* out, const GemvShape& shape,
+                                          int warp, int lane) const {
         const float* of_warp = sums + min(row(warp, lane), ROWS - 1) * TILE_ROWS + lane % TILE_ROWS;
         float result = 0.0f;
 #pragma unroll
         for (int w = 0; w < TILE_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
         result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
-        if constexpr (EPILOGUE == ADD) result = __fadd_rn(before, result);
-        if constexpr (EPILOGUE == SWIGLU) {
+        if (shape.epilogue == ADD) result = __fadd_rn(before, result);
+        if (shape.epilogue == SWIGLU) {
             const float up = __shfl_down_sync(0xffffffffu, result, HALF_ROWS);
             const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-result)));
             result = __fmul_rn(__fmul_rn(result, sigmoid), up);

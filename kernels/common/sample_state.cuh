@@ -4,6 +4,8 @@
 // where the host writes: the RowSampler, and bias and marks of each token.
 #pragma once
 
+#include "common/arrival.cuh"
+
 namespace sampling {
 
 using Word = unsigned long long;
@@ -113,15 +115,8 @@ struct Row {
   // has no more blocks than there are multiprocessors.
   __device__ __forceinline__ void barrier() {
     ++num_barriers;
-    __syncthreads();  // the writes of the whole block are before thread 0's fence
-    if (threadIdx.x == 0) {
-      __threadfence();
-      atomicAdd(&state().arrivals, 1u);
-      const unsigned expected = num_barriers * gridDim.x;
-      while (*static_cast<volatile unsigned*>(&state().arrivals) < expected) {
-      }
-      __threadfence();
-    }
+    __syncthreads();  // the writes of the whole block are before thread 0's arrival
+    if (threadIdx.x == 0) arrive_and_wait(&state().arrivals, num_barriers * gridDim.x);
     __syncthreads();  // nobody reads before thread 0 has seen all arrive
   }
 

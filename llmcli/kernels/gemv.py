@@ -32,21 +32,21 @@ SPEC = KernelSpec(
     "gemv",
     "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
     (
-        *(f"gemv<Int8, __nv_bfloat16, 0, true, 1, {epilogue}, 5>" for epilogue in (0, 1, 2)),
-        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, {epilogue}, 5>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, {epilogue}, 4>" for rows in _ROWS for epilogue in (1, 2)),
-        *(f"gemv<{weight}, float, 0, true, {rows}, 2, 6>" for weight in ("__half", "float") for rows in (1, 8)),
-        "gemv<__nv_bfloat16, float, 0, true, 1, 0, 6>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 2, 5>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 1, 3>",
-        "gemv<Int8, __nv_bfloat16, 128, true, 8, 1, 2>",
-        "gemv<Int4, __nv_bfloat16, 128, true, 8, 1, 2>",
-        "gemv<Int8, float, 8, false, 1, 2, 2>",
-        "gemv<Int8, float, 32, false, 8, 2, 5>",
-        "gemv<Int8, float, 4096, false, 1, 2, 2>",
-        "gemv<Int4, __half, 32, true, 1, 2, 4>",
-        "gemv<Int4, float, 16, false, 1, 2, 2>",
-        "gemv<Int4, float, 16, false, 8, 2, 2>",
+        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, 5>" for rows in _ROWS),
+        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, 4>" for rows in _ROWS),
+        *(f"gemv<{weight}, float, 0, true, {rows}, 6>" for weight in ("__half", "float") for rows in (1, 8)),
+        "gemv<Int8, __nv_bfloat16, 0, true, 1, 5>",
+        "gemv<__nv_bfloat16, float, 0, true, 1, 6>",
+        "gemv<__nv_bfloat16, float, 0, true, 8, 5>",
+        "gemv<__nv_bfloat16, float, 0, true, 8, 3>",
+        "gemv<Int8, __nv_bfloat16, 128, true, 8, 2>",
+        "gemv<Int4, __nv_bfloat16, 128, true, 8, 2>",
+        "gemv<Int8, float, 8, false, 1, 2>",
+        "gemv<Int8, float, 32, false, 8, 5>",
+        "gemv<Int8, float, 4096, false, 1, 2>",
+        "gemv<Int4, __half, 32, true, 1, 4>",
+        "gemv<Int4, float, 16, false, 1, 2>",
+        "gemv<Int4, float, 16, false, 8, 2>",
     ),
 )
 
@@ -61,6 +61,7 @@ class GemvShape(ctypes.Structure):
         ("x_stride", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
         ("chunk_units", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
 
@@ -85,7 +86,6 @@ class GemvPlan:
 def plan_gemv(
     layout: TileLayout,
     num_rows: int,
-    epilogue: Epilogue,
     *,
     num_multiprocessors: int,
     shared_bytes_per_block: int,
@@ -108,7 +108,7 @@ def plan_gemv(
             if rings:
                 ring = min(rings, key=lambda one: (-(-layout.num_units // one.chunk_units), -one.stages))
                 return GemvPlan(
-                    name=gemv_name(layout, kernel_rows, epilogue, ring.stages),
+                    name=gemv_name(layout, kernel_rows, ring.stages),
                     num_rows=rows,
                     column_tiles=_column_tiles(layout, kernel_rows),
                     num_blocks=num_clusters * cluster,
@@ -146,7 +146,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     return rings
 
 
-def gemv_name(layout: TileLayout, kernel_rows: int, epilogue: Epilogue, stages: int) -> str:
+def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
     """The name expression of the kernel for up to `kernel_rows` rows."""
     arguments = (
         WEIGHT_C_TYPES[layout.weight_type],
@@ -154,7 +154,6 @@ def gemv_name(layout: TileLayout, kernel_rows: int, epilogue: Epilogue, stages: 
         str(layout.group_size or 0),
         "true" if layout.is_symmetric else "false",
         str(kernel_rows),
-        str(_EPILOGUES.index(epilogue)),
         str(stages),
     )
     return f"gemv<{', '.join(arguments)}>"
@@ -195,7 +194,6 @@ def gemv(
         plan = plan_gemv(
             layout,
             num_rows - begin,
-            epilogue,
             num_multiprocessors=device.num_multiprocessors,
             shared_bytes_per_block=device.shared_bytes_per_block,
             can_cluster=device.can_cluster,
@@ -208,6 +206,7 @@ def gemv(
             x_stride=x.strides[0] // 4,
             out_stride=out.strides[0] // 4,
             chunk_units=plan.chunk_units,
+            epilogue=_EPILOGUES.index(epilogue),
             eps=eps,
         )
         rows = (x[begin:end], norm_weight, bias, out[begin:end])

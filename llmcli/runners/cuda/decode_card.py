@@ -7,7 +7,7 @@ Constants are measured on one H200 (docs/performance.md).
 
 from dataclasses import dataclass
 
-from llmcli.kernels.gemv import Epilogue, GemvPlan, plan_gemv
+from llmcli.kernels.gemv import GemvPlan, plan_gemv
 from llmcli.kernels.tiles import TileLayout
 
 # Embedding and sampling a token, greedy.
@@ -34,7 +34,7 @@ class DecodeCard:
     can_cluster: bool
     clock_hertz: float
 
-    def gemv_plans(self, layout: TileLayout, epilogue: Epilogue, num_rows: int) -> list[GemvPlan]:
+    def gemv_plans(self, layout: TileLayout, num_rows: int) -> list[GemvPlan]:
         """The launches of one product: where shared memory is short, fewer rows go into one."""
         plans, left = [], num_rows
         while left > 0:
@@ -42,7 +42,6 @@ class DecodeCard:
                 plan_gemv(
                     layout,
                     left,
-                    epilogue,
                     num_multiprocessors=self.num_multiprocessors,
                     shared_bytes_per_block=self.shared_bytes_per_block,
                     can_cluster=self.can_cluster,
@@ -51,9 +50,9 @@ class DecodeCard:
             left -= plans[-1].num_rows
         return plans
 
-    def gemv_seconds(self, layout: TileLayout, epilogue: Epilogue, num_rows: int) -> float:
+    def gemv_seconds(self, layout: TileLayout, num_rows: int) -> float:
         """All launches of one product."""
-        return sum(self._launch_seconds(layout, plan) for plan in self.gemv_plans(layout, epilogue, num_rows))
+        return sum(self._launch_seconds(layout, plan) for plan in self.gemv_plans(layout, num_rows))
 
     def attention_seconds(self, cache_bytes: int, num_rows: int, has_codes: bool) -> float:
         """Attention of one layer, where each row reads `cache_bytes` of keys and values."""

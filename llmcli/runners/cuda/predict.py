@@ -12,7 +12,6 @@ from llmcli.kernels.cublas import matmul_cost
 from llmcli.kernels.dequantize import dequantize_cost
 from llmcli.kernels.embedding import embedding_cost
 from llmcli.kernels.gemm_packed import gemm_packed_cost
-from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.head_norm import head_norm_cost
 from llmcli.kernels.kv_append import kv_append_cost
 from llmcli.kernels.qkv import cached_bytes
@@ -102,8 +101,8 @@ class CardPredictor:
         config = self._config
         total = num_rows * config.hidden_size * self._embedding_itemsize
         total += 4 * config.hidden_size * (2 * config.num_hidden_layers + 1)  # norms
-        for matrix, epilogue in self._products():
-            passes = len(self._card.gemv_plans(matrix.layout, epilogue, num_rows))
+        for matrix in self._products():
+            passes = len(self._card.gemv_plans(matrix.layout, num_rows))
             bias_bytes = 4 * matrix.layout.padded_rows if has_bias(config, matrix) else 0
             total += passes * (matrix.layout.num_bytes + bias_bytes)
         return total + num_rows * sum(self._cache_bytes(depth))
@@ -113,13 +112,13 @@ class CardPredictor:
         has_codes = self._plan.stored.cache_type == "int8"
         return (
             STEP_SECONDS
-            + sum(self._card.gemv_seconds(matrix.layout, epilogue, num_rows) for matrix, epilogue in self._products())
+            + sum(self._card.gemv_seconds(matrix.layout, num_rows) for matrix in self._products())
             + sum(self._card.attention_seconds(of_layer, num_rows, has_codes) for of_layer in self._cache_bytes(depth))
         )
 
     def decode_kernels(self, num_rows: int = 1) -> int:
         """Kernels of one step."""
-        num_products = sum(len(self._card.gemv_plans(m.layout, epilogue, num_rows)) for m, epilogue in self._products())
+        num_products = sum(len(self._card.gemv_plans(matrix.layout, num_rows)) for matrix in self._products())
         return num_products + self._config.num_hidden_layers + 2  # attention; embedding and sampling
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
@@ -155,7 +154,7 @@ class CardPredictor:
         return launches
 
     def _head_seconds(self) -> float:
-        return self._card.gemv_seconds(self._plan.matrices.head.layout, "store", 1)
+        return self._card.gemv_seconds(self._plan.matrices.head.layout, 1)
 
     def _layer(self, index: int, layer: LayerMatrices, count: int, start: int) -> Iterator[Launch]:
         """The launches of one layer for a chunk of a prompt, as `Forward` makes them."""
@@ -216,16 +215,12 @@ class CardPredictor:
         flops = self._rates.flops
         return flops[kind] if kind in flops else max(flops.values())
 
-    def _products(self) -> Iterator[tuple[MatrixPlan, Epilogue]]:
-        """Every product of a decode step, and what its kernel does with the result."""
+    def _products(self) -> Iterator[MatrixPlan]:
+        """The matrix of every product of a decode step."""
         matrices = self._plan.matrices
         for layer in matrices.layers:
-            for matrix in layer.qkv:
-                yield matrix, "store"
-            yield layer.o, "add"
-            yield layer.gate_up, "swiglu"
-            yield layer.down, "add"
-        yield matrices.head, "store"
+            yield from (*layer.qkv, layer.o, layer.gate_up, layer.down)
+        yield matrices.head
 
     def _cache_bytes(self, depth: int) -> list[int]:
         """Keys and values that a token reads after `depth` others, in each layer."""
