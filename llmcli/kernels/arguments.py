@@ -21,6 +21,7 @@ class Array(Protocol):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    nbytes: int
     data: Any  # .ptr is the address
 
 

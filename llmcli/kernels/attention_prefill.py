@@ -6,7 +6,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
     QkvLayout,
@@ -60,23 +59,6 @@ def attention_prefill(
             num_key_value_heads, max_seq_len] float32 beside codes; out [n, layout.q_size] float32
     Raises: ValueError
     """
-    arrays = (qkv, keys, values, key_scales, value_scales, out)
-    device.launch_planned(_plan, arrays, layout, row, start, window)
-
-
-def _plan(
-    device: Device,
-    qkv: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None,
-    value_scales: Array | None,
-    out: Array,
-    layout: QkvLayout,
-    row: int,
-    start: int,
-    window: int | None,
-) -> Launch:
     check_layout("attention_prefill", layout)
     stride = check_qkv("attention_prefill", qkv, layout)
     num_tokens = qkv.shape[0]
@@ -89,7 +71,7 @@ def _plan(
             f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit a cache of {max_seq_len}"
         )
     block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
-    return Launch(
+    device.launch(
         "attention_prefill",
         kernel_name(keys),
         grid=(layout.num_attention_heads, -(-num_tokens // block_queries)),

@@ -6,7 +6,7 @@ CuPy's binding resets the library's workspace and refuses graph capture, so the 
 import ctypes
 import importlib
 import weakref
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.planned import MAX_PLANS, likeness
 from llmcli.kernels.spec import KernelCost
 
 # Values of library_types.h and cublas_api.h.
@@ -32,15 +31,8 @@ _DEFAULT_ALGORITHM = -1
 # What the library asks for by default on the largest cards; on others a part of it stays unused.
 WORKSPACE_BYTES = 32 * 2**20
 
-
-@dataclass(frozen=True)
-class _Product:
-    """What the library wants to know: rows, tokens and inputs; type and leading dimension of each array."""
-
-    sizes: tuple[int, int, int]
-    weight: tuple[int, int]
-    x: tuple[int, int]
-    out: tuple[int, int]
+_Sizes = tuple[int, int, int]
+_Operands = tuple[tuple[int, int], ...]  # type and leading dimension of each
 
 
 class Cublas:
@@ -53,6 +45,7 @@ class Cublas:
         Raises: DeviceError
         """
         check("cublas", "workspace", workspace, dtype="uint8", shape=(None,), aligned=256)
+        self._device = device
         self._library = _load()
         self._workspace = workspace
         self._handle = ctypes.c_void_p()
@@ -65,7 +58,6 @@ class Cublas:
         self._check("cublasSetMathMode", self._handle, _DEFAULT_MATH | _NO_REDUCED_SUMS)
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
-        self._planned: dict[Hashable, _Product] = {}
 
     def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
         """out = x @ weight.T, in the order of the device's stream.
@@ -74,30 +66,37 @@ class Cublas:
                 out float32 [num_tokens, num_rows]; the rows of each any distance apart
         Raises: ValueError; DeviceError
         """
-        arrays = (weight, x, out)
-        addresses = [array.data.ptr for array in arrays]
-        key = likeness(arrays, addresses)
-        product = self._planned.get(key)
-        if product is None:
-            if len(self._planned) >= MAX_PLANS:
-                self._planned.clear()
-            product = self._planned[key] = _plan(x, weight, out)
+        check("cublas", "x", x, dtype=tuple(_TYPES), shape=(None, None), row_stride=True)
+        num_tokens, num_inputs = x.shape
+        check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
+        num_rows = weight.shape[0]
+        check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
+        operands = (_operand(weight), _operand(x), _operand(out))
+        product = _Product(self, (num_rows, num_tokens, num_inputs), operands)
+        self._device.start(product, [array.data.ptr for array in (weight, x, out)])
+
+    def multiply(self, sizes: _Sizes, operands: _Operands, addresses: Sequence[int]) -> None:
+        """Start a product that has been checked: rows, tokens and inputs; weight, x and output.
+
+        Raises: DeviceError
+        """
+        weight, x, out = map(ctypes.c_void_p, addresses)
+        of_weight, of_x, of_out = operands
         # Column by column, as the library reads, rows are columns: out.T = (weight.T).T @ x.T.
-        weight_address, x_address, out_address = map(ctypes.c_void_p, addresses)
         self._check(
             "cublasGemmEx",
             self._handle,
             _TRANSPOSED,
             _AS_IT_IS,
-            *product.sizes,
+            *sizes,
             self._one_address,
-            weight_address,
-            *product.weight,
-            x_address,
-            *product.x,
+            weight,
+            *of_weight,
+            x,
+            *of_x,
             self._zero_address,
-            out_address,
-            *product.out,
+            out,
+            *of_out,
             _COMPUTE_32F,
             _DEFAULT_ALGORITHM,
         )
@@ -108,6 +107,20 @@ class Cublas:
             raise DeviceError(f"the matrix library's {function} failed with status {status}")
 
 
+@dataclass(frozen=True)
+class _Product:
+    """One product of which only addresses are missing."""
+
+    library: Cublas
+    sizes: _Sizes
+    operands: _Operands
+    label: None = None
+
+    def start(self, addresses: Sequence[int]) -> None:
+        """As `Cublas.multiply`."""
+        self.library.multiply(self.sizes, self.operands, addresses)
+
+
 def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: int) -> KernelCost:
     """What a product moves at least, and what it computes."""
     return KernelCost(
@@ -115,15 +128,6 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
         written_bytes=4 * num_tokens * num_rows,
         flops=2 * num_tokens * num_rows * num_inputs,
     )
-
-
-def _plan(x: Any, weight: Any, out: Any) -> _Product:
-    check("cublas", "x", x, dtype=tuple(_TYPES), shape=(None, None), row_stride=True)
-    num_tokens, num_inputs = x.shape
-    check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
-    num_rows = weight.shape[0]
-    check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
-    return _Product((num_rows, num_tokens, num_inputs), _operand(weight), _operand(x), _operand(out))
 
 
 def _operand(array: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch, Offset
+from llmcli.kernels.launches import Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
@@ -54,20 +54,7 @@ def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tile
             any distance apart; fast where that distance is a multiple of 16 bytes
     Raises: ValueError
     """
-    arrays = (matrix.tiles, matrix.scales, matrix.zero_points, out)
-    device.launch_planned(_plan, arrays, matrix.layout, first_tile, num_tiles)
-
-
-def _plan(
-    device: Device,
-    tiles: Any,
-    scales: Any | None,
-    zero_points: Any | None,
-    out: Any,
-    layout: TileLayout,
-    first_tile: int,
-    num_tiles: int,
-) -> Launch:
+    layout = matrix.layout
     if not 0 <= first_tile < first_tile + num_tiles <= layout.num_tiles:
         raise ValueError(f"dequantize: tiles {first_tile} to {first_tile + num_tiles} of {layout.num_tiles}")
     shape = (num_tiles * TILE_ROWS, layout.num_inputs)
@@ -75,13 +62,13 @@ def _plan(
     dtype = out.dtype if keeps_bfloat16 else ACTIVATION_DTYPES[layout.weight_type]
     check("dequantize", "out", out, dtype=dtype, shape=shape, row_stride=True)
     weight_type = WEIGHT_C_TYPES[layout.weight_type]
-    return Launch(
+    device.launch(
         "dequantize",
         f"dequantize<{weight_type}, {SCALE_C_TYPES[layout.scale_type or 'float32']}, {c_type(out)}>",
         grid=(-(-num_tiles * layout.num_units * (UNIT_BYTES // 16) // BLOCK_SIZE),),
         block=BLOCK_SIZE,
         arguments=(
-            *(_from_tile(first_tile, array) for array in (tiles, scales, zero_points)),
+            *(_from_tile(first_tile, array) for array in (matrix.tiles, matrix.scales, matrix.zero_points)),
             out,
             DequantizeShape(
                 num_tiles=num_tiles,

@@ -6,7 +6,7 @@ Nothing here imports CuPy before the driver has shown a card that can be used.
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 
 from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
+from llmcli.kernels.arguments import Array
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.compiler import CompiledKernels
 from llmcli.kernels.driver import BoundLaunch, LaunchDriver
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.planned import Plan, PlannedLaunches
+from llmcli.kernels.replay import Replay, Starter
 from llmcli.resources import kernel_cache_folder
 
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
@@ -50,7 +51,7 @@ class Device:
         self.trace: list[tuple[str, str]] | None = None
         self._cache = cache
         self._kernels: dict[tuple[str, str], _Kernel] = {}
-        self._planned = PlannedLaunches()
+        self._started: list[tuple[Starter, Sequence[int]]] | None = None  # while something is recorded
         self._cupy = cupy
         with device_errors():
             self.activate()
@@ -135,19 +136,30 @@ class Device:
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
         launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps)
-        self._bind(launch).start(addresses_of(arguments))
-        if self.trace is not None:
-            self.trace.append((stem, name))
+        self.start(self._bind(launch), addresses_of(arguments))
 
-    def launch_planned(self, plan: Plan, arrays: tuple[Any, ...], *options: Hashable) -> None:
-        """Start what `plan(self, *arrays, *options)` says.
+    def start(self, starter: Starter, addresses: Sequence[int]) -> None:
+        """Start a launch that is ready but for its addresses; `record` takes notice of it.
 
-        It is asked once for arrays that differ in nothing but their addresses, which come from this call's.
-        Raises: as `launch`, and what the plan raises
+        Raises: DeviceError
         """
-        started = self._planned.start(self, self._bind, plan, arrays, options)
-        if self.trace is not None:
-            self.trace.append(started)
+        starter.start(addresses)
+        if self._started is not None:
+            self._started.append((starter, addresses))
+        if self.trace is not None and starter.label is not None:
+            self.trace.append(starter.label)
+
+    def record(self, run: Callable[[], None], arrays: Sequence[Array | None]) -> Replay:
+        """Run `run`, and return what it has started, to be started again with other arrays in the place of `arrays`.
+
+        Raises: what `run` raises
+        """
+        self._started = []
+        try:
+            run()
+            return Replay(self, self._started, arrays)
+        finally:
+            self._started = None
 
     def _bind(self, launch: Launch) -> BoundLaunch:
         stem, shared_bytes = launch.stem, launch.shared_bytes

@@ -32,10 +32,12 @@ _ALIGNMENT = 8  # the largest of a scalar, and of a structure's fields
 class BoundLaunch:
     """A launch of which only addresses are missing, as the driver wants it. For one thread at a time."""
 
-    def __init__(self, driver: "LaunchDriver", stem: str, function: int, config: bytes, arguments: Sequence[Any]):
-        """`arguments` are the bytes of each, or None for an address."""
+    def __init__(
+        self, driver: "LaunchDriver", label: tuple[str, str], function: int, config: bytes, arguments: Sequence[Any]
+    ):
+        """`label` are stem and name, `arguments` the bytes of each, or None for an address."""
+        self.label = label
         self._driver = driver
-        self._stem = stem
         self._function = ctypes.c_void_p(function)
         self._config = config
         count = sum(argument is None for argument in arguments)
@@ -61,7 +63,7 @@ class BoundLaunch:
         self._packing.pack_into(self._memory, 0, *addresses)
         status = self._driver.library.cuLaunchKernelEx(self._config, self._function, self._pointers, None)
         if status != 0:
-            raise DeviceError(f"kernel {self._stem} did not start: {self._driver.describe(status)}")
+            raise DeviceError(f"kernel {self.label[0]} did not start: {self._driver.describe(status)}")
 
 
 class LaunchDriver:
@@ -84,7 +86,7 @@ class LaunchDriver:
         overlaps = launch.overlaps and can_overlap
         attributes = ctypes.addressof(_OVERLAP) if overlaps else 0
         config = _CONFIG.pack(x, y, z, launch.block, 1, 1, launch.shared_bytes, stream, attributes, int(overlaps))
-        return BoundLaunch(self, launch.stem, function, config, arguments)
+        return BoundLaunch(self, (launch.stem, launch.name), function, config, arguments)
 
     def allow_shared(self, stem: str, function: int, shared_bytes: int) -> None:
         """Let a function be launched with this much dynamic shared memory a block.

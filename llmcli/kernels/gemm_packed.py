@@ -7,7 +7,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
@@ -53,10 +52,7 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             num_outputs], rows any distance apart, where num_outputs ends in the last tile
     Raises: ValueError, also for a matrix that it does not take
     """
-    device.launch_planned(_plan, (matrix.tiles, matrix.scales, matrix.zero_points, x, out), matrix.layout)
-
-
-def _plan(device: Device, tiles: Any, scales: Any, zero_points: Any, x: Any, out: Any, layout: TileLayout) -> Launch:
+    layout = matrix.layout
     if not takes(layout):
         raise ValueError(f"gemm_packed: {layout} is not for this kernel")
     num_tokens = x.shape[0]
@@ -78,15 +74,15 @@ def _plan(device: Device, tiles: Any, scales: Any, zero_points: Any, x: Any, out
         str(token_tiles),
         str(stages),
     )
-    return Launch(
+    device.launch(
         "gemm_packed",
         f"gemm_packed<{', '.join(parameters)}>",
         grid=(-(-num_tokens // (8 * token_tiles)), -(-layout.num_tiles // _BLOCK_TILES)),
         block=BLOCK_SIZE,
         arguments=(
-            tiles,
-            scales,
-            zero_points,
+            matrix.tiles,
+            matrix.scales,
+            matrix.zero_points,
             x,
             out,
             GemmShape(

@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import VECTOR, RowForm, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -32,10 +31,6 @@ def head_norm(device: Device, *, x: Array, weight: Array, eps: float) -> None:
     weight [head_dim] float32, head_dim at most 256
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (x, weight), eps)
-
-
-def _plan(device: Device, x: Array, weight: Array, eps: float) -> Launch:
     check("head_norm", "weight", weight, dtype=np.float32, shape=(None,))
     (head_dim,) = weight.shape
     is_packed = head_dim % VECTOR == 0 and row_stride(x) % VECTOR == 0
@@ -45,7 +40,7 @@ def _plan(device: Device, x: Array, weight: Array, eps: float) -> Launch:
         raise ValueError(f"head_norm: x has {num_columns} columns, not whole heads of {head_dim} (at most 256)")
     num_heads = num_columns // head_dim
     form = next(form for form in _FORMS if head_dim <= form.num_columns) if is_packed else _SCALAR_FORM
-    return Launch(
+    device.launch(
         "head_norm",
         f"head_norm<{form.parameters}>",
         grid=form.grid(num_rows * num_heads),

@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
     QkvLayout,
@@ -50,20 +49,6 @@ def kv_append(
             value_scales [num_rows, num_key_value_heads, max_seq_len] float32, in-out, beside codes
     Raises: ValueError
     """
-    device.launch_planned(_plan, (qkv, rows, positions, keys, values, key_scales, value_scales), layout)
-
-
-def _plan(
-    device: Device,
-    qkv: Array,
-    rows: Array,
-    positions: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array | None,
-    value_scales: Array | None,
-    layout: QkvLayout,
-) -> Launch:
     check_layout("kv_append", layout)
     stride = check_qkv("kv_append", qkv, layout)
     num_tokens = qkv.shape[0]
@@ -71,7 +56,7 @@ def _plan(
     check("kv_append", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
     max_seq_len = check_cache("kv_append", keys, values, layout, key_scales, value_scales)
     vectors = 2 * layout.num_key_value_heads * _threads_a_head(layout.head_dim, keys.dtype.itemsize)
-    return Launch(
+    device.launch(
         "kv_append",
         kernel_name(keys),
         grid=(num_tokens, -(-vectors // _BLOCK_SIZE)),

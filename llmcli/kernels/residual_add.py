@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import VECTOR, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -21,10 +20,6 @@ def residual_add(device: Device, *, x: Array, row_scale: Array | None, bias: Arr
     [hidden_size] float32; hidden [num_rows, hidden_size] float32
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (x, row_scale, bias, hidden))
-
-
-def _plan(device: Device, x: Array, row_scale: Array | None, bias: Array | None, hidden: Array) -> Launch:
     check("residual_add", "hidden", hidden, dtype=np.float32, shape=(None, None))
     num_rows, num_columns = hidden.shape
     check("residual_add", "x", x, dtype=np.float32, shape=(num_rows, None), row_stride=True)
@@ -36,7 +31,7 @@ def _plan(device: Device, x: Array, row_scale: Array | None, bias: Array | None,
         check("residual_add", "bias", bias, dtype=np.float32, shape=(num_columns,))
     stride = row_stride(x)
     vector = VECTOR if num_columns % VECTOR == 0 and stride % VECTOR == 0 else 1
-    return Launch(
+    device.launch(
         "residual_add",
         f"residual_add<{vector}>",
         grid=(num_rows, -(-num_columns // (BLOCK * STEPS * vector))),

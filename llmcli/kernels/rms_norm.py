@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -22,17 +21,13 @@ def rms_norm(device: Device, *, x: Array, weight: Array, eps: float, out: Array,
     [num_rows] float32
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (x, weight, out, row_scale), eps)
-
-
-def _plan(device: Device, x: Array, weight: Array, out: Array, row_scale: Array, eps: float) -> Launch:
     check("rms_norm", "x", x, dtype=np.float32, shape=(None, None))
     num_rows, num_columns = x.shape
     check("rms_norm", "weight", weight, dtype=np.float32, shape=(num_columns,))
     check("rms_norm", "out", out, dtype=tuple(C_TYPES), shape=x.shape)
     check("rms_norm", "row_scale", row_scale, dtype=np.float32, shape=(num_rows,), aligned=4)
     form = row_form(num_columns, num_columns % VECTOR == 0)
-    return Launch(
+    device.launch(
         "rms_norm",
         f"rms_norm<{c_type(out)}, {form.parameters}>",
         grid=form.grid(num_rows),

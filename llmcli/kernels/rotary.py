@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.qkv import QkvLayout, check_layout, check_qkv, column_address
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -25,17 +24,13 @@ def rotary(device: Device, *, qkv: Array, layout: QkvLayout, positions: Array, c
             cos_sin [max_seq_len, head_dim / 2, 2] float32
     Raises: ValueError
     """
-    device.launch_planned(_plan, (qkv, positions, cos_sin), layout)
-
-
-def _plan(device: Device, qkv: Array, positions: Array, cos_sin: Array, layout: QkvLayout) -> Launch:
     check_layout("rotary", layout)
     stride = check_qkv("rotary", qkv, layout)
     num_tokens = qkv.shape[0]
     check("rotary", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
     check("rotary", "cos_sin", cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
     vectors = (layout.num_attention_heads + layout.num_key_value_heads) * layout.head_dim // 8
-    return Launch(
+    device.launch(
         "rotary",
         kernel_name(layout),
         grid=(num_tokens, -(-vectors // _BLOCK_SIZE)),

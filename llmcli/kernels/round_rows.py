@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -21,16 +20,12 @@ def round_rows(device: Device, *, x: Array, out: Array, row_scale: Array) -> Non
     Shapes: x [num_rows, num_columns] float32; out like x, any storage type; row_scale [num_rows] float32
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (x, out, row_scale))
-
-
-def _plan(device: Device, x: Array, out: Array, row_scale: Array) -> Launch:
     check("round_rows", "x", x, dtype=np.float32, shape=(None, None))
     num_rows, num_columns = x.shape
     check("round_rows", "out", out, dtype=tuple(C_TYPES), shape=x.shape)
     check("round_rows", "row_scale", row_scale, dtype=np.float32, shape=(num_rows,), aligned=4)
     form = row_form(num_columns, num_columns % VECTOR == 0)
-    return Launch(
+    device.launch(
         "round_rows",
         f"round_rows<{c_type(out)}, {form.parameters}>",
         grid=form.grid(num_rows),

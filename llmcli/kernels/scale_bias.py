@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import VECTOR, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
@@ -21,10 +20,6 @@ def scale_bias(device: Device, *, x: Array, row_scale: Array | None, bias: Array
     float32
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (x, row_scale, bias))
-
-
-def _plan(device: Device, x: Array, row_scale: Array | None, bias: Array | None) -> Launch:
     check("scale_bias", "x", x, dtype=np.float32, shape=(None, None), row_stride=True)
     num_rows, num_columns = x.shape
     if row_scale is not None:
@@ -33,7 +28,7 @@ def _plan(device: Device, x: Array, row_scale: Array | None, bias: Array | None)
         check("scale_bias", "bias", bias, dtype=np.float32, shape=(num_columns,))
     stride = row_stride(x)
     vector = VECTOR if num_columns % VECTOR == 0 and stride % VECTOR == 0 else 1
-    return Launch(
+    device.launch(
         "scale_bias",
         f"scale_bias<{vector}>",
         grid=(num_rows, -(-num_columns // (BLOCK * STEPS * vector))),

@@ -4,7 +4,6 @@ import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, VECTOR, row_form, row_stride
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS
@@ -23,10 +22,6 @@ def swiglu(device: Device, *, gate_up: Array, row_scale: Array, out: Array, out_
     turn; row_scale, out_scale [num_rows] float32; out [num_rows, intermediate_size], any storage type
     Raises: ValueError for arrays that do not fit
     """
-    device.launch_planned(_plan, (gate_up, row_scale, out, out_scale))
-
-
-def _plan(device: Device, gate_up: Array, row_scale: Array, out: Array, out_scale: Array) -> Launch:
     check("swiglu", "out", out, dtype=tuple(C_TYPES), shape=(None, None))
     num_rows, num_columns = out.shape
     check("swiglu", "gate_up", gate_up, dtype=np.float32, shape=(num_rows, None), row_stride=True)
@@ -37,7 +32,7 @@ def _plan(device: Device, gate_up: Array, row_scale: Array, out: Array, out_scal
         check("swiglu", name, scale, dtype=np.float32, shape=(num_rows,), aligned=4)
     stride = row_stride(gate_up)
     form = row_form(num_columns, num_columns % VECTOR == 0 and stride % VECTOR == 0)
-    return Launch(
+    device.launch(
         "swiglu",
         f"swiglu<{c_type(out)}, {form.parameters}>",
         grid=form.grid(num_rows),

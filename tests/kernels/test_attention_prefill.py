@@ -11,7 +11,6 @@ from kv_codes import CODES, cache_arguments, stored, upload_cache
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
-from llmcli.kernels.planned import PlansAnew
 from llmcli.kernels.qkv import QkvLayout
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
@@ -169,7 +168,7 @@ def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
         assert_same_bits(lambda: problem.run(device))
 
 
-class Recorder(PlansAnew):
+class Recorder:
     """Stands in for a card: remembers launches."""
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
 """The matrix library's product against float64, and that it takes no memory and no TF32."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,35 +74,6 @@ def test_wrong_arrays_are_refused(device: Device, cublas: Cublas) -> None:
         cublas.matmul(x=x, weight=weight.astype(np.float16), out=out)
     with pytest.raises(ValueError, match=r"cublas: out is \[2, 8\]"):
         cublas.matmul(x=x, weight=weight, out=out[:, :8])
-
-
-def test_products_of_like_arrays_take_the_addresses_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is checked once for arrays that are alike is right for the next; others are checked again."""
-    products: list[tuple[Any, ...]] = []
-
-    class Library:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *arguments: 0
-
-        def cublasGemmEx(self, *arguments: Any) -> int:  # noqa: N802
-            products.append(tuple(getattr(one, "value", one) for one in arguments[3:] if not hasattr(one, "_obj")))
-            return 0
-
-    def array(shape: tuple[int, ...], dtype: Any, ptr: int) -> Any:
-        host = np.zeros(shape, dtype)
-        data = SimpleNamespace(ptr=ptr)
-        return SimpleNamespace(dtype=host.dtype, shape=shape, strides=host.strides, nbytes=host.nbytes, data=data)
-
-    monkeypatch.setattr("llmcli.kernels.cublas._load", Library)
-    card: Any = SimpleNamespace(stream=SimpleNamespace(ptr=0))
-    library = Cublas(card, array((1024,), np.uint8, 4096))
-    for num_tokens, ptr in ((5, 4096), (5, 8192), (6, 4096)):
-        x, weight = array((num_tokens, 64), np.float16, ptr), array((32, 64), np.float16, 2 * ptr)
-        library.matmul(x=x, weight=weight, out=array((num_tokens, 32), np.float32, 4 * ptr))
-        assert products[-1][:3] == (32, num_tokens, 64)
-        assert products[-1][3:12] == (2 * ptr, 2, 64, ptr, 2, 64, 4 * ptr, 0, 32)
-    with pytest.raises(ValueError, match=r"out is \[5, 32\], expected \[6, 32\]"):
-        library.matmul(x=x, weight=weight, out=array((5, 32), np.float32, 4096))
 
 
 def test_cost() -> None:

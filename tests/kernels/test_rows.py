@@ -9,12 +9,11 @@ from row_data import COLUMNS, STORAGE
 
 from llmcli.kernels import embedding, head_norm, residual_add, rms_norm, round_rows, row_reduce, scale_bias, softmax
 from llmcli.kernels import swiglu as swiglu_module
-from llmcli.kernels.planned import PlansAnew
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
 
 
-class Recorder(PlansAnew):
+class Recorder:
     """A card that only notes what is launched."""
 
     num_multiprocessors = 64

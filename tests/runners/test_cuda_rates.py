@@ -1,5 +1,6 @@
 """How rates are measured: on a card that has been at work for a while or not; launches on the host."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +71,13 @@ def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rates, "residual_add", lambda device, **arrays: start("add", 10e-6, arrays))
     monkeypatch.setattr(rates, "_array", lambda shape, dtype: np.empty(shape, dtype))
     monkeypatch.setattr(rates.time, "perf_counter", lambda: clock.now)
-    device: Any = SimpleNamespace(synchronize=wait_for_the_card)
+
+    def record(run: Callable[[], None], arrays: Any) -> Any:
+        clock.now += 1.0  # to work out what to launch
+        run()
+        return SimpleNamespace(start=lambda addresses: run())
+
+    device: Any = SimpleNamespace(synchronize=wait_for_the_card, record=record)
     assert rates.measure_launch_seconds(device) == pytest.approx(8e-6)
     small = ((16, 16), "float16"), ((16, 16), "float16"), ((16, 16), "float32")
     assert starts[0] == ("product", list(small))

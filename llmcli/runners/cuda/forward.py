@@ -4,7 +4,8 @@ Everything is queued on the device's stream and nothing is allocated. Up to 8 to
 decoding, more through matrix products on the tensor cores with one kernel for each operation between them.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
+from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.rotary import rotary
@@ -27,7 +29,7 @@ from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.arena import Arena, fetch, send
-from llmcli.runners.cuda.kv_cache import KvCache
+from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import LOGIT_ROWS, MAX_BATCH, MemoryPlan, qkv_layout
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products
 from llmcli.runners.cuda.weights import LayerWeights, Projection, Weights
@@ -44,6 +46,21 @@ class Tokens:
     def first(self, num_tokens: int) -> "Tokens":
         """The first of them."""
         return Tokens(self.token_ids[:num_tokens], self.rows[:num_tokens], self.positions[:num_tokens])
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A decoder layer with its cache. What is launched for one is right for the others of its `kind`.
+
+    `arrays` are its own, weights and cache, and `addresses` where they begin.
+    """
+
+    index: int
+    weights: LayerWeights
+    cache: LayerCache
+    kind: int
+    arrays: tuple[Any, ...]
+    addresses: list[int]
 
 
 class Forward:
@@ -65,7 +82,7 @@ class Forward:
         self._products = products
         self._tokens = Tokens(workspace["token_ids"], workspace["rows"], workspace["positions"])
         self._qkv = qkv_layout(self.config)
-        self._layers = list(enumerate(weights.layers))
+        self._layers = self._find_layers()
 
     def run(self, row: int, position: int, token_ids: Sequence[int], logits: Any) -> None:
         """Run tokens of one row from `position` on and append their keys and values to the cache.
@@ -90,12 +107,12 @@ class Forward:
         The row and position of each are read on the card, so the same launches serve every step.
         """
         activations = self._begin(tokens)
-        for index, layer in self._layers:
 
-            def attend(index: int = index, layer: LayerWeights = layer) -> None:
-                self._attend_batch(index, layer, tokens, activations)
+        def run(layer: _Layer) -> None:
+            attend = functools.partial(self._attend_batch, layer, tokens, activations)
+            self._few_tokens(layer.weights, activations, attend)
 
-            self._few_tokens(layer, activations, attend)
+        self._run_layers(run)
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Scores of every vocabulary entry. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
@@ -124,9 +141,7 @@ class Forward:
 
     def rehearse(self) -> None:
         """Go through every form of launch once, on a device that launches nothing."""
-        uses_rope = self.config.traits.uses_rope
-        distinct = {(layer.layouts, uses_rope[index]): (index, layer) for index, layer in self._layers}
-        self._layers = list(distinct.values())
+        self._layers = list({layer.kind: layer for layer in self._layers}.values())
         for count in range(1, MAX_BATCH + 1):
             self.run_batch(self._tokens.first(count))
             self.project_logits(self.hidden[:count], self._workspace["score_logits"][:count])
@@ -136,12 +151,34 @@ class Forward:
     def _run_chunk(self, tokens: Tokens, row: int, position: int) -> None:
         activations = self._begin(tokens)
         run_layer = self._few_tokens if activations.count <= MAX_BATCH else self._many_tokens
-        for index, layer in self._layers:
 
-            def attend(index: int = index, layer: LayerWeights = layer) -> None:
-                self._attend_chunk(index, layer, tokens, row, position, activations)
+        def run(layer: _Layer) -> None:
+            attend = functools.partial(self._attend_chunk, layer, tokens, row, position, activations)
+            run_layer(layer.weights, activations, attend)
 
-            run_layer(layer, activations, attend)
+        self._run_layers(run)
+
+    def _run_layers(self, run: Callable[[_Layer], None]) -> None:
+        """Run the first layer of each kind, and start the same launches for the others."""
+        replays: dict[int, Replay] = {}
+        for layer in self._layers:
+            replay = replays.get(layer.kind)
+            if replay is None:
+                replays[layer.kind] = self.device.record(functools.partial(run, layer), layer.arrays)
+            else:
+                replay.start(layer.addresses)
+
+    def _find_layers(self) -> list[_Layer]:
+        traits = self.config.traits
+        layers: list[_Layer] = []
+        kinds: dict[Hashable, int] = {}
+        for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
+            arrays = (*weights.arrays, *cache.values())
+            matrices = [(part.matrix.layout, part.activation_dtype, part.begin) for part in weights.projections]
+            launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
+            kind = kinds.setdefault(launched, len(kinds))
+            layers.append(_Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
+        return layers
 
     def _begin(self, tokens: Tokens) -> Activations:
         """Take the tokens' vectors."""
@@ -211,38 +248,36 @@ class Forward:
         bias, hidden = projection.output_bias, activations.hidden
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
-    def _attend_batch(self, index: int, layer: LayerWeights, tokens: Tokens, activations: Activations) -> None:
+    def _attend_batch(self, layer: _Layer, tokens: Tokens, activations: Activations) -> None:
         """Norms and rotation of query and key, the cache's new entries and attention in one kernel."""
         traits = self.config.traits
         attention_decode(
             self.device,
             qkv=activations.qkv,
             layout=self._qkv,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
+            q_norm=layer.weights.q_norm,
+            k_norm=layer.weights.k_norm,
             eps=self.config.rms_norm_eps,
-            cos_sin=self._weights.cos_sin if traits.uses_rope[index] else None,
+            cos_sin=self._weights.cos_sin if traits.uses_rope[layer.index] else None,
             rows=tokens.rows,
             positions=tokens.positions,
-            **self._cache.layers[index],
-            window=traits.sliding_windows[index],
+            **layer.cache,
+            window=traits.sliding_windows[layer.index],
             partials=self._workspace["partials"],
             counters=self._workspace["counters"],
             out=activations.mixed,
         )
 
-    def _attend_chunk(
-        self, index: int, layer: LayerWeights, tokens: Tokens, row: int, position: int, activations: Activations
-    ) -> None:
+    def _attend_chunk(self, layer: _Layer, tokens: Tokens, row: int, position: int, activations: Activations) -> None:
         """The same for tokens of one row, each of which sees those before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
-        cache = self._cache.layers[index]
-        if layer.q_norm is not None:
-            eps = self.config.rms_norm_eps
+        weights, eps = layer.weights, self.config.rms_norm_eps
+        if weights.q_norm is not None:
             queries = activations.qkv_columns(0, layout.q_size)
-            head_norm(device, x=queries, weight=layer.q_norm, eps=eps)
-            head_norm(device, x=activations.qkv_columns(layout.k_offset, layout.kv_size), weight=layer.k_norm, eps=eps)
-        if traits.uses_rope[index]:
+            keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
+            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
+            head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
+        if traits.uses_rope[layer.index]:
             rotary(device, qkv=qkv, layout=layout, positions=tokens.positions, cos_sin=self._weights.cos_sin)
         kv_append(
             device,
@@ -250,15 +285,15 @@ class Forward:
             layout=layout,
             rows=tokens.rows,
             positions=tokens.positions,
-            **cache,
+            **layer.cache,
         )
         attention_prefill(
             device,
             qkv=qkv,
             layout=layout,
-            **cache,
+            **layer.cache,
             row=row,
             start=position,
-            window=traits.sliding_windows[index],
+            window=traits.sliding_windows[layer.index],
             out=activations.mixed,
         )

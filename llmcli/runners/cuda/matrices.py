@@ -47,6 +47,10 @@ class LayerMatrices:
     gate_up: MatrixPlan
     down: MatrixPlan
 
+    def __iter__(self) -> Iterator[MatrixPlan]:
+        """Each in the order in which a token passes them."""
+        yield from (*self.qkv, self.o, self.gate_up, self.down)
+
 
 @dataclass(frozen=True)
 class ModelMatrices:
@@ -59,7 +63,7 @@ class ModelMatrices:
     def __iter__(self) -> Iterator[MatrixPlan]:
         """Every matrix once, in the order in which a token passes them."""
         for layer in self.layers:
-            yield from (*layer.qkv, layer.o, layer.gate_up, layer.down)
+            yield from layer
         yield self.head
 
 

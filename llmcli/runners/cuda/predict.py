@@ -4,7 +4,7 @@ All constants that are neither bytes nor measured in the same process stand here
 decode_card.py, each with its source.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from llmcli.kernels.attention_prefill import attention_prefill_cost
@@ -39,9 +39,8 @@ PACKED_READ_SHARES = {"int8": 0.5, "int4": 0.3}
 ATTENTION_SHARE = 0.35
 # A kernel's own start and end.
 KERNEL_SECONDS = 4e-6
-# A launch of the forward pass, which looks up arrays and products between them, against one of the loop that is
-# measured: 1.3, 1.4, 1.4, 1.6 and 2.1 times for five models that wait for a host.
-FORWARD_LAUNCH = 1.4
+# A launch of a layer that is the first of its kind, which is checked and planned, against those of others like it.
+NEW_LAUNCH = 5
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
 FIRST_TOKEN_SECONDS = 150e-6
 
@@ -51,7 +50,8 @@ class Rates:
     """What a card and its host reach, measured or as the maker says; without products' rates no prefill is predicted.
 
     Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
-    `launch_seconds` the host takes for a launch, which prefill waits for where its kernels are shorter
+    `launch_seconds` the host takes to launch what it has launched for a layer before, which prefill waits for where
+    its kernels are shorter
     """
 
     read_bytes: float
@@ -101,7 +101,7 @@ class CardPredictor:
         config = self._config
         total = num_rows * config.hidden_size * self._embedding_itemsize
         total += 4 * config.hidden_size * (2 * config.num_hidden_layers + 1)  # norms
-        for matrix in self._products():
+        for matrix in self._plan.matrices:
             passes = len(self._card.gemv_plans(matrix.layout, num_rows))
             bias_bytes = 4 * matrix.layout.padded_rows if has_bias(config, matrix) else 0
             total += passes * (matrix.layout.num_bytes + bias_bytes)
@@ -112,13 +112,13 @@ class CardPredictor:
         has_codes = self._plan.stored.cache_type == "int8"
         return (
             STEP_SECONDS
-            + sum(self._card.gemv_seconds(matrix.layout, num_rows) for matrix in self._products())
+            + sum(self._card.gemv_seconds(matrix.layout, num_rows) for matrix in self._plan.matrices)
             + sum(self._card.attention_seconds(of_layer, num_rows, has_codes) for of_layer in self._cache_bytes(depth))
         )
 
     def decode_kernels(self, num_rows: int = 1) -> int:
         """Kernels of one step."""
-        num_products = sum(len(self._card.gemv_plans(matrix.layout, num_rows)) for matrix in self._products())
+        num_products = sum(len(self._card.gemv_plans(matrix.layout, num_rows)) for matrix in self._plan.matrices)
         return num_products + self._config.num_hidden_layers + 2  # attention; embedding and sampling
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
@@ -141,7 +141,8 @@ class CardPredictor:
             return self.decode_seconds(start + count, count) - self._head_seconds()
         launches = self.chunk_launches(count, start)
         computing = sum(launch.seconds(self._rates.read_bytes) for launch in launches)
-        return max(computing, len(launches) * FORWARD_LAUNCH * self._rates.launch_seconds)
+        waiting = len(launches) + (NEW_LAUNCH - 1) * self._new_launches(count)
+        return max(computing, waiting * self._rates.launch_seconds)
 
     def chunk_launches(self, count: int, start: int) -> list[Launch]:
         """The kernels of a chunk of more than 8 tokens from position `start` on, without the head's."""
@@ -152,6 +153,15 @@ class CardPredictor:
         for index, layer in enumerate(self._plan.matrices.layers):
             launches += self._layer(index, layer, count, start)
         return launches
+
+    def _new_launches(self, count: int) -> int:
+        """Launches of a chunk that no layer before has made alike."""
+        traits, layers = self._config.traits, self._plan.matrices.layers
+        firsts: dict[Hashable, int] = {}
+        for index, layer in enumerate(layers):
+            kind = (*(matrix.layout for matrix in layer), traits.uses_rope[index], traits.sliding_windows[index])
+            firsts.setdefault(kind, index)
+        return 1 + sum(len(list(self._layer(index, layers[index], count, 0))) for index in firsts.values())
 
     def _head_seconds(self) -> float:
         return self._card.gemv_seconds(self._plan.matrices.head.layout, 1)
@@ -214,13 +224,6 @@ class CardPredictor:
     def _flops(self, kind: str) -> float:
         flops = self._rates.flops
         return flops[kind] if kind in flops else max(flops.values())
-
-    def _products(self) -> Iterator[MatrixPlan]:
-        """The matrix of every product of a decode step."""
-        matrices = self._plan.matrices
-        for layer in matrices.layers:
-            yield from (*layer.qkv, layer.o, layer.gate_up, layer.down)
-        yield matrices.head
 
     def _cache_bytes(self, depth: int) -> list[int]:
         """Keys and values that a token reads after `depth` others, in each layer."""

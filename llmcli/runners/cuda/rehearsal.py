@@ -1,13 +1,12 @@
 """Finds out which kernels a model needs, by going through its launches without launching any."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.planned import PlansAnew
 
 
-class Rehearsal(PlansAnew):
+class Rehearsal:
     """Stands in for a `Device` and notes every kernel's name.
 
     Attributes: wanted: the name expressions by `.cu` stem
@@ -24,6 +23,10 @@ class Rehearsal(PlansAnew):
     def launch(self, stem: str, name: str, **launch: Any) -> None:
         """Note the name."""
         self._wanted.setdefault(stem, set()).add(name)
+
+    def record(self, run: Callable[[], None], arrays: Any) -> None:
+        """Run it; there is nothing to start again."""
+        run()
 
     @property
     def wanted(self) -> Mapping[str, set[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.checkpoint.layout import EMBEDDING
-from llmcli.kernels.tiles import TiledMatrix, TileLayout
+from llmcli.kernels.tiles import TiledMatrix
 from llmcli.runners.cuda.arena import Arena
 from llmcli.runners.cuda.matrices import LayerMatrices, MatrixPlan
 from llmcli.runners.cuda.memory import MemoryPlan, bias_region, has_bias, matrix_region
@@ -26,6 +26,12 @@ class Projection:
     bias: Any
     activation_dtype: Any
     begin: int = 0
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All that a product reads of it, with None for what it has not."""
+        matrix = self.matrix
+        return matrix.tiles, matrix.scales, matrix.zero_points, self.bias
 
     @property
     def num_rows(self) -> int:
@@ -57,9 +63,15 @@ class LayerWeights:
     down: Projection
 
     @property
-    def layouts(self) -> tuple[TileLayout, ...]:
-        """How its matrices lie in tiles: layers with the same ones run the same kernels."""
-        return tuple(part.matrix.layout for part in (*self.qkv, self.o, self.gate_up, self.down))
+    def projections(self) -> tuple[Projection, ...]:
+        """Its matrices, in the order of their use."""
+        return *self.qkv, self.o, self.gate_up, self.down
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All its arrays, with None for what it has not."""
+        norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
+        return *norms, *(array for projection in self.projections for array in projection.arrays)
 
 
 @dataclass(frozen=True)

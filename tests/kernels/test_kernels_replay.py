@@ -1,0 +1,285 @@
+"""Replays: what was launched for some arrays, launched for others, and with the addresses of those."""
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.errors import DeviceError
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
+from llmcli.kernels.attention_prefill import attention_prefill
+from llmcli.kernels.cublas import Cublas
+from llmcli.kernels.dequantize import dequantize
+from llmcli.kernels.device import Device
+from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.gemm_packed import gemm_packed
+from llmcli.kernels.gemv import gemv
+from llmcli.kernels.head_norm import head_norm
+from llmcli.kernels.kv_append import kv_append
+from llmcli.kernels.launches import Launch, Offset, addresses_of
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.replay import Replay, base_addresses, likeness
+from llmcli.kernels.residual_add import residual_add
+from llmcli.kernels.rms_norm import rms_norm
+from llmcli.kernels.rotary import rotary
+from llmcli.kernels.round_rows import round_rows
+from llmcli.kernels.scale_bias import scale_bias
+from llmcli.kernels.swiglu import swiglu
+from llmcli.kernels.tiles import TiledMatrix, tile_layout
+
+F32, F16, I32, U8 = np.float32, np.float16, np.int32, np.uint8
+
+
+class Array:
+    """An array as launchers see it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any = F32, ptr: int = 4096, strides: Any = None):
+        self.dtype, self.shape, self.data = np.dtype(dtype), shape, SimpleNamespace(ptr=ptr)
+        host = np.broadcast_to(np.zeros(1, dtype), shape)
+        self.nbytes = host.size * host.itemsize
+        self.strides = strides or np.empty(shape, dtype).strides
+
+    def __getitem__(self, rows: slice) -> "Array":
+        begin, end, _ = rows.indices(self.shape[0])
+        ptr = self.data.ptr + begin * self.strides[0]
+        return Array((end - begin, *self.shape[1:]), self.dtype, ptr, self.strides)
+
+
+class Library:
+    """Notes the first 8 bytes of every argument: the whole of an address or a scalar."""
+
+    def __init__(self) -> None:
+        self.launches: list[list[int]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
+        self.launches.append([ctypes.c_uint64.from_address(address).value for address in parameters])
+        return 0
+
+
+class Card(Device):
+    """A device without a card: it binds and starts as the real one."""
+
+    def __init__(self) -> None:
+        self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster = 132, 227 * 1024, True
+        self.library = Library()
+        self.driver = LaunchDriver(self.shared_bytes_per_block, self.library)
+        self.trace, self._started = [], None
+        self.stream = SimpleNamespace(ptr=0)
+
+    def _bind(self, launch: Launch) -> Any:
+        return self.driver.bind(launch, 0x1234, 0x1000, True)
+
+    def launch_two(self, own: Any, shared: Any) -> None:
+        self.launch("a", "a<1>", grid=(1,), block=32, arguments=(Offset(own, 8), np.int32(7), shared, None))
+        self.launch("b", "b<2>", grid=(1,), block=32, arguments=(shared, own))
+
+
+def test_a_replay_launches_the_same_with_the_addresses_of_other_arrays() -> None:
+    card, own, shared = Card(), Array((4,), ptr=4096), Array((4,), ptr=8192)
+    replay = card.record(lambda: card.launch_two(own, shared), [None, own])
+    assert card.library.launches == [[4104, 7, 8192, 0], [8192, 4096]]
+    replay.start(base_addresses([None, Array((4,), ptr=1 << 40)]))
+    assert card.library.launches[2:] == [[(1 << 40) + 8, 7, 8192, 0], [8192, 1 << 40]]
+    assert card.trace == [("a", "a<1>"), ("b", "b<2>")] * 2
+
+
+def test_an_address_belongs_to_the_array_it_is_in() -> None:
+    card, first, second = Card(), Array((4,), ptr=4096), Array((4,), ptr=4112)
+
+    def run() -> None:
+        for offset in (0, 12, 16, 28, 32):
+            card.launch("a", "a<1>", grid=(1,), block=32, arguments=(Offset(first, offset),))
+
+    card.record(run, [second, first]).start([1 << 20, 1 << 30])
+    assert card.library.launches[5:] == [[1 << 30], [(1 << 30) + 12], [1 << 20], [(1 << 20) + 12], [4128]]
+
+
+def test_only_what_is_recorded_is_replayed() -> None:
+    card, own, shared = Card(), Array((4,)), Array((4,))
+    card.launch_two(own, shared)
+    replay = card.record(lambda: card.launch("c", "c<3>", grid=(1,), block=32, arguments=()), [own])
+    card.launch_two(own, shared)
+    card.trace = []
+    replay.start([64])
+    assert card.trace == [("c", "c<3>")]
+
+
+def test_after_a_failure_nothing_is_recorded() -> None:
+    def fail() -> None:
+        raise DeviceError("the card failed")
+
+    card = Card()
+    with pytest.raises(DeviceError):
+        card.record(fail, [])
+    assert card._started is None
+
+
+def test_no_array_is_held() -> None:
+    card = Card()
+
+    def record() -> tuple[Replay, Any]:
+        own = Array((4,))
+        return card.record(lambda: card.launch_two(own, Array((4,), ptr=8192)), [own]), weakref.ref(own)
+
+    replay, alive = record()
+    gc.collect()
+    assert alive() is None
+    replay.start([64])
+    assert card.library.launches[2:] == [[72, 7, 8192, 0], [8192, 64]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Array((5,)), Array((4, 1)), Array((4,), I32), Array((4,), strides=(8,)), Array((4,), ptr=4096 + 8), None],
+    ids=["size", "axes", "type", "strides", "alignment", "absent"],
+)
+def test_likeness_is_all_but_the_address(other: Any) -> None:
+    assert likeness([Array((4,)), None]) == likeness([Array((4,), ptr=1 << 40), None])
+    assert likeness([Array((4,))]) != likeness([other])
+
+
+LAYOUT = QkvLayout(4, 2, 64)
+CACHE = (3, 2, 100, 64)
+
+Give = Callable[..., Any]  # the next array of a shape and type
+
+
+def matrix(give: Give) -> TiledMatrix:
+    layout = tile_layout("int8", 64, 256, 128, "float16", is_symmetric=False)
+    shape = (layout.num_tiles, layout.num_groups, 16)
+    return TiledMatrix(
+        layout,
+        give(layout.num_tiles, layout.num_units, 1024, dtype=U8),
+        give(*shape, dtype=F16),
+        give(*shape, dtype=U8),
+    )
+
+
+LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
+    "rms_norm": lambda card, give: rms_norm(
+        card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
+    ),
+    "round_rows": lambda card, give: round_rows(card, x=give(5, 64), out=give(5, 64, dtype=F16), row_scale=give(5)),
+    "scale_bias": lambda card, give: scale_bias(card, x=give(5, 64), row_scale=give(5), bias=give(64)),
+    "residual_add": lambda card, give: residual_add(
+        card, x=give(5, 64), row_scale=give(5), bias=None, hidden=give(5, 64)
+    ),
+    "swiglu": lambda card, give: swiglu(
+        card, gate_up=give(5, 128), row_scale=give(5), out=give(5, 64, dtype=F16), out_scale=give(5)
+    ),
+    "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
+    "rotary": lambda card, give: rotary(
+        card, qkv=give(5, LAYOUT.width), layout=LAYOUT, positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
+    ),
+    "kv_append": lambda card, give: kv_append(
+        card,
+        qkv=give(5, LAYOUT.width),
+        layout=LAYOUT,
+        rows=give(5, dtype=I32),
+        positions=give(5, dtype=I32),
+        keys=give(*CACHE, dtype=F16),
+        values=give(*CACHE, dtype=F16),
+    ),
+    "attention_prefill": lambda card, give: attention_prefill(
+        card,
+        qkv=give(5, LAYOUT.width),
+        layout=LAYOUT,
+        keys=give(*CACHE, dtype=F16),
+        values=give(*CACHE, dtype=F16),
+        row=1,
+        start=20,
+        window=None,
+        out=give(5, LAYOUT.q_size),
+    ),
+    "attention_decode": lambda card, give: attention_decode(
+        card,
+        qkv=give(2, LAYOUT.width),
+        layout=LAYOUT,
+        q_norm=give(64),
+        k_norm=give(64),
+        eps=1e-5,
+        cos_sin=give(100, 32, 2),
+        rows=give(2, dtype=I32),
+        positions=give(2, dtype=I32),
+        keys=give(*CACHE, dtype=U8),
+        values=give(*CACHE, dtype=U8),
+        key_scales=give(*CACHE[:3]),
+        value_scales=give(*CACHE[:3]),
+        window=20,
+        partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
+        counters=give(2, grid_heads(LAYOUT, 1), dtype=np.uint32),
+        out=give(2, LAYOUT.q_size),
+    ),
+    "dequantize": lambda card, give: dequantize(
+        card, matrix=matrix(give), first_tile=1, num_tiles=2, out=give(32, 256, dtype=F16)
+    ),
+    "gemm_packed": lambda card, give: gemm_packed(
+        card, matrix=matrix(give), x=give(5, 256, dtype=F16), out=give(5, 64)
+    ),
+    "gemv": lambda card, give: gemv(
+        card, matrix=matrix(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), eps=1e-5, bias=give(64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launchers_give_addresses_as_arrays(name: str) -> None:
+    """What is launched for some arrays is right for others: no address is taken into a launch as a number."""
+
+    def arrays_from(ptr: int) -> tuple[Give, list[Array]]:
+        given: list[Array] = []
+
+        def give(*shape: int, dtype: Any = F32) -> Array:
+            given.append(Array(shape, dtype, ptr + len(given) * 0x100000))
+            return given[-1]
+
+        return give, given
+
+    card, other = Card(), Card()
+    give, given = arrays_from(0x7000_0000_0000)
+    replay = card.record(lambda: LAUNCHERS[name](card, give), given)
+    launched = len(card.library.launches)
+    give, others = arrays_from(0x7100_0000_0000)
+    LAUNCHERS[name](other, give)
+    replay.start(base_addresses(others))
+    assert card.library.launches[launched:] == other.library.launches
+    seen = {value & ~0xFFFFF for values in other.library.launches for value in values}
+    assert seen >= {array.data.ptr for array in others}
+
+
+def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[tuple[Any, ...]] = []
+
+    class MatrixLibrary:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: 0
+
+        def cublasGemmEx(self, *arguments: Any) -> int:  # noqa: N802
+            products.append(tuple(getattr(one, "value", one) for one in arguments[3:] if not hasattr(one, "_obj")))
+            return 0
+
+    monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
+    card = Card()
+    library = Cublas(card, Array((1024,), U8))
+
+    def arrays(ptr: int) -> Sequence[Any]:
+        return Array((5, 64), F16, ptr), Array((32, 64), F16, 2 * ptr), Array((5, 32), F32, 4 * ptr)
+
+    x, weight, out = arrays(4096)
+    replay = card.record(lambda: library.matmul(x=x, weight=weight, out=out), (x, weight))
+    replay.start(base_addresses(arrays(1 << 20)[:2]))
+    for ptr in (4096, 1 << 20):
+        product = products.pop(0)
+        assert product[:3] == (32, 5, 64)
+        assert product[3:12] == (2 * ptr, 2, 64, ptr, 2, 64, 4 * 4096, 0, 32)
+    assert card.trace == []
+
+
+def test_addresses_of_arguments_leave_out_what_is_none() -> None:
+    assert addresses_of((Array((4,)), None, np.int32(3), Offset(Array((4,), ptr=64), 4))) == [4096, 68]
+    assert base_addresses([Array((4,)), None]) == [4096, 0]
