@@ -22,7 +22,7 @@ from llmcli.runners.cuda.arena import Arena
 from llmcli.runners.cuda.decode_card import GEMV_SECONDS
 from llmcli.runners.cuda.forward import Forward, Tokens
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import NEW_LAUNCH, CardPredictor, Rates
+from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weights import place_weights
@@ -178,13 +178,16 @@ def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_by
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
-    """Of 32 layers that are alike the first takes it longer."""
+    """Of 32 layers that are alike the first takes it longer, and the card has to wait for that in any case."""
     plan = shape_7b()
     slow, slower = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (1e-3, 2e-3))
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
     embedding, of_layer = 1, (len(slow.chunk_launches(100, 0)) - 1) // 32
-    assert between == pytest.approx(1e-3 * (NEW_LAUNCH * (embedding + of_layer) + 31 * of_layer))
+    first = CHUNK_LAUNCHES + NEW_LAUNCH * (embedding + of_layer)
+    assert between == pytest.approx(1e-3 * (first + 31 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
+    none, fast = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (0.0, 1e-6))
+    assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * first)
 
 
 def test_long_prompts_are_bound_by_operations() -> None:

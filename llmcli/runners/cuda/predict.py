@@ -39,8 +39,9 @@ PACKED_READ_SHARES = {"int8": 0.5, "int4": 0.3}
 ATTENTION_SHARE = 0.35
 # A kernel's own start and end.
 KERNEL_SECONDS = 4e-6
-# A launch of a layer that is the first of its kind, which is checked and planned, against those of others like it.
-NEW_LAUNCH = 5
+# What the host does while the card waits, in launches that are started again: one that is new is checked and planned
+# first; a chunk's tokens are sent and its arrays cut.
+NEW_LAUNCH, CHUNK_LAUNCHES = 10, 80
 # From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
 FIRST_TOKEN_SECONDS = 150e-6
 
@@ -50,8 +51,7 @@ class Rates:
     """What a card and its host reach, measured or as the maker says; without products' rates no prefill is predicted.
 
     Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
-    `launch_seconds` the host takes to launch what it has launched for a layer before, which prefill waits for where
-    its kernels are shorter
+    `launch_seconds` the host takes to start again what it has launched for a layer before
     """
 
     read_bytes: float
@@ -141,8 +141,9 @@ class CardPredictor:
             return self.decode_seconds(start + count, count) - self._head_seconds()
         launches = self.chunk_launches(count, start)
         computing = sum(launch.seconds(self._rates.read_bytes) for launch in launches)
-        waiting = len(launches) + (NEW_LAUNCH - 1) * self._new_launches(count)
-        return max(computing, waiting * self._rates.launch_seconds)
+        num_new, seconds = self._new_launches(count), self._rates.launch_seconds
+        waiting = (CHUNK_LAUNCHES + NEW_LAUNCH * num_new) * seconds
+        return waiting + max(computing, (len(launches) - num_new) * seconds)
 
     def chunk_launches(self, count: int, start: int) -> list[Launch]:
         """The kernels of a chunk of more than 8 tokens from position `start` on, without the head's."""

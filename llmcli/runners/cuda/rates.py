@@ -33,8 +33,9 @@ _CALLS_PER_REPEAT = 8
 _READ_WARM_SECONDS, _MATMUL_WARM_SECONDS = 0.2, 0.0
 # A prompt's chunk through a matrix of a 7B model's size.
 _NUM_TOKENS, _NUM_ROWS, _NUM_INPUTS = 2048, 8192, 4096
-# Launches of each kind in a run, on arrays so small that the card never keeps the host waiting.
-_LAUNCHES = 100
+# How often a product and some kernels of ours are launched in a run, on arrays so small that the card never keeps the
+# host waiting.
+_STARTS, _OWN_KERNELS = 50, 3
 _SMALL = 16
 
 
@@ -86,14 +87,15 @@ def measure_flops(device: Device, kind: str) -> float:
 
 
 def measure_launch_seconds(device: Device) -> float:
-    """What the host takes to start a kernel as for a layer before, in seconds; half are products, the others our own.
+    """What the host takes to start a kernel again, in seconds; one in four is a product of the library, as in a layer.
 
     Raises: as `measure_rates`
     """
 
     def run() -> None:
         library.matmul(x=x, weight=weight, out=out)
-        residual_add(device, x=out, row_scale=None, bias=None, hidden=hidden)
+        for _ in range(_OWN_KERNELS):
+            residual_add(device, x=out, row_scale=None, bias=None, hidden=hidden)
 
     workspace = _array((WORKSPACE_BYTES,), "uint8")
     x, weight = _array((_SMALL, _SMALL), "float16"), _array((_SMALL, _SMALL), "float16")
@@ -104,9 +106,9 @@ def measure_launch_seconds(device: Device) -> float:
         replay = device.record(run, ())
         for _ in range(_REPEATS):
             begin = time.perf_counter()
-            for _ in range(_LAUNCHES):
+            for _ in range(_STARTS):
                 replay.start(())
-            times.append((time.perf_counter() - begin) / (2 * _LAUNCHES))
+            times.append((time.perf_counter() - begin) / (_STARTS * (1 + _OWN_KERNELS)))
             device.synchronize()
     return statistics.median(times)
 
