@@ -152,6 +152,7 @@ class Device:
     def record(self, run: Callable[[], None], arrays: Sequence[Array | None]) -> Replay:
         """Run `run`, and return what it has started, to be started again with other arrays in the place of `arrays`.
 
+        `run` may start anything but another recording.
         Raises: what `run` raises
         """
         self._started = []

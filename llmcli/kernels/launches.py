@@ -39,10 +39,8 @@ def is_address(argument: Any) -> bool:
 
 def addresses_of(arguments: Sequence[Any]) -> list[int]:
     """Those of the arguments that are addresses."""
-    places = [place_of(argument) for argument in arguments if is_address(argument)]
-    return [int(array.data.ptr) + num_bytes for array, num_bytes in places]
-
-
-def place_of(address: Any) -> tuple[Array, int]:
-    """The array that an address is in, and how many bytes after its start."""
-    return (address.array, address.num_bytes) if isinstance(address, Offset) else (address, 0)
+    return [
+        int(one.array.data.ptr) + one.num_bytes if isinstance(one, Offset) else int(one.data.ptr)
+        for one in arguments
+        if is_address(one)
+    ]

@@ -1,6 +1,5 @@
 """Replays: what was launched for some arrays, launched for others, and with the addresses of those."""
 
-import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driverless_card import DriverlessCard, MatrixLibrary
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
@@ -16,12 +16,11 @@ from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.driver import LaunchDriver
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
-from llmcli.kernels.launches import Launch, Offset, addresses_of
+from llmcli.kernels.launches import Offset, addresses_of
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.residual_add import residual_add
@@ -50,60 +49,36 @@ class Array:
         return Array((end - begin, *self.shape[1:]), self.dtype, ptr, self.strides)
 
 
-class Library:
-    """Notes the first 8 bytes of every argument: the whole of an address or a scalar."""
-
-    def __init__(self) -> None:
-        self.launches: list[list[int]] = []
-
-    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
-        self.launches.append([ctypes.c_uint64.from_address(address).value for address in parameters])
-        return 0
-
-
-class Card(Device):
-    """A device without a card: it binds and starts as the real one."""
-
-    def __init__(self) -> None:
-        self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster = 132, 227 * 1024, True
-        self.library = Library()
-        self.driver = LaunchDriver(self.shared_bytes_per_block, self.library)
-        self.trace, self._started = [], None
-        self.stream = SimpleNamespace(ptr=0)
-
-    def _bind(self, launch: Launch) -> Any:
-        return self.driver.bind(launch, 0x1234, 0x1000, True)
-
-    def launch_two(self, own: Any, shared: Any) -> None:
-        self.launch("a", "a<1>", grid=(1,), block=32, arguments=(Offset(own, 8), np.int32(7), shared, None))
-        self.launch("b", "b<2>", grid=(1,), block=32, arguments=(shared, own))
+def launch_two(card: Device, own: Any, shared: Any) -> None:
+    card.launch("a", "a<1>", grid=(1,), block=32, arguments=(Offset(own, 8), np.int32(7), shared, None))
+    card.launch("b", "b<2>", grid=(1,), block=32, arguments=(shared, own))
 
 
 def test_a_replay_launches_the_same_with_the_addresses_of_other_arrays() -> None:
-    card, own, shared = Card(), Array((4,), ptr=4096), Array((4,), ptr=8192)
-    replay = card.record(lambda: card.launch_two(own, shared), [None, own])
-    assert card.library.launches == [[4104, 7, 8192, 0], [8192, 4096]]
+    card, own, shared = DriverlessCard(), Array((4,), ptr=4096), Array((4,), ptr=8192)
+    replay = card.record(lambda: launch_two(card, own, shared), [None, own])
+    assert card.launches == [[4104, 7, 8192, 0], [8192, 4096]]
     replay.start(base_addresses([None, Array((4,), ptr=1 << 40)]))
-    assert card.library.launches[2:] == [[(1 << 40) + 8, 7, 8192, 0], [8192, 1 << 40]]
+    assert card.launches[2:] == [[(1 << 40) + 8, 7, 8192, 0], [8192, 1 << 40]]
     assert card.trace == [("a", "a<1>"), ("b", "b<2>")] * 2
 
 
 def test_an_address_belongs_to_the_array_it_is_in() -> None:
-    card, first, second = Card(), Array((4,), ptr=4096), Array((4,), ptr=4112)
+    card, first, second = DriverlessCard(), Array((4,), ptr=4096), Array((4,), ptr=4112)
 
     def run() -> None:
         for offset in (0, 12, 16, 28, 32):
             card.launch("a", "a<1>", grid=(1,), block=32, arguments=(Offset(first, offset),))
 
     card.record(run, [second, first]).start([1 << 20, 1 << 30])
-    assert card.library.launches[5:] == [[1 << 30], [(1 << 30) + 12], [1 << 20], [(1 << 20) + 12], [4128]]
+    assert card.launches[5:] == [[1 << 30], [(1 << 30) + 12], [1 << 20], [(1 << 20) + 12], [4128]]
 
 
 def test_only_what_is_recorded_is_replayed() -> None:
-    card, own, shared = Card(), Array((4,)), Array((4,))
-    card.launch_two(own, shared)
+    card, own, shared = DriverlessCard(), Array((4,)), Array((4,))
+    launch_two(card, own, shared)
     replay = card.record(lambda: card.launch("c", "c<3>", grid=(1,), block=32, arguments=()), [own])
-    card.launch_two(own, shared)
+    launch_two(card, own, shared)
     card.trace = []
     replay.start([64])
     assert card.trace == [("c", "c<3>")]
@@ -113,24 +88,24 @@ def test_after_a_failure_nothing_is_recorded() -> None:
     def fail() -> None:
         raise DeviceError("the card failed")
 
-    card = Card()
+    card = DriverlessCard()
     with pytest.raises(DeviceError):
         card.record(fail, [])
     assert card._started is None
 
 
 def test_no_array_is_held() -> None:
-    card = Card()
+    card = DriverlessCard()
 
     def record() -> tuple[Replay, Any]:
         own = Array((4,))
-        return card.record(lambda: card.launch_two(own, Array((4,), ptr=8192)), [own]), weakref.ref(own)
+        return card.record(lambda: launch_two(card, own, Array((4,), ptr=8192)), [own]), weakref.ref(own)
 
     replay, alive = record()
     gc.collect()
     assert alive() is None
     replay.start([64])
-    assert card.library.launches[2:] == [[72, 7, 8192, 0], [8192, 64]]
+    assert card.launches[2:] == [[72, 7, 8192, 0], [8192, 64]]
 
 
 @pytest.mark.parametrize(
@@ -240,31 +215,28 @@ def test_launchers_give_addresses_as_arrays(name: str) -> None:
 
         return give, given
 
-    card, other = Card(), Card()
+    card, other = DriverlessCard(), DriverlessCard()
     give, given = arrays_from(0x7000_0000_0000)
     replay = card.record(lambda: LAUNCHERS[name](card, give), given)
-    launched = len(card.library.launches)
+    launched = len(card.launches)
     give, others = arrays_from(0x7100_0000_0000)
     LAUNCHERS[name](other, give)
     replay.start(base_addresses(others))
-    assert card.library.launches[launched:] == other.library.launches
-    seen = {value & ~0xFFFFF for values in other.library.launches for value in values}
+    assert card.launches[launched:] == other.launches
+    seen = {value & ~0xFFFFF for values in other.launches for value in values}
     assert seen >= {array.data.ptr for array in others}
 
 
 def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     products: list[tuple[Any, ...]] = []
 
-    class MatrixLibrary:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *arguments: 0
-
+    class NotingLibrary(MatrixLibrary):
         def cublasGemmEx(self, *arguments: Any) -> int:  # noqa: N802
             products.append(tuple(getattr(one, "value", one) for one in arguments[3:] if not hasattr(one, "_obj")))
             return 0
 
-    monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
-    card = Card()
+    monkeypatch.setattr("llmcli.kernels.cublas._load", NotingLibrary)
+    card = DriverlessCard()
     library = Cublas(card, Array((1024,), U8))
 
     def arrays(ptr: int) -> Sequence[Any]:
@@ -278,6 +250,8 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
         assert product[:3] == (32, 5, 64)
         assert product[3:12] == (2 * ptr, 2, 64, ptr, 2, 64, 4 * 4096, 0, 32)
     assert card.trace == []
+    with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
+        library.matmul(x=x, weight=weight, out=out[:4])
 
 
 def test_addresses_of_arguments_leave_out_what_is_none() -> None:

@@ -36,6 +36,7 @@ class CountingDevice(SimulatedDevice):
     def __init__(self) -> None:
         super().__init__()
         self.stems: list[str] = []
+        self.num_new = 1  # the embedding
 
     def launch(self, stem: str, name: str, **launch: Any) -> None:
         self.stems.append(stem)
@@ -47,6 +48,7 @@ class CountingDevice(SimulatedDevice):
         before = len(self.stems)
         run()
         recorded = self.stems[before:]
+        self.num_new += len(recorded)
         return SimpleNamespace(start=lambda addresses: self.stems.extend(recorded))
 
 
@@ -57,11 +59,11 @@ def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
 
 @pytest.fixture
 def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How many kernels the forward pass launches: one step of so many rows, or a chunk of so many tokens."""
+    """What the forward pass launches: one step of so many rows, or a chunk of so many tokens."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
     monkeypatch.setattr("llmcli.runners.cuda.forward.send", lambda device, target, source: None)
 
-    def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> int:
+    def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> Any:
         device: Any = CountingDevice()
         device.shared_bytes_per_block = shared_bytes
         workspace = Arena(plan.workspace, plan.workspace_bytes)
@@ -74,7 +76,7 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
             tokens = Tokens(*(workspace[name] for name in ("token_ids", "rows", "positions"))).first(num_rows)
             forward.run_batch(tokens)
             forward.project_logits(forward.hidden[:num_rows], workspace["score_logits"][:num_rows])
-        return len(device.stems)
+        return device
 
     return count
 
@@ -82,10 +84,12 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
 def check_launches(plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024) -> None:
     predictor = CardPredictor(plan, RATES, shared_bytes_per_block=shared_bytes)
     for num_rows in (1, 4, 8):
-        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes)
-        assert predictor.decode_kernels(num_rows) == launched + 1  # the sampler's
+        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).stems
+        assert predictor.decode_kernels(num_rows) == len(launched) + 1  # the sampler's
     for num_tokens in (9, 64, 65, 200):
-        assert len(predictor.chunk_launches(num_tokens, 20)) == count_launches(plan, num_tokens=num_tokens)
+        device = count_launches(plan, num_tokens=num_tokens)
+        assert len(predictor.chunk_launches(num_tokens, 20)) == len(device.stems)
+        assert predictor.new_launches(num_tokens) == device.num_new
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -1,0 +1,42 @@
+"""A device without a card: it binds and starts launches as the real one does; what stands for the driver notes them."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.launches import Launch
+
+
+class Driver:
+    """Notes the first 8 bytes of every argument: the whole of an address or a scalar."""
+
+    def __init__(self) -> None:
+        self.launches: list[list[int]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
+        self.launches.append([ctypes.c_uint64.from_address(address).value for address in parameters])
+        return 0
+
+
+class MatrixLibrary:
+    """Stands for the matrix library: every function succeeds."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: 0
+
+
+class DriverlessCard(Device):
+    """Attributes: launches: what the driver was asked for."""
+
+    def __init__(self) -> None:
+        self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster = 132, 227 * 1024, True
+        self.trace, self._started = [], None
+        self.stream = SimpleNamespace(ptr=0)
+        driver = Driver()
+        self.launches = driver.launches
+        self._driver = LaunchDriver(self.shared_bytes_per_block, driver)
+
+    def _bind(self, launch: Launch) -> Any:
+        return self._driver.bind(launch, 0x1234, 0x1000, True)

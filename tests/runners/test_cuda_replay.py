@@ -1,0 +1,99 @@
+"""Replayed layers against layers that launch for themselves: the same kernels, sizes, constants and addresses."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driverless_card import DriverlessCard, MatrixLibrary
+from families import VARIANTS
+from quantized import SCHEMES, SIZES, export
+from simulated_card import allocate
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.kernels.cublas import Cublas
+from llmcli.kernels.driver import BoundLaunch
+from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.forward import Forward, Tokens
+from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.products import Products
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weights import place_weights
+
+
+class NotingCard(DriverlessCard):
+    """Attributes: started: everything that launches and products consist of, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[Any] = []
+        self.num_recordings = 0
+
+    def start(self, starter: Any, addresses: Sequence[int]) -> None:
+        super().start(starter, addresses)
+        if isinstance(starter, BoundLaunch):
+            self.started.append((starter.label, starter._config, bytes(starter._memory)))
+        else:
+            self.started.append((starter.sizes, starter.operands, tuple(addresses)))
+
+    def record(self, run: Callable[[], None], arrays: Any) -> Any:
+        self.num_recordings += 1
+        return super().record(run, arrays)
+
+
+class CardWithoutReplays(NotingCard):
+    def record(self, run: Callable[[], None], arrays: Any) -> Any:
+        run()
+
+
+@pytest.fixture
+def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded."""
+    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
+    monkeypatch.setattr("llmcli.runners.cuda.forward.send", lambda device, target, source: None)
+    monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
+
+    def check(folder: Path, num_kinds: int, **options: Any) -> None:
+        stored = StoredModel.of_model(open_model(folder), **options)
+        plan = plan_memory(stored, max_seq_len=256, num_rows=9, chunk_tokens=200)
+        cache, workspace = Arena(plan.cache), Arena(plan.workspace, plan.workspace_bytes)
+        weights = place_weights(plan, Arena(plan.weights))
+        cards = NotingCard(), CardWithoutReplays()
+        for card in cards:
+            products = Products(card, Cublas(card, workspace["library"]), workspace["widened"])
+            forward = Forward(card, plan, weights, cache, workspace, products)
+            for count in (1, 2, 8, 9, 64, 65, 200):
+                forward.run(3, 20, [1] * count, None)
+            tokens = Tokens(*(workspace[name] for name in ("token_ids", "rows", "positions")))
+            for count in (1, 3, 8):
+                forward.run_batch(tokens.first(count))
+        replaying, straight = cards
+        assert replaying.started == straight.started
+        assert replaying.num_recordings == 10 * num_kinds < 10 * stored.config.num_hidden_layers
+
+    return check
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_family(name: str, check_replays: Any, tmp_path: Path) -> None:
+    traits = dict(VARIANTS[name])
+    if not {"layer_types", "no_rope_layers"} & traits.keys():
+        traits["num_hidden_layers"] = 4
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **traits)
+    config = open_model(folder).config
+    kinds = set(zip(config.traits.uses_rope, config.traits.sliding_windows, strict=True))
+    for options in ({}, {"dtype": "float16"}, {"dtype": "float32"}, {"kv_cache": "int8"}):
+        check_replays(folder, len(kinds), **options)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("skip", [(), ("k_proj",), ("layers.1.",)])
+def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_replays: Any, tmp_path: Path) -> None:
+    """Where one layer is left as it was, it is a kind of its own."""
+    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 4}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=skip))
+    check_replays(folder, 2 if skip == ("layers.1.",) else 1)
