@@ -174,7 +174,7 @@ def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
 
 # Steps of one H200 in seconds, and its bandwidth (docs/performance.md).
 @pytest.mark.parametrize(
-    ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.526e12, 2.015e-3), (128, 8, 4.536e12, 2.871e-3)]
+    ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.474e12, 2.007e-3), (128, 8, 4.540e12, 2.837e-3)]
 )
 def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_bytes: float, seconds: float) -> None:
     predicted = CardPredictor(shape_7b(), Rates(read_bytes, {})).decode_seconds(depth + 128, num_rows)
