@@ -27,8 +27,8 @@ struct GemmShape {
 };
 
 // Shared memory of one step: x [unit][token][part][t][8 halves], then for each warp its unit of codes, scales, zeros.
-// Odd tokens have each two parts swapped, so that the 8 lanes of 2 tokens that read together hit all banks once. Tokens
-// and slots are whole lines of 128 bytes: what is copied to parts of two lines takes two turns.
+// Odd tokens have each two parts swapped, so that the 8 lanes of 2 tokens that read together hit all banks once: a
+// wider pitch would not be whole lines of 128 bytes, as slots are.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES>
 struct GemmStep {
     using G = Groups<WeightT, GROUP_SIZE>;
@@ -40,7 +40,7 @@ struct GemmStep {
     static constexpr int X_BYTES = STEP_UNITS * TOKENS * TOKEN_BYTES;
     static constexpr int SCALE_VECTORS = G::IS_GROUPED ? static_cast<int>(sizeof(ScaleT)) : 0;
     static constexpr int ZERO_VECTORS = IS_SYMMETRIC ? 0 : 1;
-    static constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS) + 127) / 128 * 128;
+    static constexpr int SLOT_BYTES = slot_bytes(SCALE_VECTORS + ZERO_VECTORS);
     static constexpr int BYTES = X_BYTES + BLOCK_TILES * STEP_UNITS * SLOT_BYTES;
 
     // Starts the copies of step `step`; what lies outside the matrices becomes zeros.

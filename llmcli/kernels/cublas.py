@@ -114,7 +114,8 @@ class _Product:
     library: Cublas
     sizes: _Sizes
     operands: _Operands
-    label: None = None
+
+    label = None
 
     def start(self, addresses: Sequence[int]) -> None:
         """As `Cublas.multiply`."""

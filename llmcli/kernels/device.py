@@ -158,7 +158,7 @@ class Device:
         self._started = []
         try:
             run()
-            return Replay(self, self._started, arrays)
+            return Replay(self.start, self._started, arrays)
         finally:
             self._started = None
 

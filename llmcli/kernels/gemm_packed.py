@@ -8,7 +8,7 @@ import numpy as np
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
 BLOCK_SIZE = 256
 _BLOCK_TILES, _STEP_UNITS = 4, 2
@@ -121,9 +121,4 @@ def gemm_packed_cost(*, layout: TileLayout, num_tokens: int) -> KernelCost:
 
 def _step_bytes(layout: TileLayout, token_tiles: int) -> int:
     x_bytes = _STEP_UNITS * 8 * token_tiles * 2 * layout.unit_inputs
-    scale_bytes = 0
-    if layout.group_size is not None:
-        scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
-    zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    slot_bytes = -(-(UNIT_BYTES + scale_bytes + zero_bytes) // 128) * 128
-    return x_bytes + _BLOCK_TILES * _STEP_UNITS * slot_bytes
+    return x_bytes + _BLOCK_TILES * _STEP_UNITS * layout.slot_bytes

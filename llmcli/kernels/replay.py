@@ -4,7 +4,7 @@ Checks, grids, names and scalars follow from types, shapes, strides and alignmen
 longer than a short kernel takes the card, and every layer of a model asks the same.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from llmcli.kernels.arguments import Array
@@ -26,11 +26,7 @@ class Starter(Protocol):
         """
 
 
-class Starts(Protocol):
-    """A device, as far as a replay needs it."""
-
-    def start(self, starter: Starter, addresses: Sequence[int]) -> None:
-        """As `Device.start`."""
+Start = Callable[[Starter, Sequence[int]], None]
 
 
 def likeness(arrays: Sequence[Array | None]) -> Hashable:
@@ -49,11 +45,9 @@ def base_addresses(arrays: Sequence[Array | None]) -> list[int]:
 class Replay:
     """What has been started for some arrays, for any others of the same likeness. It holds no array."""
 
-    def __init__(
-        self, device: Starts, started: Sequence[tuple[Starter, Sequence[int]]], arrays: Sequence[Array | None]
-    ):
-        """`arrays` are those that will be others; every other address stays what it was."""
-        self._device = device
+    def __init__(self, start: Start, started: Sequence[tuple[Starter, Sequence[int]]], arrays: Sequence[Array | None]):
+        """`start` starts one of them; `arrays` are those that will be others, every other address stays what it was."""
+        self._start = start
         begins = [(int(array.data.ptr), array.nbytes, index) for index, array in enumerate(arrays) if array is not None]
         self._started = [
             (starter, [_place(address, begins) for address in addresses]) for starter, addresses in started
@@ -66,7 +60,7 @@ class Replay:
         """
         begins = [*addresses, 0]
         for starter, places in self._started:
-            self._device.start(starter, [begins[index] + num_bytes for index, num_bytes in places])
+            self._start(starter, [begins[index] + num_bytes for index, num_bytes in places])
 
 
 def _place(address: int, begins: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
