@@ -27,8 +27,7 @@ struct GemmShape {
 };
 
 // Shared memory of one step: x [unit][token][part][t][8 halves], then for each warp its unit of codes, scales, zeros.
-// Odd tokens have each two parts swapped, so that the 8 lanes of 2 tokens that read together hit all banks once: a
-// wider pitch would not be whole lines of 128 bytes, as slots are.
+// The pitch of a token leaves 64 bytes free, so that the 8 lanes of 2 tokens that read together hit all banks once.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES>
 struct GemmStep {
     using G = Groups<WeightT, GROUP_SIZE>;
@@ -36,11 +35,11 @@ struct GemmStep {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr int PARTS = UNIT_INPUTS / 32;
     static constexpr int TOKENS = 8 * TOKEN_TILES;
-    static constexpr int TOKEN_BYTES = UNIT_INPUTS * 2;
+    static constexpr int TOKEN_BYTES = UNIT_INPUTS * 2 + 64;
     static constexpr int X_BYTES = STEP_UNITS * TOKENS * TOKEN_BYTES;
     static constexpr int SCALE_VECTORS = G::IS_GROUPED ? static_cast<int>(sizeof(ScaleT)) : 0;
     static constexpr int ZERO_VECTORS = IS_SYMMETRIC ? 0 : 1;
-    static constexpr int SLOT_BYTES = slot_bytes(SCALE_VECTORS + ZERO_VECTORS);
+    static constexpr int SLOT_BYTES = UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS);
     static constexpr int BYTES = X_BYTES + BLOCK_TILES * STEP_UNITS * SLOT_BYTES;
 
     // Starts the copies of step `step`; what lies outside the matrices becomes zeros.
@@ -58,7 +57,7 @@ struct GemmStep {
             const bool exists = token < shape.num_tokens && input < shape.num_inputs;
             const __half* source = x + (exists ? static_cast<size_t>(token) * shape.x_stride + input : 0);
             const int unit = eighth / (UNIT_INPUTS / 8), of_unit = eighth % (UNIT_INPUTS / 8);
-            const int vector = (of_unit % PARTS ^ local % 2) * 4 + of_unit / PARTS;
+            const int vector = of_unit % PARTS * 4 + of_unit / PARTS;
             copy_async(slot + (unit * TOKENS + local) * TOKEN_BYTES + 16 * vector, source, exists ? 16 : 0);
         }
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
                 GemmShape shape) {
     using Step = GemmStep<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, TOKEN_TILES>;
     using G = typename Step::G;
-    alignas(128) extern __shared__ uint4 shared[];
+    extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
@@ -150,8 +149,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
             order_inputs<WeightT>(b);
 #pragma unroll
             for (int c = 0; c < TOKEN_TILES; ++c) {
-                const unsigned char* of_part = tokens + c * 8 * Step::TOKEN_BYTES + 64 * (part ^ g % 2);
-                const uint4 v = *reinterpret_cast<const uint4*>(of_part);
+                const uint4 v = *reinterpret_cast<const uint4*>(tokens + c * 8 * Step::TOKEN_BYTES + 64 * part);
                 mma<__half>(running[c], a[0], b[0], a[1], b[1], v.x, v.y);
                 mma<__half>(running[c], a[2], b[2], a[3], b[3], v.z, v.w);
             }

@@ -14,12 +14,6 @@ constexpr int HALF_ROWS = TILE_ROWS / 2;
 constexpr int UNIT_BYTES = 1024;
 constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
 
-// Shared memory for a unit and so many vectors of its scales and zero points: whole lines of 128 bytes, as what is
-// copied to parts of two lines takes two turns, which slows down all of DRAM.
-__host__ __device__ constexpr int slot_bytes(int aux_vectors) {
-    return (UNIT_BYTES + 16 * aux_vectors + 127) / 128 * 128;
-}
-
 // Codes q + 128, and q + 8 two to a byte, the first in the low half. An asymmetric scheme has zero points instead.
 struct Int8 {};
 struct Int4 {};

@@ -15,7 +15,8 @@ struct UnitStream {
     static constexpr int GROUP_VECTORS = TILE_ROWS * sizeof(ScaleT) / 16;  // scales of a group
     static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_UNIT : 0;
     static constexpr int AUX_VECTORS = SCALE_VECTORS + ZERO_VECTORS, AUX_COPIES = (AUX_VECTORS + 31) / 32;
-    static constexpr int SLOT_BYTES = slot_bytes(AUX_VECTORS);
+    // Whole lines of 128 bytes: what is copied to parts of two lines takes two turns, which slows down all of DRAM.
+    static constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * AUX_VECTORS + 127) / 128 * 128;
 
     const unsigned char* tiles;
     const ScaleT* scales;

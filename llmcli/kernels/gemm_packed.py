@@ -8,12 +8,12 @@ import numpy as np
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
 BLOCK_SIZE = 256
 _BLOCK_TILES, _STEP_UNITS = 4, 2
 _TOKEN_TILES = (2, 4, 8)  # of 8 tokens
-_MAX_STAGES = 6
+_MAX_STAGES = 4
 
 SPEC = KernelSpec(
     "gemm_packed",
@@ -22,7 +22,7 @@ SPEC = KernelSpec(
         f"gemm_packed<{codes}, {scale}, {group}, {symmetric}, {tiles}, {stages}>"
         for codes in ("Int8", "Int4")
         for scale, group, symmetric in (("float", 0, "true"), ("__nv_bfloat16", 128, "true"), ("__half", 128, "false"))
-        for tiles, stages in ((2, 6), (4, 6), (4, 4), (8, 2))
+        for tiles, stages in ((2, 4), (4, 4), (8, 2))
     ),
 )
 
@@ -120,5 +120,9 @@ def gemm_packed_cost(*, layout: TileLayout, num_tokens: int) -> KernelCost:
 
 
 def _step_bytes(layout: TileLayout, token_tiles: int) -> int:
-    x_bytes = _STEP_UNITS * 8 * token_tiles * 2 * layout.unit_inputs
-    return x_bytes + _BLOCK_TILES * _STEP_UNITS * layout.slot_bytes
+    x_bytes = _STEP_UNITS * 8 * token_tiles * (2 * layout.unit_inputs + 64)
+    scale_bytes = 0
+    if layout.group_size is not None:
+        scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
+    zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
+    return x_bytes + _BLOCK_TILES * _STEP_UNITS * (UNIT_BYTES + scale_bytes + zero_bytes)

@@ -11,6 +11,7 @@ from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_C_TYPES,
     TILE_ROWS,
+    UNIT_BYTES,
     WEIGHT_C_TYPES,
     TiledMatrix,
     TileLayout,
@@ -135,7 +136,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     lane_sums_bytes = -(-layout.num_tiles // tiles_at_once) * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
     rings = []
     for stages in range(2, _DEEPEST[layout.weight_type] + 1):
-        fixed_bytes = NUM_WARPS * stages * layout.slot_bytes + buffers_bytes
+        fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
         chunk_units = layout.num_units
         if fixed_bytes + -(-chunk_units // tile_warps) * round_bytes > room:
             fixed_bytes += lane_sums_bytes
@@ -238,14 +239,18 @@ def gemv_cost(
     )
 
 
+def _groups_per_unit(layout: TileLayout) -> int:
+    return max(1, layout.unit_inputs // layout.group_size) if layout.group_size else 1
+
+
 def _groups_across_lanes(layout: TileLayout) -> int:
-    return min(4, layout.groups_per_unit)
+    return min(4, _groups_per_unit(layout))
 
 
 def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
     """UNIT_VECTORS of common/product_*.cuh: the inputs of one unit as they stand in shared memory."""
     if layout.has_codes:
-        scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * layout.groups_per_unit)
+        scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_unit(layout))
         return kernel_rows * 2 * layout.unit_inputs + scales_bytes
     return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
 
@@ -262,3 +267,13 @@ def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
     if layout.weight_type == "float32":
         return 2 * kernel_rows
     return (4 if layout.weight_type == "bfloat16" else 2) * _column_tiles(layout, kernel_rows)
+
+
+def _slot_bytes(layout: TileLayout) -> int:
+    """SLOT_BYTES of common/unit_stream.cuh: a unit with its scales and zero points, in lines of 128 bytes."""
+    if layout.group_size is None:
+        return UNIT_BYTES
+    itemsize = layout.scales_bytes // (layout.padded_rows * layout.num_groups)
+    zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
+    num_bytes = UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
+    return -(-num_bytes // 128) * 128

@@ -13,7 +13,6 @@ import numpy as np
 TILE_ROWS = 16
 HALF_ROWS = TILE_ROWS // 2  # where two tensors share tiles, each has one half of each
 UNIT_BYTES = 1024  # 64 bytes of each row of a tile
-_LINE_BYTES = 128
 _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8
 ALIGNMENT = 256  # of every array inside an arena, in bytes
@@ -100,20 +99,6 @@ class TileLayout:
         if self.group_size <= self.unit_inputs:
             return self.num_units * (self.unit_inputs // self.group_size)
         return -(-self.num_units * self.unit_inputs // self.group_size)
-
-    @property
-    def groups_per_unit(self) -> int:
-        """Groups that begin in a unit, or the one that it lies in."""
-        return max(1, self.unit_inputs // self.group_size) if self.group_size else 1
-
-    @property
-    def slot_bytes(self) -> int:
-        """What a unit takes of shared memory with its groups' scales and zero points; slot_bytes of common/tile.cuh."""
-        num_bytes = UNIT_BYTES
-        if self.group_size is not None and self.scale_type is not None:
-            of_group = SCALE_DTYPES[self.scale_type].itemsize + (0 if self.is_symmetric else 1)
-            num_bytes += self.groups_per_unit * TILE_ROWS * of_group
-        return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
 
     @property
     def tiles_bytes(self) -> int:
