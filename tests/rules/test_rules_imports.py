@@ -10,12 +10,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
 
-# A room is the longest name here that a module's name begins with. Every room may import itself, `llmcli` (the
-# version), `llmcli.errors`, `llmcli.resources` and `llmcli.timeline`, which import nothing.
+# A room is the longest name here that a module's name begins with. Every room may import itself and those of `COMMON`,
+# which import nothing but errors.
 ROOMS: dict[str, set[str]] = {
     "llmcli": set(),
     "llmcli.__main__": {"llmcli.cli"},
     "llmcli.errors": set(),
+    "llmcli.foreign_errors": set(),
+    "llmcli.reading": set(),
+    "llmcli.writing": set(),
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
     "llmcli.config": set(),
@@ -66,7 +69,15 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
 }
-COMMON = {"llmcli", "llmcli.errors", "llmcli.resources", "llmcli.timeline"}
+COMMON = {
+    "llmcli",
+    "llmcli.errors",
+    "llmcli.foreign_errors",
+    "llmcli.reading",
+    "llmcli.writing",
+    "llmcli.resources",
+    "llmcli.timeline",
+}
 EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
 FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
 

@@ -1,0 +1,64 @@
+"""One table: what the system and the libraries raise, and which of our errors it is. Each room applies it at its door.
+
+Only what a file, the machine or a library can cause stands here. A KeyError or TypeError is our bug and stays one.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmcli.errors import InsufficientMemoryError, LLMCliError
+
+# What the loader, torch and Python say when memory or threads run out, in exceptions that have no class of their own.
+_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "failed to map segment",
+    "can't start new thread",
+    "bad_alloc",
+)
+_PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException and has no importable class
+
+
+@contextmanager
+def foreign_errors_explained(what: str, kind: type[LLMCliError]) -> Iterator[None]:
+    """Raise ours in place of a foreign error inside the block; `what` names in the message what was being done.
+
+    Raises: `kind`; InsufficientMemoryError where memory ran out.
+    """
+    try:
+        yield
+    except BaseException as error:
+        ours = explain(error, what, kind)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def explain(error: BaseException, what: str, kind: type[LLMCliError]) -> LLMCliError | None:
+    """Our error for a foreign one, or None if the table has no line for it."""
+    if is_memory_error(error):
+        return InsufficientMemoryError(f"{what}: out of memory; close other programs or use a smaller model")
+    if type(error).__name__ == _PANIC:
+        return kind(f"{what}: the library that reads it failed ({error})")
+    if isinstance(error, RecursionError):
+        return kind(f"{what}: nested too deeply")
+    if isinstance(error, UnicodeError):
+        return kind(f"{what}: text that is not valid Unicode ({error.__class__.__name__})")
+    if isinstance(error, OverflowError):
+        return kind(f"{what}: a number is too large ({error})")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return kind(f"{what}: {where}{error.strerror or error}")
+    return None
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an exception says that memory or threads ran out, whatever its class."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if not isinstance(error, RuntimeError | ImportError | OSError):
+        return False
+    text = str(error).lower()
+    return any(part in text for part in _MEMORY_TEXTS)

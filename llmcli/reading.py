@@ -1,0 +1,137 @@
+"""Reads every small file: regular files only, bounded in bytes, nesting and digits. Never waits for a pipe or device.
+
+`SmallFile` values at the end are the kinds of file, each with its limit.
+"""
+
+import json
+import os
+import stat
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import CheckpointError, LLMCliError, TokenizerError, UsageError
+
+MAX_DEPTH = 64  # of objects and lists; real files have fewer than ten
+MAX_DIGITS = 100  # of an integer: transformers writes "no limit" in 31; thousands only cost time
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class SmallFile:
+    """One kind of file that is read whole. `remedy` ends the message when its content is wrong.
+
+    Raises: `error`, naming the path, from every method, for a file that cannot be read, is not a regular file, is too
+    long, or is not what the method reads. FileNotFoundError is one of these cases; ask first where a file is optional.
+    """
+
+    what: str
+    max_bytes: int
+    error: type[LLMCliError]
+    remedy: str
+
+    def read_bytes(self, path: Path) -> bytes:
+        """The content."""
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise self.error(f"{path} is not a regular file, expected {self.what}")
+            # Not blocking: a pipe may have taken the file's place since.
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            with open(os.open(path, flags), "rb") as file:
+                content = file.read(self.max_bytes + 1)
+        except OSError as error:
+            raise self.error(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # a NUL in the path
+            raise self.error(f"{str(path)!r} is not a valid path: {error}") from error
+        if len(content) > self.max_bytes:
+            raise self.error(f"{path} is longer than {self.max_bytes // _MIB} MiB, too long for {self.what}")
+        return content
+
+    def read_text(self, path: Path) -> str:
+        """The content as UTF-8 text."""
+        try:
+            return self.read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.error(f"{path} is not UTF-8 text; {self.remedy}") from error
+
+    def read_json(self, path: Path) -> Any:
+        """The content as a JSON value; NaN and Infinity are allowed, as Python writes them."""
+        content = self.read_bytes(path)
+        try:
+            return parse_json(content)
+        except ValueError as error:
+            raise self.error(f"{path} is not valid JSON: {error}; {self.remedy}") from error
+
+    def read_json_object(self, path: Path) -> dict[str, Any]:
+        """The content as a JSON object."""
+        value = self.read_json(path)
+        if not isinstance(value, dict):
+            raise self.error(f"{path} holds a JSON {type(value).__name__}, expected an object; {self.remedy}")
+        return value
+
+    def read_toml(self, path: Path) -> dict[str, Any]:
+        """The content as a TOML table."""
+        text = self.read_text(path)
+        try:
+            table = tomllib.loads(text)
+            check_value(table)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else error
+            raise self.error(f"{path} is not valid TOML: {reason}; {self.remedy}") from error
+        return table
+
+
+def parse_json(text: bytes | str) -> Any:
+    """A JSON value within the bounds on nesting and digits, whose strings are valid Unicode.
+
+    Raises: ValueError, for text that is no such value.
+    """
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_int=_parse_int)
+    except RecursionError as error:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from error
+    check_value(value)
+    return value
+
+
+def check_value(value: Any) -> None:
+    """Refuse a value of JSON or TOML that is nested too deeply, or holds half a surrogate pair or a huge integer.
+
+    Raises: ValueError.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for key in item:
+                    key.encode()  # refuses half a surrogate pair, which no file and no terminal can take
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                item.encode()
+            elif isinstance(item, int) and abs(item) >= 10**MAX_DIGITS:
+                raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+        if not below:
+            return
+        level = below
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+_DOWNLOAD = "download it again"
+
+CONFIG = SmallFile("a config", 16 * _MIB, CheckpointError, _DOWNLOAD)
+INDEX = SmallFile("an index", 64 * _MIB, CheckpointError, _DOWNLOAD)
+TOKENIZER_MODEL = SmallFile("a tokenizer", 256 * _MIB, TokenizerError, _DOWNLOAD)
+TOKENIZER_SETTINGS = SmallFile("tokenizer settings", 64 * _MIB, TokenizerError, _DOWNLOAD)
+CHAT_TEMPLATE = SmallFile("a chat template", 4 * _MIB, TokenizerError, "give another with --chat-template FILE")
+PRESET = SmallFile("a preset", _MIB, UsageError, "correct the file")
+CONVERSATION = SmallFile("a saved conversation", 256 * _MIB, UsageError, "give another file")
