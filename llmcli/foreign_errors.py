@@ -39,7 +39,7 @@ def foreign_errors_explained(what: str, kind: type[LLMCliError]) -> Iterator[Non
 def explain(error: BaseException, what: str, kind: type[LLMCliError]) -> LLMCliError | None:
     """Our error for a foreign one, or None if the table has no line for it."""
     if is_memory_error(error):
-        return InsufficientMemoryError(f"{what}: out of memory; close other programs or use a smaller model")
+        return out_of_memory(what)
     if type(error).__name__ == _PANIC:
         return kind(f"{what}: the library that reads it failed ({error})")
     if isinstance(error, RecursionError):
@@ -52,6 +52,11 @@ def explain(error: BaseException, what: str, kind: type[LLMCliError]) -> LLMCliE
         where = f"{error.filename}: " if isinstance(error.filename, str) else ""
         return kind(f"{what}: {where}{error.strerror or error}")
     return None
+
+
+def out_of_memory(what: str) -> InsufficientMemoryError:
+    """The error for memory that ran out while `what` was done."""
+    return InsufficientMemoryError(f"{what}: out of memory; close other programs or use a smaller model")
 
 
 def is_memory_error(error: BaseException) -> bool:

@@ -132,7 +132,8 @@ def bench(
     elif csv_:
         terminal.write(_as_csv(report))
     else:
-        terminal.write(_as_text(report))
+        terminal.write(_facts(report))
+        terminal.write(_tables(report), is_drawn=True)
 
 
 def _default_lengths(longest: int) -> list[int]:
@@ -148,14 +149,17 @@ def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -
     return sorted(set(lengths))
 
 
-def _as_text(report: BenchReport) -> str:
+def _facts(report: BenchReport) -> str:
     facts = (
         ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
         ("energy", _energy_fact(report)),
     )
-    text = "".join(f"{name:<18}{value}\n" for name, value in facts)
+    return "".join(f"{name:<18}{value}\n" for name, value in facts)
+
+
+def _tables(report: BenchReport) -> str:
     header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
     prompts = [
         [
@@ -169,7 +173,7 @@ def _as_text(report: BenchReport) -> str:
         ]
         for item in report.prompts
     ]
-    text += "\n" + format_table(header, prompts)
+    text = "\n" + format_table(header, prompts)
     header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
     has_energy = report.idle_watts is not None
     header += ["J/token", "W"] if has_energy else []

@@ -15,7 +15,7 @@ from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, KvCacheOp
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.session import open_session
-from llmcli.cli.terminal import has_color, terminal
+from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.tokenizer.stream import StreamDecoder
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def diff(
     decoder = StreamDecoder(tokenizer, at_start=False)
     for token in tokens:
         other = show_piece(tokenizer, token.second_choice)
-        terminal.write(_styled(token, decoder.push(token.token_id), other, with_color))
+        terminal.write(_styled(token, decoder.push(token.token_id), other, with_color), is_drawn=with_color)
     terminal.write(f"{decoder.flush()}\n")
     terminal.write(f"{_sentence(numbers)}\n")
 
@@ -82,7 +82,7 @@ def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     change = token.second_probability - token.first_probability
     style = MORE_LIKELY if change >= NOTABLE_CHANGE else LESS_LIKELY if change <= -NOTABLE_CHANGE else ""
     style += "" if token.agrees else DIVERGED
-    return f"{style}{text}{RESET}" if style else text
+    return f"{style}{visible(text)}{RESET}" if style else visible(text)
 
 
 def _sentence(numbers: Verdict) -> str:

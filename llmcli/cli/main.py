@@ -19,6 +19,7 @@ from llmcli import __version__
 from llmcli.cli.commands import add_commands
 from llmcli.cli.terminal import OutputClosedError, give_up, terminal
 from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
+from llmcli.foreign_errors import is_memory_error, out_of_memory
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
@@ -59,6 +60,7 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every way to end passes through here."""
     try:
+        _require_current_folder()
         program = typer.main.get_command(_build_app(arguments))
         return program.main(list(arguments), prog_name="llmcli", standalone_mode=False) or 0
     except LLMCliError as error:
@@ -69,25 +71,41 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error, f"{_usage_message(error)} (see {command} --help)", UsageError.exit_code)
     except typer.Abort:  # Ctrl-C, or the end of the input, where a question was asked
         return EXIT_INTERRUPTED
-    except (OutputClosedError, SystemExit):  # typer's own help meets a closed pipe with sys.exit
+    except OutputClosedError:
         return EXIT_CLOSED_PIPE
-    except OSError as error:
-        if error.errno not in _FULL:
-            return _fail_unknown(error)
-        give_up(sys.stdout)  # typer writes its help by itself
-        return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
+    except SystemExit as error:  # typer ends so: with 0 after --show-completion, with 1 where a pipe was closed
+        return EXIT_CLOSED_PIPE if error.code else 0
     except Exception as error:
         return _fail_unknown(error)
 
 
+def _require_current_folder() -> None:
+    """Refuse to run in a folder that was removed: there torch ends the process without a word of ours.
+
+    Raises: UsageError.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be used ({error.strerror}); change to another folder") from error
+
+
 def _fail_unknown(error: Exception) -> int:
+    """The last door: what can strike anywhere gets its line here, all else is a bug."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        give_up(sys.stdout)  # typer writes its help by itself
+        return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
+    if is_memory_error(error):
+        ours = out_of_memory("llmcli")
+        return _fail(error, str(ours), ours.exit_code)
     hint = "" if terminal.is_debug else "; --debug shows the traceback"
     return _fail(error, f"internal error, please report it: {type(error).__name__}: {error}{hint}", EXIT_BUG)
 
 
 def _fail(error: Exception, message: str, exit_code: int) -> int:
     if terminal.is_debug:
-        traceback.print_exception(error)
+        with contextlib.suppress(OutputClosedError):
+            terminal.show("".join(traceback.format_exception(error)))
     with contextlib.suppress(OutputClosedError):  # stderr without a reader: the exit code still tells
         terminal.error(" ".join(message.split()))
     return exit_code

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli.deferred import list_cached_models, plan_removal
 from llmcli.cli.options import DebugOption, QuietOption
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import UsageError
 
 models_app = typer.Typer(help="List or remove downloaded models.")
@@ -96,7 +96,7 @@ def remove_model(
         if not sys.stdin.isatty():
             raise UsageError(f"removing {hub_id} ({size}) has to be confirmed, and there is no terminal; add --yes")
         count = len(removal.commits)
-        if not typer.confirm(f"Remove {hub_id} ({count} revision{'s' * (count > 1)}, {size})?", err=True):
+        if not typer.confirm(visible(f"Remove {hub_id} ({count} revision{'s' * (count > 1)}, {size})?"), err=True):
             terminal.info("nothing removed")
             return
     removal.execute()

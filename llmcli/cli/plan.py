@@ -92,9 +92,9 @@ def plan(
         return
     source = "as given" if memory is not None else "measured"
     terminal.write("".join(f"{name:<18}{value}\n" for name, value in _lines(facts, source)))
-    terminal.write("\n" + format_table(*_decode_table(facts)))
+    terminal.write("\n" + format_table(*_decode_table(facts)), is_drawn=True)
     if facts.prompts[0].first_token_seconds is not None:
-        terminal.write("\n" + format_table(*_prompt_table(facts)))
+        terminal.write("\n" + format_table(*_prompt_table(facts)), is_drawn=True)
 
 
 def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:

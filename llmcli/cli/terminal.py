@@ -1,7 +1,12 @@
-"""Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal."""
+"""Everything that is written: generated text to stdout, all else to stderr, colour and progress only on a terminal.
+
+The gate for text that others wrote (models, files, hubs, the command line): on a terminal its control characters are
+shown escaped, since a terminal obeys them; a pipe gets the characters themselves.
+"""
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,34 +16,42 @@ from llmcli.errors import OutputError
 
 OnProgress = Callable[[int, int], None]
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all of Unicode's but newline and tab
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")  # those that JSON does not escape
+
 
 class OutputClosedError(Exception):
     """The reader of stdout or stderr went away, as `head` does; nothing is left to say to anyone."""
 
 
 class Terminal:
-    """The two streams and what may be said on them. One instance, `terminal`, serves the process."""
+    """The two streams and what may be said on them. One instance, `terminal`, serves the process.
+
+    `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
+    have gone through `visible`.
+    """
 
     def __init__(self) -> None:
         self.is_quiet = False
         self.is_debug = bool(os.environ.get("LLMCLI_DEBUG"))
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, *, is_drawn: bool = False) -> None:
         """Generated text, at once."""
-        _emit(sys.stdout, text)
+        _emit(sys.stdout, text, is_drawn)
 
     def write_json(self, value: object) -> None:
         """One JSON value on one line of stdout."""
-        self.write(f"{json.dumps(value, ensure_ascii=False)}\n")
+        text = json.dumps(value, ensure_ascii=False)
+        self.write(_CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
-    def info(self, line: str) -> None:
+    def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
         if not self.is_quiet:
-            _emit(sys.stderr, f"{line}\n")
+            _emit(sys.stderr, f"{line}\n", is_drawn)
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, *, is_drawn: bool = False) -> None:
         """Text that was asked for beside the result, on stderr; also with --quiet."""
-        _emit(sys.stderr, text)
+        _emit(sys.stderr, text, is_drawn)
 
     def warn(self, line: str) -> None:
         """Something the user should know though the run goes on; also with --quiet."""
@@ -53,7 +66,7 @@ class Terminal:
         if self.is_quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
             return
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
-        _emit(sys.stderr, f"{dim}{prompt}{reset}")
+        _emit(sys.stderr, f"{dim}{visible(prompt)}{reset}", is_drawn=True)
 
     @contextmanager
     def progress(self, what: str, unit: str = "bytes") -> Iterator[OnProgress]:
@@ -73,10 +86,15 @@ class Terminal:
         )
 
         done_column = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn(what), BarColumn(), done_column, TimeRemainingColumn())
+        columns = (TextColumn(visible(what), markup=False), BarColumn(), done_column, TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(what, total=None)
+            task = progress.add_task("", total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def visible(text: str) -> str:
+    """The text with its control characters, but newline and tab, written as escapes such as `\\x1b`."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def has_color(stream: TextIO) -> bool:
@@ -89,7 +107,9 @@ def give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _emit(stream: TextIO, text: str) -> None:
+def _emit(stream: TextIO, text: str, is_drawn: bool = False) -> None:
+    if not is_drawn and stream.isatty():
+        text = visible(text)
     try:
         stream.write(text)
         stream.flush()

@@ -85,7 +85,7 @@ def copy_code(state: ChatSession, argument: str) -> Outcome:
     if not sys.stderr.isatty() or os.environ.get("TERM", "") in BARE_TERMINALS:
         terminal.show(code)
         return Outcome()
-    terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07")
+    terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07", is_drawn=True)
     terminal.info(f"copied {len(code.splitlines())} lines, if your terminal lets programs write to the clipboard")
     return Outcome()
 

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.syntax import Syntax
 
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import terminal, visible
 
 FENCE = re.compile(r"\s{0,3}(```+|~~~+)\s*([\w+#.-]*)")
 ITEM = re.compile(r"(\s*)([-*+]|\d+[.)])\s")
@@ -33,7 +33,7 @@ class MarkdownWriter:
 
     def write(self, text: str) -> None:
         """Take more text."""
-        self._line += text
+        self._line += visible(text)
         *lines, self._line = self._line.split("\n")
         for line in lines:
             self._take(line)
@@ -77,7 +77,7 @@ class MarkdownWriter:
         with self._console.capture() as drawn:
             self._console.print(Padding(Markdown(text), (0, 0, 0, indent), expand=False))
         # Lists and headings bring blank lines of their own; here those of the text count.
-        terminal.write(f"{OUTER_BLANK_LINES.sub('', drawn.get())}\n")
+        terminal.write(f"{OUTER_BLANK_LINES.sub('', drawn.get())}\n", is_drawn=True)
         self._block = []
         self._is_blank = False
 

@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from llmcli.cli.chat_session.state import Thinking
-from llmcli.cli.terminal import has_color, terminal
+from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.engine.chat_events import TurnStarted
 from llmcli.engine.events import PrefillProgress
 from llmcli.engine.reasoning import Piece
@@ -83,7 +83,9 @@ class View:
             self._clear_status()
             self._thinking_since = self._thinking_since or time.monotonic()
             if not terminal.is_quiet:
-                terminal.show(f"\x1b[2m{piece.text}\x1b[0m" if self._is_dim else piece.text)
+                dim, reset = ("\x1b[2m", "\x1b[0m") if self._is_dim else ("", "")
+                text = visible(piece.text) if sys.stderr.isatty() else piece.text
+                terminal.show(f"{dim}{text}{reset}", is_drawn=True)
         elif self._thinking_since is None:
             self._thinking_since = time.monotonic()
             self._show_status("thinking")
@@ -106,10 +108,10 @@ class View:
 
     def _show_status(self, text: str) -> None:
         if not terminal.is_quiet and sys.stderr.isatty():
-            terminal.show(f"\r\x1b[K{text}...")
+            terminal.show(f"\r\x1b[K{text}...", is_drawn=True)
             self._has_status = True
 
     def _clear_status(self) -> None:
         if self._has_status:
-            terminal.show("\r\x1b[K")
+            terminal.show("\r\x1b[K", is_drawn=True)
             self._has_status = False

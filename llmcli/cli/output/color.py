@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli.output.text import TextOutput
 from llmcli.cli.output.tokens import Share, TextShares, chosen_probability, level_names, likelihood_level
-from llmcli.cli.terminal import terminal
+from llmcli.cli.terminal import terminal, visible
 from llmcli.engine.events import Finished, Token
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class ColorOutput(TextOutput):
     Only for a stdout that `why_no_color` has no objection to.
     """
 
+    is_drawn = True
+
     def __init__(self, facts: RunFacts):
         super().__init__(facts)
         self._tints = terminal_tints()
@@ -57,7 +59,7 @@ class ColorOutput(TextOutput):
         self._probabilities: dict[int, list[float | None]] = {sample: [] for sample in facts.samples}
         if sys.stderr.isatty():  # it may be a file though stdout is a terminal, and there a legend explains nothing
             names = [tinted(name, tint) for name, tint in zip(level_names(), self._tints, strict=True)]
-            terminal.info(f"probability of each token: {' · '.join(names)}")
+            terminal.info(f"probability of each token: {' · '.join(names)}", is_drawn=True)
 
     def show(self, event: Event) -> None:
         """Write what the event adds, tinted."""
@@ -77,7 +79,7 @@ class ColorOutput(TextOutput):
             known = [self._probabilities[sample][number] for number in share.token_numbers]
             # Bytes of one character depend on each other, so it is as likely as all of them in a row.
             probability = math.prod(value for value in known if value is not None)
-            text += tinted(share.text, self._tints[likelihood_level(probability)])
+            text += tinted(visible(share.text), self._tints[likelihood_level(probability)])
         return text
 
 

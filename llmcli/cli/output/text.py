@@ -10,6 +10,8 @@ SEPARATOR = "--- sample {number} ---"  # between two samples on stdout, on a lin
 class TextOutput:
     """Writes each sample's text as it comes, whatever order the samples are computed in."""
 
+    is_drawn = False  # whether `style` adds control sequences
+
     def __init__(self, facts: RunFacts):
         self._waiting = list(facts.samples)  # the first of them is being written
         self._pending: dict[int, str] = {sample: "" for sample in facts.samples}
@@ -26,7 +28,7 @@ class TextOutput:
             sample = self._waiting[0]
             if text := self._pending[sample]:
                 self._pending[sample] = ""
-                terminal.write(text)
+                terminal.write(text, is_drawn=self.is_drawn)
             if sample not in self._finished:
                 return
             self._waiting.pop(0)

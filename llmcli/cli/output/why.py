@@ -68,7 +68,7 @@ class WhyOutput:
                 row for number, token in enumerate(self._tokens[item.sample], 1) for row in self._rows(number, token)
             ]
             if rows:
-                terminal.show("\n".join([*self._caption(item), *self._lines(rows), ""]))
+                terminal.show("\n".join([*self._caption(item), *self._lines(rows), ""]), is_drawn=True)
 
     def _caption(self, item: Finished) -> list[str]:
         which = f" sample {item.sample + 1}" if len(self._facts.samples) > 1 else ""
