@@ -3,21 +3,26 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from llmcli.errors import UsageError
+
+MAX_BYTES = 64 * 1024**2  # far beyond any context; ends what would never end, such as `yes | llmcli generate`
 
 
 def read_prompt(argument: str | None, file: Path | None, flag: str = "--file") -> str:
     """The prompt. Of a file or standard input one final newline is dropped: editors and echo add it.
 
     `flag` is the option that names the file.
-    Raises: UsageError if there is none or more than one, if the file cannot be read, or if it is not UTF-8 text.
+    A pipe is waited for, as `--file <(git diff)` wants it.
+    Raises: UsageError if there is none or more than one, if the file cannot be read, is too long, or is not UTF-8 text.
     """
     if argument is not None and file is not None:
         raise UsageError("a prompt and --file are both given; give one of them")
     if file is not None:
         try:
-            return _decode(file.read_bytes(), str(file))
+            with file.open("rb") as opened:
+                return _read(opened, str(file))
         except OSError as error:
             raise UsageError(f"{flag} {file} cannot be read: {error.strerror}") from error
     if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # None: the caller closed it
@@ -25,7 +30,7 @@ def read_prompt(argument: str | None, file: Path | None, flag: str = "--file") -
     if argument in (None, "-"):
         if sys.stdin is None:
             raise UsageError("standard input is closed; give the prompt as an argument or with --file")
-        return _decode(sys.stdin.buffer.read(), "standard input")
+        return _read(sys.stdin.buffer, "standard input")
     assert argument is not None
     refuse_undecoded(argument, "the prompt")
     return argument
@@ -52,7 +57,10 @@ def refuse_undecoded(argument: str, what: str) -> None:
         raise UsageError(f"{what} is not UTF-8 text")
 
 
-def _decode(content: bytes, where: str) -> str:
+def _read(file: BinaryIO, where: str) -> str:
+    content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{where} is longer than {MAX_BYTES // 1024**2} MiB; give a shorter text")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,0 +1,44 @@
+"""The last door of the program: what can strike anywhere ends in one line and a documented exit code."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+FEW_TOKENS = ("--max-new-tokens", "3", "--threads", "1")
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "llmcli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_a_folder_that_was_removed_under_the_shell(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f"cd {folder} && rmdir {folder} && exec {sys.executable} -m llmcli generate Once"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: the current folder cannot be used (No such file or directory); change to another folder\n"
+    )
+
+
+@pytest.mark.parametrize("mib", [280, 400])  # the library that computes is larger than that
+def test_too_little_memory_is_one_line(mib):
+    limits = (mib * 1024**2,) * 2
+    result = run("generate", "Once", *FEW_TOKENS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+    assert result.returncode == 4, result.stderr
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("no model given")]
+    assert len(errors) == 1, result.stderr
+    assert errors[0].startswith("error: ")
+    assert "out of memory" in errors[0]
+
+
+def test_show_completion_succeeds():
+    result = run("--show-completion", "bash")
+    assert result.returncode == 0, result.stderr
+    assert "_LLMCLI_COMPLETE" in result.stdout
