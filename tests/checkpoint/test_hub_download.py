@@ -211,14 +211,18 @@ def test_a_token_opens_private_and_gated_models(
     open_model(resolve("org/tiny"))  # the host of large files refuses whoever sends it the token
 
 
-def test_over_fifty_gigabytes_are_left_to_the_library(
+def test_over_fifty_gigabytes_are_refused(
     hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, weights: bytes
 ) -> None:
-    hub.add_model("org/tiny", tiny_llama)
-    monkeypatch.setattr("llmcli.checkpoint.hub.constants.MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
-    monkeypatch.setattr("llmcli.checkpoint.hub.run_transfer", lambda *arguments: 1 / 0)
-    with pytest.raises(ValueError, match="too large"):  # without its own protocol, which this server does not speak
+    """The hub sends them only by its own protocol, which only huggingface_hub speaks."""
+    repository = hub.add_model("org/tiny", tiny_llama)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
+    message = f"run `hf download org/tiny --revision {repository.refs['main']}`, which fills the same cache"
+    with pytest.raises(CheckpointError, match=message):
         resolve("org/tiny")
+    assert hub.sent_bytes["model.safetensors"] == 0
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights))
+    open_model(resolve("org/tiny"))
 
 
 def test_disk_space_is_asked_for_first(
