@@ -111,7 +111,9 @@ def plan_removal(hub_id: HubId) -> Removal:
 def _scan() -> HFCacheInfo | None:
     cache = hub_cache_folder()
     with foreign_errors_explained(f"the cache {cache} cannot be read", CheckpointError):
-        if cache.exists() and not cache.is_dir():
+        if not cache.exists():
+            return None
+        if not cache.is_dir():
             raise CheckpointError(f"the cache {cache} is not a folder; set HF_HOME to another one")
         for ref in cache.glob("*/refs/**/*"):
             _check_ref(ref)

@@ -187,7 +187,7 @@ def _drain(response: httpx2.Response) -> None:
 
 
 def _tells_size(response: httpx2.Response) -> bool:
-    return _LINKED_ETAG in response.headers and _LINKED_SIZE in response.headers
+    return bool(response.headers.get(_LINKED_ETAG) and response.headers.get(_LINKED_SIZE))
 
 
 def _read_list(description: Any, url: str) -> FileList:
