@@ -16,6 +16,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options for longer runs than the suite's."""
+    parser.addoption("--hub-fuzz", type=int, default=0, help="random lies of a hub, instead of 300")
+
+
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
     """A trained LLaMA of 260 thousand parameters with its author's published greedy text."""
