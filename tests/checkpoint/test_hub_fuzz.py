@@ -1,6 +1,6 @@
 """Random lies of a hub, seeded: nothing but our errors, nothing written outside the cache, bounded time and bytes.
 
-`--hub-fuzz N` runs N lies instead of 300, and N / 100 kills instead of 3.
+`--hub-fuzz N` runs N lies instead of 300, and N / 100 kills instead of 3; it wants `--timeout 0` beside it.
 """
 
 import hashlib

@@ -299,14 +299,17 @@ def test_odd_statuses(tiny_hub: HubServer, status: int, path: str) -> None:
 def test_the_cache_is_as_huggingface_hub_writes_it(
     tiny_hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tiny_hub.repositories["org/tiny"].refs["refs/pr/1"] = tiny_hub.repositories["org/tiny"].refs["main"]
+    commit = tiny_hub.repositories["org/tiny"].refs["main"]
+    tiny_hub.repositories["org/tiny"].refs["refs/pr/1"] = commit
+    tiny_hub.add_model("org/other", tiny_llama)  # asked for by its commit, so without a ref
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "theirs"))
-    for revision in ("main", "refs/pr/1"):
+    names = (("org/tiny", "main"), ("org/tiny", "refs/pr/1"), ("org/other", commit))
+    for repo_id, revision in names:
         for path in tiny_llama.iterdir():
-            huggingface_hub.hf_hub_download("org/tiny", path.name, revision=revision)
+            huggingface_hub.hf_hub_download(repo_id, path.name, revision=revision)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "ours"))
-    pull()
-    pull("org/tiny@refs/pr/1")
+    for repo_id, revision in names:
+        pull(f"{repo_id}@{revision}")
     theirs, ours = (listing(tmp_path / name) for name in ("theirs", "ours"))
     assert ours == theirs
 

@@ -127,4 +127,7 @@ def test_redirects_that_are_not_followed(location: str) -> None:
     with pytest.raises(CheckpointError, match=r"^https://hub.co/a\?? redirects to .*expected https; ") as caught:
         target("https://hub.co/a?token=secret", location)
     assert "secret" not in str(caught.value)
+    if not location.startswith("http://"):
+        with pytest.raises(CheckpointError, match=r"^http://hub.co/a redirects to "):
+            target("http://hub.co/a", location)
     assert len(str(caught.value)) < 600
