@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -17,8 +18,13 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Longer runs of the seeded random tests."""
-    parser.addoption("--fuzz", type=int, metavar="N", help="damage files in N other ways than the 20,000 of every run")
+    """Longer runs of tests that draw their cases; without an option each runs a few of them."""
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    parser.addoption("--fuzz", **number, help="damage files in N other ways than the 20,000 of every run")
+    parser.addoption("--hub-fuzz", **number, default=0, help="N random lies of a hub")
+    parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
+    parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
+    parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
 
 
 @pytest.fixture(scope="session")

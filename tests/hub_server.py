@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +33,22 @@ class Repository:
         return commit
 
 
+@dataclass
+class Reply:
+    """An answer before it is sent; a body may be endless."""
+
+    status: int
+    headers: dict[str, str]
+    body: Iterable[bytes]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that closes the connection is none."""
+
+
 class HubServer:
     """Serves `repositories` under `url` and counts what it is asked for."""
 
@@ -44,12 +61,12 @@ class HubServer:
         self.is_damaged = False  # large files: one byte is wrong
         self.knows_ranges = True
         self.failing_status: int | None = None  # the answer to everything
+        self.change: Callable[[str, str, Reply], None] | None = None  # of every answer, by method and path
         self.answer = threading.Event()  # nothing is answered until it is set
         self.answer.set()
         self.pause = threading.Event()  # large files stop halfway until it is set
         self.pause.set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler_class())
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -131,8 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = files[name]
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not name.endswith(LARGE_SUFFIXES):
-            hub.sent_bytes[name] += len(content) if self.command == "GET" else 0
-            return self._send(content, headers={**headers, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+            headers["ETag"] = f'"{hashlib.sha1(content).hexdigest()}"'
+            return self._send(content, headers=headers, name=name)
         headers |= {"X-Linked-Etag": f'"{_sha256(content)}"', "X-Linked-Size": str(len(content))}
         headers["Location"] = f"http://localhost:{hub.port}/large/{repo_id}/{commit}/{name}"
         return self._send(b"", 302, headers)
@@ -150,26 +167,37 @@ class _Handler(BaseHTTPRequestHandler):
             begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
         end = len(content)
         cut = hub.cuts.pop(0) if hub.cuts else None
-        self.send_response(206 if begin else 200)
-        self.send_header("Content-Length", str(end - begin))
+        headers = {"Content-Length": str(end - begin)}
         if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{end}")
-        self.end_headers()
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{end}"
         piece = content[begin:] if cut is None else content[begin : begin + cut]
         half = len(piece) // 2 if not hub.pause.is_set() else 0
-        for part in (piece[:half], piece[half:]):
-            self.wfile.write(part)
-            hub.sent_bytes[name] += len(part)
-            hub.pause.wait(30)
-        self.close_connection = cut is not None
+        reply = Reply(206 if begin else 200, headers, (piece[:half], piece[half:]))
+        self._send_reply(reply, name)
+        self.close_connection |= cut is not None
 
-    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-            self.send_header(name, value)
+    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None, name: str = "") -> None:
+        self._send_reply(Reply(status, {"Content-Length": str(len(content)), **(headers or {})}, (content,)), name)
+
+    def _send_reply(self, reply: Reply, name: str = "") -> None:
+        """Send an answer; a body with a file's name is counted, and that of a large file may pause."""
+        hub = self.server_state
+        if hub.change:
+            hub.change(self.command, urlsplit(self.path).path, reply)
+            reply.headers.setdefault("Connection", "close")  # what follows a body of another length is unknown
+            self.close_connection = True
+        self.send_response(reply.status)
+        for header, value in reply.headers.items():
+            self.send_header(header, value)
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+        if self.command != "GET":
+            return
+        for part in reply.body:
+            self.wfile.write(part)
+            if name:
+                hub.sent_bytes[name] += len(part)
+            if name.endswith(LARGE_SUFFIXES):
+                hub.pause.wait(30)
 
     def _fail(self, status: int, code: str = "") -> None:
         self._send(b"", status, {"X-Error-Code": code} if code else None)

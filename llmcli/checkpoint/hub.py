@@ -4,21 +4,28 @@ No code is ever downloaded, nor anything else that `hub_files` does not name.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.utils import disable_progress_bars, logging
 from rich.filesize import decimal
 
 from llmcli.checkpoint.folder import CONFIG_NAME, refuse_quantization
+from llmcli.checkpoint.hub_client import FileMetadata, HubClient
 from llmcli.checkpoint.hub_errors import hub_errors_explained
-from llmcli.checkpoint.hub_files import SMALL_FILES, is_complete, read_json, refuse_repository, weight_files
+from llmcli.checkpoint.hub_files import SMALL_FILES, is_complete, refuse_repository, weight_files
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
-from llmcli.checkpoint.hub_transfer import find_transfer, run_transfer
+from llmcli.checkpoint.hub_library import cached_file, hub_settings, repository_folder
+from llmcli.checkpoint.hub_names import checked_revision
+from llmcli.checkpoint.hub_snapshot import create_snapshot, link_file
+from llmcli.checkpoint.hub_transfer import plan_transfer, run_transfer
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError
+from llmcli.reading import CONFIG
+
+_MAIN = "main"
+_MAX_NAMED = 3  # files named in one message
 
 
 def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update: bool = False) -> Path:
@@ -33,69 +40,90 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
-    with hub_errors_explained(hub_id), _library_silenced():
-        cached = None if update else _cached_snapshot(hub_id)
-        return cached or _download(hub_id, on_progress)
+    with hub_errors_explained(hub_id):
+        repository = repository_folder(hub_id.repo_id)
+        revision = checked_revision(hub_id.revision or _MAIN)
+        config = None if update else cached_file(hub_id.repo_id, CONFIG_NAME, revision)
+        if config is not None and is_complete(config.parent):
+            return config.parent
+        with HubClient(hub_id) as client:
+            return _download(client, hub_id, repository, revision, on_progress)
 
 
-def _cached_snapshot(hub_id: HubId) -> Path | None:
-    config = try_to_load_from_cache(hub_id.repo_id, CONFIG_NAME, revision=hub_id.revision)
-    if not isinstance(config, str):
-        return None
-    snapshot = Path(config).parent
-    return snapshot if is_complete(snapshot) else None
+def _download(
+    client: HubClient, hub_id: HubId, repository: Path, revision: str, on_progress: Callable[[int, int], None]
+) -> Path:
+    """Download what is missing, the small files first, since they tell whether the rest is worth it.
 
-
-def _download(hub_id: HubId, on_progress: Callable[[int, int], None]) -> Path:
-    """Download what is missing, the small files first, since they tell whether the rest is worth it."""
-    repo_id = hub_id.repo_id
-    timeout = constants.HF_HUB_ETAG_TIMEOUT  # without one this call would wait for ever
-    info = HfApi().model_info(repo_id, revision=hub_id.revision, timeout=timeout, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    refuse_repository(hub_id, sizes)
-    small_files = [name for name in SMALL_FILES if name in sizes]
-    _require_space(hub_id, sum(sizes[name] for name in small_files))
-    # By the revision's name, so that the cache learns its commit; the rest by that commit, so that nothing mixes.
-    snapshot = Path(hf_hub_download(repo_id, CONFIG_NAME, revision=hub_id.revision)).parent
-    for name in small_files:
-        hf_hub_download(repo_id, name, revision=snapshot.name)
-    config, where = read_json(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
+    All by the commit that the list of files names, so that nothing mixes.
+    """
+    files = client.list_files()
+    refuse_repository(hub_id, files.names)
+    snapshot = repository / "snapshots" / files.commit
+    small_files = _find_missing(client, hub_id, snapshot, [name for name in SMALL_FILES if name in files.names])
+    create_snapshot(repository, files.commit, revision)
+    _transfer(client, snapshot, small_files, lambda position: None)
+    config, where = CONFIG.read_json_object(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
     refuse_quantization(config, where)
     LlamaConfig.from_dict(config, where)
 
-    weights = weight_files(sizes, snapshot)
-    if not weights or not sizes.keys() >= set(weights):
-        missing = [name for name in weights if name not in sizes] or ["model.safetensors or its index"]
-        raise CheckpointError(f"{hub_id} lacks {', '.join(missing)}: its upload is incomplete; try another revision")
-    _download_weights(hub_id, snapshot, {name: sizes[name] for name in weights}, on_progress)
-    for name in weights:
-        hf_hub_download(repo_id, name, revision=snapshot.name)  # only links what is there
+    names = weight_files(files.names, snapshot)
+    missing = [name for name in names if name not in files.names]
+    if missing or not names:
+        raise CheckpointError(f"{hub_id} lacks {_listed(missing)}: its upload is incomplete; try another revision")
+    weights = _find_missing(client, hub_id, snapshot, names)
+    num_present = sum((snapshot / name).stat().st_size for name in names if name not in weights)
+    total = num_present + sum(file.size for file in weights.values())
+    _transfer(client, snapshot, weights, lambda position: on_progress(num_present + position, total))
     return snapshot
 
 
-def _download_weights(
-    hub_id: HubId, snapshot: Path, sizes: dict[str, int], on_progress: Callable[[int, int], None]
+def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Collection[str]) -> dict[str, FileMetadata]:
+    """What the hub says of those files that the snapshot lacks.
+
+    Raises: CheckpointError for a file that is too long, or if the disk has not enough space.
+    """
+    settings = hub_settings()
+    missing: dict[str, FileMetadata] = {}
+    for name in names:
+        if (snapshot / name).is_file():
+            continue
+        file = missing[name] = client.find_file(snapshot.name, name)
+        kind = SMALL_FILES.get(name)
+        if kind is not None and file.size > kind.max_bytes:
+            raise CheckpointError(
+                f"{file.url} has {decimal(file.size)}, over the {decimal(kind.max_bytes)} that {kind.what} may have; "
+                "try another revision"
+            )
+        if kind is None and file.size > settings.max_file_bytes:
+            raise CheckpointError(
+                f"{file.url} has {decimal(file.size)}, and the hub sends files over {decimal(settings.max_file_bytes)} "
+                f"only by a protocol of its own; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
+                "fills the same cache"
+            )
+    transfers = [plan_transfer(snapshot.parents[1], file) for file in missing.values()]
+    _require_space(hub_id, sum(transfer.size - transfer.num_present_bytes for transfer in transfers))
+    return missing
+
+
+def _transfer(
+    client: HubClient, snapshot: Path, files: dict[str, FileMetadata], on_position: Callable[[int], None]
 ) -> None:
-    missing = [name for name in sizes if not (snapshot / name).exists()]
-    # The hub sends files over this size only by its own protocol, which hf_hub_download speaks.
-    resumable = [name for name in missing if sizes[name] <= constants.MAX_HTTP_DOWNLOAD_SIZE]
-    transfers = [find_transfer(hub_id.repo_id, name, snapshot) for name in resumable]
-    num_present_bytes = sum(transfer.num_present_bytes for transfer in transfers)
-    _require_space(hub_id, sum(sizes[name] for name in missing) - num_present_bytes)
+    """Download files and link them; `on_position` gets the number of bytes of all of them that are there."""
+    finished = 0
+    for name, file in files.items():
+        transfer = plan_transfer(snapshot.parents[1], file)
+        run_transfer(client, transfer, partial(_moved_on, on_position, finished))
+        link_file(snapshot, name, transfer.blob)
+        finished += file.size
 
-    total = sum(sizes.values())
-    finished = total - sum(transfer.size for transfer in transfers)
 
-    def on_position(position: int) -> None:
-        on_progress(finished + position, total)
-
-    for transfer in transfers:
-        run_transfer(transfer, on_position)
-        finished += transfer.size
+def _moved_on(on_position: Callable[[int], None], finished: int, position: int) -> None:
+    on_position(finished + position)
 
 
 def _require_space(hub_id: HubId, num_bytes: int) -> None:
-    cache = Path(constants.HF_HUB_CACHE).absolute()
+    cache = hub_settings().cache.absolute()
     disk = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(disk).free
     if num_bytes > free:
@@ -105,13 +133,8 @@ def _require_space(hub_id: HubId, num_bytes: int) -> None:
         )
 
 
-@contextmanager
-def _library_silenced() -> Iterator[None]:
-    """Keep huggingface_hub's bars and log lines off stderr; what matters in them comes back as errors."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        with disable_progress_bars():
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "model.safetensors or its index"
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(map(printable, names[:_MAX_NAMED])) + more

@@ -1,22 +1,25 @@
 """Lists and removes the models in huggingface_hub's cache, whichever tool downloaded them."""
 
+from __future__ import annotations
+
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-
-from huggingface_hub import (
-    CachedRepoInfo,
-    CachedRevisionInfo,
-    CacheNotFound,
-    DeleteCacheStrategy,
-    HFCacheInfo,
-    constants,
-    scan_cache_dir,
-)
+from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.folder import CONFIG_NAME
-from llmcli.checkpoint.hub_files import is_complete, read_json
+from llmcli.checkpoint.hub_files import is_complete
 from llmcli.checkpoint.hub_id import HubId
+from llmcli.checkpoint.hub_library import hub_settings, scan_cache
 from llmcli.errors import CheckpointError
+from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.reading import CONFIG
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo
+
+_LAST_SECOND = 253_402_214_400  # of the year 9999, less a day for the time zone
+_MAX_REF_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Removal:
 
         Raises: CheckpointError if a folder cannot be removed, of which huggingface_hub only writes a log line.
         """
-        self._strategy.execute()
+        with foreign_errors_explained(f"{hub_cache_folder()} cannot be changed", CheckpointError):
+            self._strategy.execute()
         for folder in (*self._strategy.repos, *self._strategy.snapshots):
             if folder.exists():
                 raise CheckpointError(f"{folder} cannot be removed completely; check its permissions")
@@ -67,7 +71,7 @@ class Removal:
 
 def hub_cache_folder() -> Path:
     """Where huggingface_hub keeps models, by its environment variables; the folder may not exist yet."""
-    return Path(constants.HF_HUB_CACHE)
+    return hub_settings().cache
 
 
 def list_cached_models() -> CachedModels:
@@ -75,12 +79,13 @@ def list_cached_models() -> CachedModels:
     cache = _scan()
     if cache is None:
         return CachedModels(hub_cache_folder(), (), ())
-    models = [
-        _describe(repo, revision, _unfinished_bytes(cache, repo))
-        for repo in cache.repos
-        if repo.repo_type == "model"
-        for revision in repo.revisions
-    ]
+    with foreign_errors_explained(f"the cache {hub_cache_folder()} cannot be read", CheckpointError):
+        models = [
+            _describe(repo, revision, _unfinished_bytes(cache, repo))
+            for repo in cache.repos
+            if repo.repo_type == "model"
+            for revision in repo.revisions
+        ]
     models.sort(key=lambda model: (model.repo_id.lower(), model.refs, model.commit))
     return CachedModels(hub_cache_folder(), tuple(models), tuple(map(str, cache.warnings)))
 
@@ -104,16 +109,30 @@ def plan_removal(hub_id: HubId) -> Removal:
 
 
 def _scan() -> HFCacheInfo | None:
-    try:
-        return scan_cache_dir(hub_cache_folder())
-    except CacheNotFound:
-        return None
+    cache = hub_cache_folder()
+    with foreign_errors_explained(f"the cache {cache} cannot be read", CheckpointError):
+        if not cache.exists():
+            return None
+        if not cache.is_dir():
+            raise CheckpointError(f"the cache {cache} is not a folder; set HF_HOME to another one")
+        for ref in cache.glob("*/refs/**/*"):
+            _check_ref(ref)
+        return scan_cache(cache)
+
+
+def _check_ref(ref: Path) -> None:
+    """Refuse what the scan would wait for, or could not take for text."""
+    mode = ref.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return
+    if not stat.S_ISREG(mode) or ref.stat().st_size > _MAX_REF_BYTES or not ref.read_bytes().isascii():
+        raise CheckpointError(f"{ref} is not the name of a commit, as every file in refs must be; remove it")
 
 
 def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_bytes: int) -> CachedModel:
     complete = is_complete(revision.snapshot_path)
     try:
-        model_type = read_json(revision.snapshot_path / CONFIG_NAME).get("model_type")
+        model_type = CONFIG.read_json_object(revision.snapshot_path / CONFIG_NAME).get("model_type")
     except CheckpointError:
         model_type = None
     return CachedModel(
@@ -121,7 +140,7 @@ def _describe(repo: CachedRepoInfo, revision: CachedRevisionInfo, unfinished_byt
         commit=revision.commit_hash,
         refs=tuple(sorted(revision.refs)),
         size_bytes=revision.size_on_disk + (0 if complete else unfinished_bytes),
-        last_used=repo.last_accessed,
+        last_used=min(max(repo.last_accessed, 0), _LAST_SECOND),
         is_complete=complete,
         model_type=model_type if isinstance(model_type, str) else None,
         folder=revision.snapshot_path,

@@ -1,77 +1,93 @@
-"""Turns what huggingface_hub and its HTTP client raise into one line with the next step."""
+"""Turns what fails on the way to the hub, and what the hub answers, into one line with the next step."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx2
-from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from llmcli.checkpoint.hub_id import HubId
+from llmcli.checkpoint.hub_library import hub_settings
 from llmcli.errors import CheckpointError
+from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
+
+_CONTINUES = "run the command again, the download continues where it stopped"
+_BAD_TOKEN = "Invalid credentials in Authorization header"
+_BUSY = (408, 429, 500, 502, 503, 504)
+_MAX_REASON = 200  # characters of a message of the HTTP client, which may quote what it got
+
+
+class HubBusyError(CheckpointError):
+    """The hub answers that it cannot answer now: worth another attempt."""
 
 
 @contextmanager
 def hub_errors_explained(hub_id: HubId) -> Iterator[None]:
     """Raise CheckpointError in place of what fails on the way to the hub and into its cache."""
-    try:
-        yield
-    except (OSError, httpx2.HTTPError, httpx2.InvalidURL, HFValidationError) as error:
-        raise CheckpointError(_explain(error, hub_id)) from error
+    with foreign_errors_explained(f"{hub_id} cannot be downloaded", CheckpointError):
+        try:
+            yield
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            if is_memory_error(error):
+                raise
+            raise CheckpointError(_explain(error, hub_id)) from error
+
+
+def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
+    """Refuse every answer that is not the content asked for; the body, which anyone may have written, is not read.
+
+    Raises: CheckpointError; HubBusyError where waiting may help.
+    """
+    if response.is_success:
+        return
+    status, code = response.status_code, response.headers.get("X-Error-Code")
+    hub = hub_settings().endpoint
+    page = f"{hub}/{hub_id.repo_id}"
+    if code == "GatedRepo":
+        raise _no_access(status, hub_id, page, "it is gated")
+    if code == "RevisionNotFound":
+        raise CheckpointError(
+            f"{hub_id.repo_id} has no revision {hub_id.revision or 'main'}; {page}/commits/main lists them"
+        )
+    # A hub that says no more means a private model, or none, for which it has the same answer.
+    if code == "RepoNotFound" or (status == 401 and response.headers.get("X-Error-Message") != _BAD_TOKEN):
+        raise CheckpointError(
+            f"{hub_id.repo_id} is neither a local folder nor a model on {hub}; check the spelling, "
+            "or set HF_TOKEN or run `hf auth login` if it is private"
+        )
+    if status in (401, 403):
+        raise _no_access(status, hub_id, page, "gated or private, or the token is not valid")
+    kind = HubBusyError if status in _BUSY else CheckpointError
+    phrase = httpx2.codes.get_reason_phrase(status)
+    raise kind(f"{hub} answers {' '.join(f'{status} {phrase}'.split())} for {hub_id}; try again later: {_CONTINUES}")
+
+
+def offline_error(hub_id: HubId) -> CheckpointError:
+    """What there is to say where a download is needed and forbidden."""
+    return CheckpointError(
+        f"{hub_id} is not complete in the cache {hub_settings().cache}, and HF_HUB_OFFLINE forbids a download; "
+        "unset HF_HUB_OFFLINE"
+    )
 
 
 def _explain(error: BaseException, hub_id: HubId) -> str:
     """One line for the user; the order of the cases is that of the classes, the special before the general."""
-    hub = constants.ENDPOINT
-    page = f"{hub}/{hub_id.repo_id}"
-    continues = "run the command again, the download continues where it stopped"
-    # What a request failed with, where huggingface_hub then looked in the cache in vain.
-    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-        return _explain(error.__cause__, hub_id)
-    if isinstance(error, GatedRepoError):
-        return _access(error, hub_id, page, "it is gated")
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{hub_id.repo_id} is neither a local folder nor a model on {hub}; check the spelling, "
-            "or set HF_TOKEN or run `hf auth login` if it is private"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"{hub_id.repo_id} has no revision {hub_id.revision}; {page}/commits/main lists them"
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
-        if status in (401, 403):
-            return _access(error, hub_id, page, "gated or private, or the token is not valid")
-        return f"{hub} answers {status} {error.response.reason_phrase} for {hub_id}; try again later: {continues}"
-    if isinstance(error, OfflineModeIsEnabled):
-        return (
-            f"{hub_id} is not complete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids a download; "
-            "unset HF_HUB_OFFLINE"
-        )
-    if isinstance(error, HFValidationError):
-        return f"{hub_id} is neither a local folder nor a possible hub id; expected a folder or ORG/NAME"
+    settings = hub_settings()
+    hub = settings.endpoint
     if isinstance(error, httpx2.TimeoutException):
-        return f"{hub} did not answer in time for {hub_id}; check the network, then {continues}"
+        return f"{hub} did not answer in time for {hub_id}; check the network, then {_CONTINUES}"
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
-        return f"{hub} cannot be reached for {hub_id} ({error}); check the network (or HF_ENDPOINT), then {continues}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk of {constants.HF_HUB_CACHE} is full; free some space, then {continues}"
-    if isinstance(error, OSError) and error.strerror:
-        where = error.filename or constants.HF_HUB_CACHE
-        return f"{hub_id} cannot be stored: {where}: {error.strerror}; HF_HOME can name another folder"
-    return f"{hub_id} cannot be downloaded from {hub}: {error}"
+        reason = str(error)[:_MAX_REASON]
+        return f"{hub} cannot be reached for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_CONTINUES}"
+    assert isinstance(error, OSError)
+    if error.errno == errno.ENOSPC:
+        return f"the disk of {settings.cache} is full; free some space, then {_CONTINUES}"
+    where = error.filename or settings.cache
+    return f"{hub_id} cannot be stored: {where}: {error.strerror or error}; HF_HOME can name another folder"
 
 
-def _access(error: HfHubHTTPError, hub_id: HubId, page: str, why: str) -> str:
-    return (
-        f"no access to {hub_id.repo_id} ({error.response.status_code}, {why}): accept its licence on {page}, then set "
+def _no_access(status: int, hub_id: HubId, page: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"no access to {hub_id.repo_id} ({status}, {why}): accept its licence on {page}, then set "
         "HF_TOKEN to a token of that account, or run `hf auth login`"
     )

@@ -1,10 +1,8 @@
 """Which files of a repository a model needs: JSON files, tokenizer, safetensors; no code, no second copies."""
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from llmcli.checkpoint.folder import (
     CONFIG_NAME,
@@ -14,24 +12,27 @@ from llmcli.checkpoint.folder import (
     refuse_adapter,
     refuse_quantization_files,
 )
+from llmcli.checkpoint.hub_names import is_weights_name
+from llmcli.checkpoint.safetensors_file import printable
 from llmcli.errors import CheckpointError, TokenizerError, UnsupportedModelError
+from llmcli.reading import CHAT_TEMPLATE, CONFIG, INDEX, TOKENIZER_MODEL, TOKENIZER_SETTINGS, SmallFile
 
-SMALL_FILES = (
-    CONFIG_NAME,
-    GENERATION_CONFIG_NAME,
-    INDEX_NAME,
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
+SMALL_FILES: dict[str, SmallFile] = {
+    CONFIG_NAME: CONFIG,
+    GENERATION_CONFIG_NAME: CONFIG,
+    INDEX_NAME: INDEX,
+    "tokenizer.json": TOKENIZER_MODEL,
+    "tokenizer.model": TOKENIZER_MODEL,
+    "tokenizer_config.json": TOKENIZER_SETTINGS,
+    "special_tokens_map.json": TOKENIZER_SETTINGS,
+    "added_tokens.json": TOKENIZER_SETTINGS,
+    "chat_template.jinja": CHAT_TEMPLATE,
     # Only there when the model is of a kind that opening the folder refuses by name.
-    "adapter_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-    "hf_quant_config.json",
-)
+    "adapter_config.json": CONFIG,
+    "quantize_config.json": CONFIG,
+    "quant_config.json": CONFIG,
+    "hf_quant_config.json": CONFIG,
+}
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model"}
 _OTHER_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
@@ -43,18 +44,28 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
 
     The choice is that of opening a folder: model.safetensors, else the shards of the index, else a single file of
     another name. `folder` holds the index if `names` does.
-    Raises: CheckpointError if the index is damaged.
+    Raises: CheckpointError if the index is damaged, or names what opening a folder refuses.
     """
     if WEIGHTS_NAME in names:
         return [WEIGHTS_NAME]
     if INDEX_NAME in names:
-        weight_map = read_json(folder / INDEX_NAME).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / INDEX_NAME} has no weight_map; remove the model and download it again")
-        return sorted({str(shard) for shard in weight_map.values()})
-    others = [name for name in names if name.endswith(".safetensors") and not name.startswith("consolidated")]
-    others = [name for name in others if "/" not in name and not _SHARD_NAME.search(name)]
+        return _shards(folder / INDEX_NAME)
+    others = [name for name in names if is_weights_name(name) and not name.startswith("consolidated")]
+    others = [name for name in others if not _SHARD_NAME.search(name)]
     return others if len(others) == 1 else []
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = INDEX.read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map of tensor names to file names; its upload is incomplete")
+    for name, shard in weight_map.items():
+        if not is_weights_name(shard):
+            raise CheckpointError(
+                f"{index} places {printable(name)} in {printable(shard)}, expected the name of a .safetensors file "
+                "in the same folder; try another revision"
+            )
+    return sorted(set(weight_map.values()))
 
 
 def is_complete(folder: Path) -> bool:
@@ -62,7 +73,9 @@ def is_complete(folder: Path) -> bool:
 
     The other small files are not asked for: a repository may not have them, which the cache does not tell.
     """
-    names = {path.name for path in folder.iterdir() if path.exists()}  # a broken link does not exist
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir() if path.is_file()}  # a broken link is not a file
     try:
         weights = weight_files(names, folder)
     except CheckpointError:
@@ -82,7 +95,7 @@ def refuse_repository(hub_id: object, names: Collection[str]) -> None:
         if not _TOKENIZERS.intersection(names):
             raise TokenizerError(f"{hub_id} has no tokenizer: neither {' nor '.join(sorted(_TOKENIZERS))}")
         return
-    others = sorted(name for name in names if name.endswith(_OTHER_WEIGHTS))
+    others = sorted(printable(name) for name in names if name.endswith(_OTHER_WEIGHTS))
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     has = f", but {', '.join(others[:_MAX_NAMED])}{more}" if others else ""
     missing = "safetensors" if CONFIG_NAME in names else CONFIG_NAME
@@ -90,17 +103,3 @@ def refuse_repository(hub_id: object, names: Collection[str]) -> None:
         f"{hub_id} has no {missing}{has}; expected a Hugging Face model with {CONFIG_NAME} and *.safetensors, "
         "look for the repository of the original model"
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of the cache that must hold an object.
-
-    Raises: CheckpointError.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON; remove the model and download it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object; remove the model and download it again")
-    return value

@@ -1,8 +1,8 @@
 """Tells a hub id, `ORG/NAME` or `ORG/NAME@REVISION`, from the path of a folder; without importing a library."""
 
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", re.ASCII)
 
@@ -25,6 +25,6 @@ def find_hub_id(name: str) -> HubId | None:
     folder, does too.
     """
     match = _HUB_ID.fullmatch(name)
-    if match is None or Path(name).exists():
+    if match is None or os.path.exists(name):  # Path.exists() raises for a name that is too long
         return None
     return HubId(match[1], match[2])

@@ -1,6 +1,8 @@
 """The list of models in the cache, and removing them."""
 
+import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import huggingface_hub
@@ -124,3 +126,86 @@ def test_what_is_not_there_cannot_be_removed(two_revisions: tuple[Path, Path], h
 def test_nothing_can_be_removed_from_no_cache(hub: HubServer) -> None:
     with pytest.raises(CheckpointError, match="^org/tiny is not in the cache"):
         plan_removal(HubId("org/tiny"))
+
+
+def strange(folder: Path, name: str, kind: str) -> Path:
+    """Put something into a folder that no tool would."""
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes({"deep": b"[" * 100_000, "binary": b"\xff\xfe", "empty": b"", "long": b"0" * 5000}[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "device", "deep", "binary", "empty"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_strange_files_of_a_model(hub: HubServer, tiny_llama: Path, name: str, kind: str) -> None:
+    hub.add_model("org/tiny", tiny_llama)
+    strange(pull("org/tiny"), name, kind)
+    found = list_cached_models()
+    assert len(found.models) + len(found.unreadable) == 1
+    if name == "config.json":
+        assert all(model.model_type is None for model in found.models)
+    if kind in ("pipe", "folder", "loop"):
+        assert not any(model.is_complete for model in found.models)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "binary", "long", "loop"])
+def test_a_strange_ref_is_named(two_revisions: tuple[Path, Path], kind: str) -> None:
+    ref = strange(two_revisions[0].parents[1] / "refs", "odd", kind)
+    for use in (list_cached_models, lambda: plan_removal(HubId("org/tiny"))):
+        with pytest.raises(CheckpointError, match=str(ref)):
+            use()
+    ref.unlink()
+    assert len(list_cached_models().models) == 2
+
+
+def test_a_snapshot_that_is_a_loop_of_links(two_revisions: tuple[Path, Path]) -> None:
+    snapshot = strange(two_revisions[0].parent, "odd", "loop")
+    with pytest.raises(CheckpointError, match=f"{snapshot}: Too many levels of symbolic links$"):
+        list_cached_models()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "binary"])
+def test_strange_snapshots(two_revisions: tuple[Path, Path], kind: str) -> None:
+    strange(two_revisions[0].parent, "odd", kind)
+    found = list_cached_models()
+    assert len(found.models) in (0, 3)
+    assert not any(model.is_complete for model in found.models if model.commit == "odd")
+
+
+def test_strange_names(two_revisions: tuple[Path, Path]) -> None:
+    cache = Path(constants.HF_HUB_CACHE)
+    for name in (b"models--a\x1b]0;x\x07--b", b"models--\xff\xfe--b", b"models--a\nb--c", b"\xff", b"models--"):
+        os.makedirs(os.fsencode(cache) + b"/" + name + b"/snapshots/x")
+    (cache / "link--to--itself").symlink_to(cache)
+    (cache / "models--a--link").symlink_to(two_revisions[0].parents[1])
+    found = list_cached_models()
+    assert {"a\x1b]0;x\x07/b", "\udcff\udcfe/b", "a\nb/c", "a/link"} <= {model.repo_id for model in found.models}
+    assert len(found.unreadable) == 2
+
+
+@pytest.mark.parametrize("last_used", [-(2**40), 2**40])
+def test_odd_times(hub: HubServer, tiny_llama: Path, last_used: int) -> None:
+    hub.add_model("org/tiny", tiny_llama)
+    for path in pull("org/tiny").iterdir():
+        os.utime(path, (last_used, last_used))
+    (model,) = list_cached_models().models
+    datetime.fromtimestamp(model.last_used).isoformat()
+
+
+def test_a_cache_that_may_not_be_read(two_revisions: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", "SOMEWHERE")
+
+    monkeypatch.setattr("llmcli.checkpoint.hub_cache.scan_cache", fail)
+    with pytest.raises(CheckpointError, match="^the cache .* cannot be read: SOMEWHERE: Permission denied$"):
+        list_cached_models()

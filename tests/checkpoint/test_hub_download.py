@@ -8,7 +8,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, Reply
 from huggingface_hub import constants
 from safetensors.torch import load_file, save
 
@@ -167,6 +167,62 @@ def test_a_later_call_continues(hub: HubServer, tiny_llama: Path, weights: bytes
     assert not list(folder.parents[1].glob("blobs/*.incomplete"))
 
 
+@pytest.mark.parametrize(
+    ("cuts", "waits"),
+    [
+        ([0] * 9, [2, 4, 8, 16]),
+        ([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0], [2, 4, 8, 16, 1, 2, 4, 8, 16]),
+        ([1, 1, 1, 1, 1, 1, 1, *[0] * 9], [1] * 7 + [2, 4, 8, 16]),
+    ],
+)
+def test_five_failures_in_a_row_that_bring_nothing_end_it(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int], waits: list[int]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", waited.append)
+    hub.add_model("org/tiny", tiny_llama)
+    hub.cuts = cuts
+    with pytest.raises(CheckpointError, match="continues where it stopped$"):
+        resolve("org/tiny")
+    assert waited == waits
+    assert len(hub.ranges) == len(waits) + 1
+
+
+@pytest.mark.parametrize("num_cuts", [4, 5])
+def test_the_fifth_attempt_may_bring_it(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, num_cuts: int
+) -> None:
+    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", lambda seconds: None)
+    hub.add_model("org/tiny", tiny_llama)
+    hub.cuts = [0] * num_cuts
+    if num_cuts == 4:
+        open_model(resolve("org/tiny"))
+    else:
+        with pytest.raises(CheckpointError):
+            resolve("org/tiny")
+    assert len(hub.ranges) == 5
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_busy_hub_is_asked_again(
+    hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", waited.append)
+    hub.add_model("org/tiny", tiny_llama)
+    asked: list[str] = []
+
+    def change(method: str, path: str, reply: Reply) -> None:
+        if path.endswith("model.safetensors"):
+            asked.append(method)
+            if asked.count(method) < 4:
+                reply.status, reply.headers["Retry-After"] = status, "1000000"
+
+    hub.change = change
+    open_model(resolve("org/tiny"))
+    assert waited == [2, 4, 8] * 2
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_server_without_ranges_sends_all_again(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
     hub.add_model("org/tiny", tiny_llama)
@@ -211,14 +267,18 @@ def test_a_token_opens_private_and_gated_models(
     open_model(resolve("org/tiny"))  # the host of large files refuses whoever sends it the token
 
 
-def test_over_fifty_gigabytes_are_left_to_the_library(
+def test_over_fifty_gigabytes_are_refused(
     hub: HubServer, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, weights: bytes
 ) -> None:
-    hub.add_model("org/tiny", tiny_llama)
-    monkeypatch.setattr("llmcli.checkpoint.hub.constants.MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
-    monkeypatch.setattr("llmcli.checkpoint.hub.run_transfer", lambda *arguments: 1 / 0)
-    with pytest.raises(ValueError, match="too large"):  # without its own protocol, which this server does not speak
+    """The hub sends them only by its own protocol, which only huggingface_hub speaks."""
+    repository = hub.add_model("org/tiny", tiny_llama)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
+    message = f"run `hf download org/tiny --revision {repository.refs['main']}`, which fills the same cache"
+    with pytest.raises(CheckpointError, match=message):
         resolve("org/tiny")
+    assert hub.sent_bytes["model.safetensors"] == 0
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights))
+    open_model(resolve("org/tiny"))
 
 
 def test_disk_space_is_asked_for_first(

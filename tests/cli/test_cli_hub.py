@@ -216,3 +216,36 @@ def test_models_rm_asks_on_a_terminal(tiny_hub: HubServer, llmcli: Callable[...,
     assert exit_code == 0
     assert f"removed org/tiny, {total_size} freed" in seen
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "abc"}, "HF_HUB_DOWNLOAD_TIMEOUT is 'abc', expected whole seconds"),
+        ({"HF_ENDPOINT": "http://[::1"}, "HF_ENDPOINT is 'http://[::1', expected an address"),
+    ],
+)
+@pytest.mark.parametrize("command", [("pull", "org/tiny"), ("models", "list"), ("doctor",)])
+def test_an_environment_that_huggingface_hub_cannot_import(
+    tiny_hub: HubServer, variables: dict[str, str], message: str, command: tuple[str, ...]
+) -> None:
+    environment = {**os.environ, **variables}
+    result = subprocess.run([*LLMCLI, *command], capture_output=True, text=True, timeout=60, env=environment)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_token_that_is_not_ascii(tiny_hub: HubServer) -> None:
+    environment = {**os.environ, "HF_TOKEN": "hé"}
+    result = subprocess.run([*LLMCLI, "pull", "org/tiny"], capture_output=True, text=True, timeout=60, env=environment)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.startswith("error: the token of HF_TOKEN or `hf auth login` has a character")
+
+
+def test_models_list_of_odd_times(tiny_hub: HubServer, llmcli: Callable[..., Any]) -> None:
+    folder = Path(llmcli("pull", "org/tiny").stdout.strip())
+    for path in folder.iterdir():
+        os.utime(path, (2**40, 2**40))
+    assert llmcli("models", "list").exit_code == 0
+    assert llmcli("models", "list", "--json").exit_code == 0

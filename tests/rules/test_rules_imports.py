@@ -83,9 +83,10 @@ FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
 
 # Sessions, the choice of device, targets and the deferred doors load what a command needs, chat's doors the engine and
 # what a terminal needs, the terminal a bar where there is one; a folder needs one of two tokenizer libraries; CuPy
-# waits until a card is seen.
+# waits until a card is seen; huggingface_hub until its environment has been checked.
 LATE_IMPORTS = {
     "llmcli.__main__",
+    "llmcli.checkpoint.hub_library",
     "llmcli.cli.chat_session.doors",
     "llmcli.cli.deferred",
     "llmcli.cli.device_choice",

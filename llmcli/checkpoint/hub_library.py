@@ -1,0 +1,168 @@
+"""All that is used of huggingface_hub: its settings, its token, its cache's scan and lock. Never its downloads.
+
+Its import fails with a traceback where an environment variable is odd, so these are checked first; refused are numbers
+and addresses that it or the HTTP client cannot use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from llmcli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+_TIMEOUTS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+_MAX_TIMEOUT = 1_000_000  # seconds
+_MAX_PORT = 65535
+_TOKEN = re.compile(r"[!-~]+")  # what a header can carry
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """What huggingface_hub's environment variables say. Timeouts in seconds."""
+
+    endpoint: str
+    cache: Path
+    is_offline: bool
+    answer_timeout: float
+    content_timeout: float
+    max_file_bytes: int  # of one file that the hub sends by plain HTTP
+    has_links: bool  # whether the cache may use symbolic links
+
+
+def hub_settings() -> HubSettings:
+    """The settings of this process.
+
+    Raises: CheckpointError for a variable that holds no such value.
+    """
+    _check_environment()
+    from huggingface_hub import constants
+
+    return HubSettings(
+        endpoint=constants.ENDPOINT,
+        cache=Path(constants.HF_HUB_CACHE),
+        is_offline=constants.HF_HUB_OFFLINE,
+        answer_timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        content_timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        max_file_bytes=constants.MAX_HTTP_DOWNLOAD_SIZE,
+        has_links=not constants.HF_HUB_DISABLE_SYMLINKS,
+    )
+
+
+def hub_token() -> str | None:
+    """The user's token, from the environment or from the file of `hf auth login`; None without one.
+
+    Raises: CheckpointError for a token that no request can carry; OSError.
+    """
+    _check_environment()
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import OIDCError
+    from huggingface_hub.utils import logging
+
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        token = get_token()
+    except OIDCError as error:
+        raise CheckpointError(f"the token of HF_OIDC_RESOURCE cannot be had: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise CheckpointError(
+            "the token of HF_TOKEN or `hf auth login` has a character that no token has, expected hf_ and letters and "
+            "digits; copy it again from the settings on the hub"
+        )
+    return token
+
+
+def repository_folder(repo_id: str) -> Path:
+    """Where the cache keeps a repository; the folder may not exist.
+
+    Raises: CheckpointError for what is not a repository's id.
+    """
+    cache = hub_settings().cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        return cache / repo_folder_name(repo_id=repo_id, repo_type="model")
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{repo_id} is neither a local folder nor a possible hub id; expected a folder or ORG/NAME"
+        ) from error
+
+
+def cached_file(repo_id: str, name: str, revision: str | None) -> Path | None:
+    """A file in the cache, or None."""
+    _check_environment()
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo_id, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def scan_cache(cache: Path) -> HFCacheInfo | None:
+    """What a cache holds, or None if there is none."""
+    _check_environment()
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        return scan_cache_dir(cache)
+    except CacheNotFound:
+        return None
+
+
+def file_lock(path: Path) -> AbstractContextManager[object]:
+    """huggingface_hub's lock of one blob; a second process waits."""
+    from huggingface_hub.utils import WeakFileLock
+
+    return WeakFileLock(path)
+
+
+def _check_environment() -> None:
+    for name in _TIMEOUTS:
+        text = os.environ.get(name)
+        if text is not None and not _is_timeout(text):
+            raise CheckpointError(
+                f"{name} is {text!r}, expected whole seconds from 0 to {_MAX_TIMEOUT}; correct it, or unset it"
+            )
+    endpoint = os.environ.get("HF_ENDPOINT")
+    if endpoint is not None and not _is_endpoint(endpoint):
+        raise CheckpointError(
+            f"HF_ENDPOINT is {endpoint!r}, expected an address such as https://huggingface.co; correct it, or unset it"
+        )
+
+
+def _is_timeout(text: str) -> bool:
+    try:
+        return 0 <= int(text) <= _MAX_TIMEOUT
+    except ValueError:
+        return False
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and (port is None or 1 <= port <= _MAX_PORT)
+        and not parts.query
+        and not parts.fragment
+        and text.isascii()
+        and text.isprintable()
+        and " " not in text
+    )
