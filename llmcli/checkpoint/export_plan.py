@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, WEIGHT_SUFFIX, PlannedWeight, Shard
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.patterns import match_names
 from llmcli.quantization.config import ConfigGroup, QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.quantization.vllm import vllm_concerns
@@ -132,7 +132,11 @@ def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
         model=model,
         options=options,
         shards=_shards(weights, options.shard_bytes),
-        config_json=_config_json(model, _quantization_config(weights, options, skipped)),
+        config_json=_config_json(
+            model,
+            _quantization_config(weights, options, skipped),
+            is_head_quantized=options.head_bits is not None,
+        ),
         channel_layers=channel_layers,
         skipped=skipped,
         concerns=tuple(
@@ -149,11 +153,7 @@ def _skipped(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
     """The linear layers that a pattern matches anywhere in the module's name."""
     layers = [name.removesuffix(WEIGHT_SUFFIX) for name in names if name.endswith(LINEAR_SUFFIX)]
     skipped = set()
-    for pattern in patterns:
-        try:
-            matched = {layer for layer in layers if re.search(pattern, layer)}
-        except re.error as error:
-            raise UsageError(f"--skip {pattern!r} is not a regular expression: {error}") from error
+    for pattern, matched in match_names(patterns, layers, "--skip", UsageError, anywhere=True).items():
         if not matched:
             raise UsageError(f"--skip {pattern!r} matches no linear layer; their names are like {layers[0]}")
         skipped |= matched
@@ -206,9 +206,9 @@ def _quantization_config(
     return QuantizationConfig(tuple(groups), ignore=skipped if head_schemes else (*skipped, head))
 
 
-def _config_json(model: Model, quantization: QuantizationConfig) -> dict[str, Any]:
+def _config_json(model: Model, quantization: QuantizationConfig, *, is_head_quantized: bool) -> dict[str, Any]:
     config_json = {**model.checkpoint.config_json, "quantization_config": quantization.to_dict()}
-    if model.config.tie_word_embeddings and quantization.scheme_of(HEAD.removesuffix(WEIGHT_SUFFIX)) is not None:
+    if model.config.tie_word_embeddings and is_head_quantized:
         config_json["tie_word_embeddings"] = False  # with true, transformers looks for no head in the file
     return config_json
 
