@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from typing import Any
 
 from llmcli import __version__
 from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_source import SourceState
 from llmcli.checkpoint.folder import WEIGHTS_NAME
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
@@ -38,6 +39,7 @@ class ExportPlan:
     """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay."""
 
     model: Model
+    source: SourceState
     options: ExportOptions
     shards: tuple[Shard, ...]
     config_json: Mapping[str, Any]
@@ -82,7 +84,10 @@ class ExportPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two plans whose exports are the same bytes: same source files, same choices, same program."""
+        """Equal for two plans whose shards are the same bytes: same weight files, same choices, same program.
+
+        The small files that are copied do not count: they are copied anew by every run.
+        """
         facts = {
             "version": __version__,
             "options": asdict(self.options),
@@ -91,17 +96,15 @@ class ExportPlan:
                 (weight.name, str(weight.info.path.resolve()), weight.info.offset, weight.info.num_bytes)
                 for weight in self.weights
             ],
-            "files": sorted(
-                (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
-                for path in {weight.info.path for weight in self.weights}
-            ),
+            "files": {name: astuple(state) for name, state in self.source.weight_files.items()},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
+def plan_export(model: Model, options: ExportOptions, source: SourceState | None = None) -> ExportPlan:
     """Plan the export of a model whose folder has been checked.
 
+    `source` is the folder as it was before the model was opened; without it, as it is now.
     Raises: UsageError for choices that fit the model or one another badly; CheckpointError for a model that is
     quantized already.
     """
@@ -130,6 +133,7 @@ def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
     linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
     return ExportPlan(
         model=model,
+        source=source or SourceState.record(model.checkpoint.folder),
         options=options,
         shards=_shards(weights, options.shard_bytes),
         config_json=_config_json(

@@ -18,6 +18,7 @@ from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.quantization.schemes import WeightScheme
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_plan import ExportPlan
     from llmcli.checkpoint.export_workspace import ExportWorkspace
     from llmcli.quantization.quality import TensorQuality
@@ -94,9 +95,15 @@ def quantize(
         terminal.write(_size_table(plan))
         return
     workspace = exporter.prepare()
-    _report_plan(plan)
-    _report_earlier_run(workspace, len(plan.shards))
+    with exporter.lock:  # until the cards are written, too
+        _report_plan(plan)
+        _report_earlier_run(workspace, len(plan.shards))
+        _run(exporter, workspace, destination, verbose)
+        if eval_ is not None:
+            evaluate_export(source, destination, eval_, runner_options)
 
+
+def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:
     def on_tensor(name: str, quality: TensorQuality) -> None:
         if verbose:
             terminal.info(
@@ -111,13 +118,11 @@ def quantize(
         terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
-    total = plan.total
+    total = exporter.plan.total
     terminal.info(
         f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights, "
         f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
     )
-    if eval_ is not None:
-        evaluate_export(source, destination, eval_, runner_options)
 
 
 def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:
