@@ -16,6 +16,16 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--export-races", type=int, default=6, metavar="N", help="pairs and kills of `quantize`")
+
+
+@pytest.fixture
+def num_export_races(request: pytest.FixtureRequest) -> int:
+    """How many pairs of `quantize` are let loose on one folder, and how many of them are killed."""
+    return int(request.config.getoption("--export-races"))
+
+
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
     """A trained LLaMA of 260 thousand parameters with its author's published greedy text."""
