@@ -90,7 +90,7 @@ def refuse_overlap(plan: ExportPlan, destination: Path) -> None:
     Raises: UsageError.
     """
     source = plan.model.checkpoint.folder.resolve()
-    target = destination.resolve()
+    target = Path(os.path.realpath(destination))  # of a ring of links, too
     if target == source:
         raise UsageError(f"{destination} is the source itself; give another folder")
     if source in target.parents:

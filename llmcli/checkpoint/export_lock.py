@@ -8,6 +8,7 @@ A reader is not kept away. Replacing is two renames: a reader between them finds
 files of a model then gets those of the new one.
 """
 
+import errno
 import os
 import platform
 import re
@@ -64,6 +65,8 @@ class DestinationLock:
             if holder is not None:
                 break
             time.sleep(_SECONDS_BETWEEN_LOOKS)  # it is being taken or given back at this moment
+        if holder is None and not os.path.lexists(self._path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))  # as in /proc
         raise UsageError(
             f"{self._destination} is being written by {holder or 'another process'}; "
             "wait until that has ended, or give another folder"

@@ -14,7 +14,8 @@ from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_te
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
 from llmcli.cli.terminal import terminal
-from llmcli.errors import EXIT_INTERRUPTED, UsageError
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def quantize(
     if eval_ is not None:
         read_evaluation_text(eval_)  # before hours of work, not after
     card = None if dry_run else runner_options.card
-    exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
+    with foreign_errors_explained(f"reading {source}", CheckpointError):
+        exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
     plan = exporter.plan
     if dry_run:
         _report_plan(plan)
@@ -140,7 +142,7 @@ def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None
 
 
 def _shard_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)", text)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", text)
     num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
     if num_bytes < 1:
         raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")
