@@ -81,6 +81,30 @@ def test_the_end_of_a_process_frees_its_destination(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+def test_an_export_holds_its_destination_from_its_first_step_to_its_last(source: Path, tmp_path: Path) -> None:
+    exporter = Exporter(plan_export(open_model(source), ExportOptions(INT8)), tmp_path / "export", "source")
+    other = DestinationLock(tmp_path / "export")
+    is_held: list[bool] = []
+
+    def look(*arguments: object) -> None:
+        try:
+            with other:
+                is_held.append(False)
+        except UsageError:
+            is_held.append(True)
+
+    workspace = exporter.prepare()
+    look()
+    publish = workspace.publish
+    workspace.publish = lambda: (look(), publish(), look())  # type: ignore[method-assign, func-returns-value]
+    exporter.run(workspace, look, look)
+    assert len(is_held) > 20
+    assert all(is_held)
+    look()
+    assert not is_held[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "source"]
+
+
 def test_the_last_release_counts(tmp_path: Path) -> None:
     lock, other = (DestinationLock(tmp_path / "export") for _ in range(2))
     with lock:

@@ -12,6 +12,7 @@ from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.export_source import SourceState
+from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError
 from llmcli.quantization.schemes import WeightScheme
@@ -116,21 +117,35 @@ def test_shards_of_unchanged_weights_are_taken_up(source: Path, tmp_path: Path) 
     assert contents(tmp_path / "export") == contents(tmp_path / "undisturbed" / "export")
 
 
-def test_weights_that_are_exchanged_for_a_while_leave_nothing_behind(source: Path, tmp_path: Path) -> None:
-    """The file that was there at the opening comes back: the same state, and a shard made of another one's bytes."""
-    weights, away = source / "model.safetensors", tmp_path / "away"
-    other = write_model(tmp_path / "other", seed=1) / "model.safetensors"
-
-    def exchange() -> None:
-        weights.rename(away)
-        shutil.copy(other, weights)
+def test_a_shard_of_bytes_that_were_there_for_a_while_is_not_trusted(source: Path, tmp_path: Path) -> None:
+    """The weights are written over, and later written back with their old time: the state of the opening."""
+    weights = source / "model.safetensors"
+    before, info = weights.read_bytes(), weights.stat()
+    other = (write_model(tmp_path / "other", seed=1) / "model.safetensors").read_bytes()
 
     with pytest.raises(CheckpointError, match="model.safetensors has changed"):
-        run(exporter_of(source, tmp_path / "export"), once(exchange, 6))
-    away.rename(weights)
+        run(exporter_of(source, tmp_path / "export"), once(lambda: weights.write_bytes(other), 6))
+    weights.write_bytes(before)
+    os.utime(weights, ns=(info.st_atime_ns, info.st_mtime_ns))
     run(exporter_of(source, tmp_path / "export"))
     export(source, tmp_path / "undisturbed" / "export", INT8, shard_bytes=60_000)
     assert contents(tmp_path / "export") == contents(tmp_path / "undisturbed" / "export")
+
+
+def test_a_change_while_the_small_files_are_copied_is_seen(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ExportWorkspace.write
+
+    def write_and_change(workspace: ExportWorkspace, name: str, content: bytes) -> None:
+        write(workspace, name, content)
+        if name == "config.json":  # the last one
+            longer(source / "tokenizer.json")
+
+    monkeypatch.setattr(ExportWorkspace, "write", write_and_change)
+    with pytest.raises(CheckpointError, match="tokenizer.json has changed"):
+        run(exporter_of(source, tmp_path / "export"))
+    assert not (tmp_path / "export").exists()
 
 
 @pytest.mark.parametrize("change", [rewritten, replaced])
