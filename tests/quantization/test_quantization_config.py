@@ -180,7 +180,7 @@ def test_strange_values_are_used_or_refused(key: str) -> None:
         except CheckpointError:
             continue
         (scheme,) = schemes.values()
-        assert scheme is None or scheme.packed_shape((8, 128))
+        assert scheme is None or (type(scheme.offset), scheme.packed_shape((8, 4))[0]) == (int, 8)
 
 
 def test_anything_but_an_object_is_refused() -> None:
