@@ -135,3 +135,7 @@ TOKENIZER_SETTINGS = SmallFile("tokenizer settings", 64 * _MIB, TokenizerError, 
 CHAT_TEMPLATE = SmallFile("a chat template", 4 * _MIB, TokenizerError, "give another with --chat-template FILE")
 PRESET = SmallFile("a preset", _MIB, UsageError, "correct the file")
 CONVERSATION = SmallFile("a saved conversation", 256 * _MIB, UsageError, "give another file")
+COPIED_FILE = SmallFile("a file to copy", 256 * _MIB, CheckpointError, "check the disk")
+QUALITY_CARD = SmallFile("a quality card", 64 * _MIB, CheckpointError, "export the model again")
+EXPORT_JOURNAL = SmallFile("an export's journal", 64 * _MIB, CheckpointError, "remove it")
+EXPORT_LOCK = SmallFile("an export's lock", _MIB, CheckpointError, "remove it")

@@ -17,6 +17,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def num_export_races(request: pytest.FixtureRequest) -> int:
+    """How many pairs of `quantize` are let loose on one folder, and how many of them are killed."""
+    return int(request.config.getoption("--export-races"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Longer runs of tests that draw their cases; without an option each runs a few of them."""
     number: dict[str, Any] = {"type": int, "metavar": "N"}

@@ -1,28 +1,35 @@
 """Writes a quantized export as a stream: one thread reads and writes, a quantizer works, no tensor is held whole."""
 
-import errno
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from llmcli.checkpoint.export_files import copy_files, small_files, source_files
+from llmcli.checkpoint.export_destination import (
+    destination_errors_explained,
+    refuse_overlap,
+    resolve_destination,
+)
+from llmcli.checkpoint.export_files import small_files
+from llmcli.checkpoint.export_lock import DestinationLock
 from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
-from llmcli.checkpoint.export_workspace import ExportWorkspace, refuse_existing, refuse_overlap
+from llmcli.checkpoint.export_source import files_to_copy
+from llmcli.checkpoint.export_workspace import ExportWorkspace
 from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_file import printable
 from llmcli.checkpoint.writer import SafetensorsWriter
-from llmcli.errors import CheckpointError, OutputError
+from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import Array, narrow
 from llmcli.quantization.packing import pack_zero_points
 from llmcli.quantization.quality import TensorQuality, measure_quality
 from llmcli.quantization.rounding import RowErrors
 from llmcli.quantization.schemes import PACKED_ITEMSIZE, WeightScheme
+from llmcli.reading import COPIED_FILE
 
 OnProgress = Callable[[int, int], None]
 OnTensor = Callable[[str, TensorQuality], None]
@@ -42,7 +49,9 @@ class Exporter:
     """One export, by `plan`: `prepare`, which finds what an earlier run left, then `run`.
 
     `open_reader` opens what the source's tensors are read from, where that is not their files, and `open_quantizer`
-    what quantizes them, where that is not the CPU.
+    what quantizes them, where that is not the CPU. No other process writes to the destination from `prepare` to the end
+    of `run`, nor while a caller holds `lock`.
+    Raises: UsageError for a destination whose path cannot be used.
     """
 
     def __init__(
@@ -56,7 +65,8 @@ class Exporter:
         open_quantizer: Callable[[], RowQuantizer] = ThreadedQuantizer,
     ):
         self.plan = plan
-        self._destination = Path(os.path.abspath(destination))  # "." has no name, and a link must stay a link
+        self._destination = resolve_destination(destination)
+        self.lock = DestinationLock(self._destination)
         self._source_name = source_name
         self._replace = replace
         self._open_reader = open_reader
@@ -65,16 +75,17 @@ class Exporter:
     def prepare(self) -> ExportWorkspace:
         """Make the folder in which the export grows.
 
-        Raises: UsageError if the destination exists or overlaps the source; OutputError if the disk is too small or
-        cannot be written.
+        Raises: UsageError if the destination exists, overlaps the source or is being written by another process;
+        OutputError if the disk is too small or cannot be written.
         """
-        refuse_existing(self._destination, replace=self._replace)
         refuse_overlap(self.plan, self._destination)
-        try:
-            workspace = ExportWorkspace(self.plan, self._destination)
+        with destination_errors_explained(self._destination), ExitStack() as undo:
+            self._destination.parent.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire()
+            undo.callback(self.lock.release)
+            workspace = ExportWorkspace(self.plan, self._destination, replace=self._replace)
             workspace.check_disk()
-        except OSError as error:
-            raise _write_error(self._destination, error) from error
+            undo.pop_all()
         return workspace
 
     def run(self, workspace: ExportWorkspace, on_progress: OnProgress, on_tensor: OnTensor) -> dict[str, TensorQuality]:
@@ -82,25 +93,24 @@ class Exporter:
 
         Returns the quality of every quantized weight, by module name, in the order of the file.
         Units: on_progress gets bytes of the source done and in all.
-        Raises: CheckpointError for weights that are not finite or a source that cannot be read, after which nothing
-        is left behind; OutputError for a disk that cannot be written.
+        Raises: CheckpointError for weights that are not finite or cannot be read, after which nothing is left behind,
+        or a source that changes meanwhile; UsageError if somebody else made the destination meanwhile; OutputError for
+        a disk that cannot be written.
         """
         plan = self.plan
-        try:
+        with destination_errors_explained(self._destination), ExitStack() as at_end:
+            at_end.callback(self.lock.release)
             with self._open_reader() as reader, self._open_quantizer() as quantizer:
                 _write_shards(plan, workspace, reader, quantizer, on_progress, on_tensor)
             qualities = {
                 name: quality for shard in plan.shards for name, quality in workspace.finished[shard.file_name].items()
             }
-            copy_files(source_files(plan.model.checkpoint.folder), workspace.folder)
+            for name, path in files_to_copy(plan.source.folder).items():
+                workspace.write(name, COPIED_FILE.read_bytes(path))
             for name, text in small_files(plan, qualities, self._source_name, self._destination.name).items():
-                workspace.write(name, text)
+                workspace.write(name, text.encode())
+            plan.source.check()
             workspace.publish()
-        except CheckpointError:
-            workspace.discard()
-            raise
-        except OSError as error:
-            raise _write_error(self._destination, error) from error
         return qualities
 
 
@@ -121,16 +131,21 @@ def _write_shards(
             continue
         qualities = {}
         tensors = [tensor for weight in shard.weights for tensor in weight.outputs]
-        with SafetensorsWriter(workspace.torso(shard), tensors) as writer:
-            for weight in shard.weights:
-                stream = _WeightStream(weight, reader, writer)
-                for num_bytes in stream.run(quantizer):
-                    done += num_bytes
-                    on_progress(done, total)
-                if stream.quality is not None:
-                    qualities[weight.module] = stream.quality
-                    on_tensor(weight.module, stream.quality)
-            writer.finish()
+        try:
+            with SafetensorsWriter(workspace.torso(shard), tensors) as writer:
+                for weight in shard.weights:
+                    stream = _WeightStream(weight, reader, writer)
+                    for num_bytes in stream.run(quantizer):
+                        done += num_bytes
+                        on_progress(done, total)
+                    if stream.quality is not None:
+                        qualities[weight.module] = stream.quality
+                        on_tensor(weight.module, stream.quality)
+                writer.finish()
+        except CheckpointError:
+            workspace.discard()
+            raise
+        plan.source.check()  # what an earlier run has finished is trusted by the files' states
         workspace.keep(shard, qualities)
 
 
@@ -195,11 +210,3 @@ class _WeightStream:
             rows.zero_points.append(block.zero_points)
         rows.num_rows += len(packed)
         return len(packed) * weight.info.num_bytes // weight.shape[0]
-
-
-def _write_error(destination: Path, error: OSError) -> OutputError:
-    is_refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    remedy = "write to a folder of yours" if is_refused else "run the same command again to go on where it is"
-    return OutputError(
-        f"the export to {destination} stopped: {error.strerror or error} ({error.filename or 'a file of it'}); {remedy}"
-    )

@@ -1,4 +1,4 @@
-"""The small files of an export: those taken over from the source, and the quality card as JSON and as model card."""
+"""The small files of an export that this program writes: config, index, and the quality card as JSON and as text."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,52 +8,15 @@ from typing import Any
 
 from llmcli import __version__
 from llmcli.checkpoint.export_plan import ExportPlan
-from llmcli.checkpoint.folder import CONFIG_NAME, INDEX_NAME, MAX_JSON_BYTES
+from llmcli.checkpoint.export_source import CARD_NAME, MODEL_CARD_NAME
+from llmcli.checkpoint.folder import CONFIG_NAME, INDEX_NAME
 from llmcli.errors import CheckpointError
 from llmcli.quantization.quality import TensorQuality
+from llmcli.reading import QUALITY_CARD
 
-CARD_NAME = "quantization.json"
-MODEL_CARD_NAME = "README.md"
-SOURCE_MODEL_CARD_NAME = "README.source.md"
 CARD_FORMAT_VERSION = 1
 
-_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".md"}
-_LEGAL_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "USE_POLICY")
-_TEMPLATES_FOLDER = "additional_chat_templates"
 _NUM_WORST = 5
-
-
-def source_files(folder: Path) -> dict[str, Path]:
-    """Files of the source that an export takes over, by their name there: tokenizer, templates, settings, licences.
-
-    Weights, hidden files and what this program writes itself stay behind.
-    Raises: OSError.
-    """
-    files = {}
-    for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES_FOLDER}/*.jinja")]):
-        name = path.relative_to(folder).as_posix()
-        is_index = name.endswith(".index.json")
-        is_wanted = path.suffix in _SUFFIXES or path.name.upper().startswith(_LEGAL_NAMES)
-        if not is_wanted or is_index or name.startswith(".") or name in (CONFIG_NAME, CARD_NAME):
-            continue
-        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
-            files[SOURCE_MODEL_CARD_NAME if name == MODEL_CARD_NAME else name] = path
-    return files
-
-
-def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy files under their new names into a folder.
-
-    Raises: CheckpointError if one cannot be read; OSError if one cannot be written.
-    """
-    for name, source in files.items():
-        try:
-            content = source.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{source} cannot be read: {error.strerror}; check the disk") from error
-        target = folder / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes(content)
 
 
 def index_json(plan: ExportPlan) -> dict[str, Any]:
@@ -186,10 +149,32 @@ def _replace(path: Path, text: str) -> None:
 def read_card(folder: Path) -> Mapping[str, Any] | None:
     """The quality card of an export by this program, or None; a damaged one is none."""
     try:
-        card = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        card = QUALITY_CARD.read_json_object(folder / CARD_NAME)
+    except CheckpointError:
         return None
-    return card if isinstance(card, dict) and card.get("format_version") == CARD_FORMAT_VERSION else None
+    return card if _is_card(card) else None
+
+
+def _is_card(card: Mapping[str, Any]) -> bool:
+    """Whether a card has everything that is shown of it, in the right types."""
+    tensors, evaluation = card.get("tensors"), card.get("evaluation")
+    return (
+        card.get("format_version") == CARD_FORMAT_VERSION
+        and isinstance(card.get("source"), str)
+        and isinstance(tensors, dict)
+        and bool(tensors)
+        and all(isinstance(tensor, dict) and _are_numbers(tensor, "relative_rms_error") for tensor in tensors.values())
+        and (evaluation is None or (isinstance(evaluation, dict) and _is_evaluation(evaluation)))
+    )
+
+
+def _is_evaluation(evaluation: Mapping[str, Any]) -> bool:
+    figures = ("perplexity_before", "perplexity_after", "mean_kl", "top1_agreement")
+    return isinstance(evaluation.get("text"), str) and _are_numbers(evaluation, *figures)
+
+
+def _are_numbers(values: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(values.get(name), float | int) for name in names)
 
 
 def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:

@@ -2,20 +2,21 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from typing import Any
 
 from llmcli import __version__
 from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.export_source import SourceState
 from llmcli.checkpoint.folder import WEIGHTS_NAME
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, WEIGHT_SUFFIX, PlannedWeight, Shard
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.patterns import match_names
 from llmcli.quantization.config import ConfigGroup, QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.quantization.vllm import vllm_concerns
@@ -38,6 +39,7 @@ class ExportPlan:
     """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay."""
 
     model: Model
+    source: SourceState
     options: ExportOptions
     shards: tuple[Shard, ...]
     config_json: Mapping[str, Any]
@@ -82,7 +84,10 @@ class ExportPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two plans whose exports are the same bytes: same source files, same choices, same program."""
+        """Equal for two plans whose shards are the same bytes: same weight files, same choices, same program.
+
+        The small files that are copied do not count: they are copied anew by every run.
+        """
         facts = {
             "version": __version__,
             "options": asdict(self.options),
@@ -91,17 +96,15 @@ class ExportPlan:
                 (weight.name, str(weight.info.path.resolve()), weight.info.offset, weight.info.num_bytes)
                 for weight in self.weights
             ],
-            "files": sorted(
-                (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
-                for path in {weight.info.path for weight in self.weights}
-            ),
+            "files": {name: astuple(state) for name, state in self.source.weight_files.items()},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
+def plan_export(model: Model, options: ExportOptions, source: SourceState | None = None) -> ExportPlan:
     """Plan the export of a model whose folder has been checked.
 
+    `source` is the folder as it was before the model was opened; without it, as it is now.
     Raises: UsageError for choices that fit the model or one another badly; CheckpointError for a model that is
     quantized already.
     """
@@ -130,9 +133,14 @@ def plan_export(model: Model, options: ExportOptions) -> ExportPlan:
     linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
     return ExportPlan(
         model=model,
+        source=source or SourceState.record(model.checkpoint.folder),
         options=options,
         shards=_shards(weights, options.shard_bytes),
-        config_json=_config_json(model, _quantization_config(weights, options, skipped)),
+        config_json=_config_json(
+            model,
+            _quantization_config(weights, options, skipped),
+            is_head_quantized=options.head_bits is not None,
+        ),
         channel_layers=channel_layers,
         skipped=skipped,
         concerns=tuple(
@@ -149,11 +157,7 @@ def _skipped(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
     """The linear layers that a pattern matches anywhere in the module's name."""
     layers = [name.removesuffix(WEIGHT_SUFFIX) for name in names if name.endswith(LINEAR_SUFFIX)]
     skipped = set()
-    for pattern in patterns:
-        try:
-            matched = {layer for layer in layers if re.search(pattern, layer)}
-        except re.error as error:
-            raise UsageError(f"--skip {pattern!r} is not a regular expression: {error}") from error
+    for pattern, matched in match_names(patterns, layers, "--skip", UsageError, anywhere=True).items():
         if not matched:
             raise UsageError(f"--skip {pattern!r} matches no linear layer; their names are like {layers[0]}")
         skipped |= matched
@@ -206,9 +210,9 @@ def _quantization_config(
     return QuantizationConfig(tuple(groups), ignore=skipped if head_schemes else (*skipped, head))
 
 
-def _config_json(model: Model, quantization: QuantizationConfig) -> dict[str, Any]:
+def _config_json(model: Model, quantization: QuantizationConfig, *, is_head_quantized: bool) -> dict[str, Any]:
     config_json = {**model.checkpoint.config_json, "quantization_config": quantization.to_dict()}
-    if model.config.tie_word_embeddings and quantization.scheme_of(HEAD.removesuffix(WEIGHT_SUFFIX)) is not None:
+    if model.config.tie_word_embeddings and is_head_quantized:
         config_json["tie_word_embeddings"] = False  # with true, transformers looks for no head in the file
     return config_json
 

@@ -2,6 +2,7 @@
 
 Both are named after the destination and the plan's fingerprint. The folder gets its config.json last, and takes the
 destination's name only when it is complete: what a killed run leaves looks like no model and is in nobody's way.
+What is replaced gets a hidden name first, and has its own again if the run is killed before the new one has it.
 """
 
 import json
@@ -12,64 +13,36 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from llmcli.checkpoint.export_destination import refuse_existing
 from llmcli.checkpoint.export_plan import ExportPlan
-from llmcli.checkpoint.folder import CONFIG_NAME
 from llmcli.checkpoint.planned_weight import Shard
-from llmcli.errors import OutputError, UsageError
+from llmcli.errors import CheckpointError, OutputError
 from llmcli.quantization.quality import TensorQuality
+from llmcli.reading import EXPORT_JOURNAL
 
 _SPARE_BYTES = 64 * 1024**2  # headers, small files, and what the file system itself needs
-
-
-def refuse_existing(destination: Path, *, replace: bool) -> None:
-    """Refuse a destination that exists; `replace` allows one that is a model folder.
-
-    Raises: UsageError.
-    """
-    if not destination.exists() and not destination.is_symlink():
-        return
-    is_replaceable = not destination.is_symlink() and (destination / CONFIG_NAME).is_file()
-    if not replace:
-        also = ", or --force to replace it" if is_replaceable else ""
-        raise UsageError(f"{destination} exists; give another folder{also}")
-    if not is_replaceable:
-        raise UsageError(f"{destination} is not a model folder, and --force replaces nothing else; remove it yourself")
-
-
-def refuse_overlap(plan: ExportPlan, destination: Path) -> None:
-    """Refuse a destination that is the source, is inside it, or holds it.
-
-    Raises: UsageError.
-    """
-    source = plan.model.checkpoint.folder.resolve()
-    target = destination.resolve()
-    if target == source:
-        raise UsageError(f"{destination} is the source itself; give another folder")
-    if source in target.parents:
-        raise UsageError(f"{destination} is inside the source {source}; give a folder outside it")
-    # The hub's cache keeps the files themselves elsewhere than the folder that links to them.
-    origins = {source} | {weight.info.path.resolve() for weight in plan.weights}
-    if any(target in origin.parents for origin in origins):
-        raise UsageError(f"{destination} holds the source {source}; give another folder")
 
 
 class ExportWorkspace:
     """The growing export. `finished` holds the qualities of each finished shard's weights, by shard and by weight.
 
     `num_resumed` shards were finished by an earlier run; `has_cleaned` says that an earlier run with another source,
-    other choices or another version of the program had left a folder, which is gone now.
-    Raises: OSError from every method.
+    other choices or another version of the program had left a folder, which is gone now. The caller holds the lock of
+    the destination as long as it uses this.
+    Raises: UsageError for a destination that exists, unless `replace` allows it; OSError from every method.
     """
 
-    def __init__(self, plan: ExportPlan, destination: Path):
+    def __init__(self, plan: ExportPlan, destination: Path, *, replace: bool):
         self._plan = plan
         self._destination = destination
-        self.folder = destination.parent / f".{destination.name}.partial-{plan.fingerprint}"
+        self._replace = replace
+        self.folder = self._hidden("partial")
         self._journal = self.folder.with_name(f"{self.folder.name}.journal")
         self.has_cleaned = False
-        destination.parent.mkdir(parents=True, exist_ok=True)
+        self._restore_replaced()
+        refuse_existing(destination, replace=replace)
         for path in self._siblings("partial"):
-            if path not in (self.folder, self._journal):
+            if path not in (self.folder, self._journal) or path.is_symlink():
                 self.has_cleaned |= path.is_dir()
                 _remove(path)
         self.folder.mkdir(exist_ok=True)
@@ -95,8 +68,8 @@ class ExportWorkspace:
             )
 
     def torso(self, shard: Shard) -> Path:
-        """Where a shard is written until it is whole; two runs at a time do not write into one file."""
-        return self.folder / f"{shard.file_name}.{os.getpid()}"
+        """Where a shard is written until it is whole."""
+        return self.folder / f"{shard.file_name}.torso"
 
     def keep(self, shard: Shard, qualities: dict[str, TensorQuality]) -> None:
         """Give a shard, which must be on the disk, its name, and note it in the journal."""
@@ -109,18 +82,26 @@ class ExportWorkspace:
             }
             for name, shard_qualities in self.finished.items()
         }
-        _write_durably(self._journal, json.dumps(journal))
+        self._write_durably(self._journal, json.dumps(journal).encode())
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Add a small file, whole or not at all, and on the disk."""
-        _write_durably(self.folder / name, text)
+        self._write_durably(self.folder / name, content)
 
     def publish(self) -> None:
-        """Give the folder its final name; what had that name before is removed once it is safe to do so."""
+        """Give the folder its final name; what had that name before is removed once it is safe to do so.
+
+        Raises: UsageError if somebody has made a destination since that may not be replaced.
+        """
         _sync_folder(self.folder)
+        refuse_existing(self._destination, replace=self._replace)
         if self._destination.exists():
-            os.rename(self._destination, self.folder.with_name(self.folder.name.replace(".partial-", ".replaced-")))
-        os.rename(self.folder, self._destination)
+            os.rename(self._destination, self._hidden("replaced"))
+        try:
+            os.rename(self.folder, self._destination)
+        except OSError:
+            self._restore_replaced()
+            raise
         _sync_folder(self._destination.parent)
         for path in (self._journal, *self._siblings("replaced")):
             _remove(path)
@@ -135,37 +116,46 @@ class ExportWorkspace:
         if not self.finished:
             self.discard()
 
+    def _restore_replaced(self) -> None:
+        """Undo the first half of a `publish` that was killed before its second; remove what a later one has left."""
+        for path in self._siblings("replaced"):
+            if os.path.lexists(self._destination):
+                _remove(path)
+            else:
+                os.rename(path, self._destination)
+
+    def _hidden(self, what: str) -> Path:
+        return self._destination.with_name(f".{self._destination.name}.{what}-{self._plan.fingerprint}")
+
     def _siblings(self, what: str) -> list[Path]:
         """The hidden folders and journals of all exports to this destination, whatever their plan."""
-        pattern = re.compile(rf"\.{re.escape(self._destination.name)}\.{what}-[0-9a-f]+(\.journal.*)?")
+        pattern = re.compile(rf"\.{re.escape(self._destination.name)}\.{what}-[0-9a-f]{{16}}(\.journal.*)?")
         return [path for path in self._destination.parent.iterdir() if pattern.fullmatch(path.name)]
 
     def _read_journal(self) -> dict[str, dict[str, TensorQuality]]:
         """The shards that the journal and the folder agree on; none if the journal is not what `keep` writes."""
         finished = {}
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            journal = json.loads(self._journal.read_text(encoding="utf-8"))
-            for name, entry in journal.items():
+        with suppress(CheckpointError, OSError, KeyError, TypeError, AttributeError):
+            for name, entry in EXPORT_JOURNAL.read_json_object(self._journal).items():
                 if (self.folder / name).stat().st_size == entry["num_bytes"]:
                     finished[name] = {key: TensorQuality(**value) for key, value in entry["qualities"].items()}
         return finished
 
+    def _write_durably(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(exist_ok=True)
+        torso = self.folder / ".torso"  # not beside the destination, where others may be able to write
+        with torso.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(torso, path)
+
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    torso = path.with_name(f"{path.name}.{os.getpid()}")
-    with torso.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(torso, path)
 
 
 def _sync_folder(folder: Path) -> None:

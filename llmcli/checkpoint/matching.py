@@ -88,8 +88,12 @@ def match_tensors(
 def _packed_layers(
     weights: list[ExpectedTensor], quantization: QuantizationConfig | None, where: str
 ) -> Iterator[tuple[str, PackedLayer]]:
-    for tensor in weights:
-        scheme = quantization.scheme_of(tensor.layer) if quantization is not None and tensor.is_linear else None
+    if quantization is None:
+        return
+    linear = [tensor for tensor in weights if tensor.is_linear]
+    schemes = quantization.schemes_of([tensor.layer for tensor in linear], where)
+    for tensor in linear:
+        scheme = schemes[tensor.layer]
         if scheme is None:
             continue
         output_size, input_size = tensor.shape

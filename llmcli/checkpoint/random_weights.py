@@ -83,11 +83,12 @@ def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress
         else:
             exporter = Exporter(plan_export(source, ExportOptions(scheme)), destination, name, open_reader=RandomReader)
             workspace = exporter.prepare()
-            try:
-                exporter.run(workspace, on_progress, lambda module, quality: None)
-            except BaseException:
-                workspace.discard()
-                raise
+            with exporter.lock:  # as long as something may be removed
+                try:
+                    exporter.run(workspace, on_progress, lambda module, quality: None)
+                except BaseException:
+                    workspace.discard()
+                    raise
     except OSError as error:
         raise OutputError(
             f"{destination} cannot be written: {error.strerror or error}; give another folder with --scratch"

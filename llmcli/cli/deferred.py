@@ -118,15 +118,19 @@ def open_export(
     Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
     """
     from llmcli.checkpoint.export import Exporter
+    from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_plan import plan_export
-    from llmcli.checkpoint.export_workspace import refuse_existing
+    from llmcli.checkpoint.export_source import SourceState
     from llmcli.checkpoint.model import open_model
 
+    destination = resolve_destination(destination)  # before anything is downloaded
     if not dry_run:
-        refuse_existing(destination, replace=replace)  # before anything is downloaded
+        refuse_existing(destination, replace=replace)
     folder = model_folder(source)
-    plan = plan_export(open_model(folder), options)
+    state = SourceState.record(folder)
+    plan = plan_export(open_model(folder), options, state)
     source_name = source if find_hub_id(source) else folder.resolve().name
+    require_text(source_name, "the name of the source")
     if card is None:
         return Exporter(plan, destination, source_name, replace=replace)
     open_quantizer = partial(_open_card_quantizer, card, plan.weights)

@@ -14,10 +14,12 @@ from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_te
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
 from llmcli.cli.terminal import terminal
-from llmcli.errors import EXIT_INTERRUPTED, UsageError
+from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_plan import ExportPlan
     from llmcli.checkpoint.export_workspace import ExportWorkspace
     from llmcli.quantization.quality import TensorQuality
@@ -87,16 +89,23 @@ def quantize(
     if eval_ is not None:
         read_evaluation_text(eval_)  # before hours of work, not after
     card = None if dry_run else runner_options.card
-    exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
+    with foreign_errors_explained(f"reading {source}", CheckpointError):
+        exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
     plan = exporter.plan
     if dry_run:
         _report_plan(plan)
         terminal.write(_size_table(plan))
         return
     workspace = exporter.prepare()
-    _report_plan(plan)
-    _report_earlier_run(workspace, len(plan.shards))
+    with exporter.lock:  # until the cards are written, too
+        _report_plan(plan)
+        _report_earlier_run(workspace, len(plan.shards))
+        _run(exporter, workspace, destination, verbose)
+        if eval_ is not None:
+            evaluate_export(source, destination, eval_, runner_options)
 
+
+def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:
     def on_tensor(name: str, quality: TensorQuality) -> None:
         if verbose:
             terminal.info(
@@ -111,13 +120,11 @@ def quantize(
         terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
-    total = plan.total
+    total = exporter.plan.total
     terminal.info(
         f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights, "
         f"largest error {qualities[worst].relative_rms_error:.2%} in {worst}"
     )
-    if eval_ is not None:
-        evaluate_export(source, destination, eval_, runner_options)
 
 
 def _scheme(bits: int, group_size: str, is_asymmetric: bool) -> WeightScheme:
@@ -135,7 +142,7 @@ def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None
 
 
 def _shard_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)", text)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", text)
     num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
     if num_bytes < 1:
         raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")

@@ -4,13 +4,13 @@ Reads int4 and int8 weights without activation quantization; every other feature
 Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its utils.match.
 """
 
-import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.patterns import match_names
 from llmcli.quantization.schemes import WeightScheme
 
 METHOD = "compressed-tensors"
@@ -50,20 +50,35 @@ class QuantizationConfig:
     groups: tuple[ConfigGroup, ...]
     ignore: tuple[str, ...]
 
-    def scheme_of(self, name: str, module_class: str = "Linear") -> WeightScheme | None:
-        """The scheme of the module `name` (without .weight), or None if it is not quantized.
+    def schemes_of(
+        self, names: Sequence[str], where: str, module_class: str = "Linear"
+    ) -> dict[str, WeightScheme | None]:
+        """The schemes of modules by their names (without .weight), None for those that are not quantized.
 
         Of several targets an exact name wins, then the first pattern in alphabetical order, then a class name; of one
         target in two groups the later group wins.
+        Raises: CheckpointError, naming `where`, for a pattern that is not a regular expression or does not end.
         """
-        classes = (module_class, _BASE_CLASS)
-        if any(_matches_name(entry, name) or entry in classes for entry in self.ignore):
-            return None
+        classes = sorted({module_class, _BASE_CLASS})
         schemes = {target: group.scheme for group in self.groups for target in group.targets}
-        by_name = [target for target in sorted(schemes, key=_precedence) if _matches_name(target, name)]
-        by_class = [target for target in sorted(schemes, key=_precedence) if target in classes]
-        matched = by_name + by_class
-        return schemes[matched[0]] if matched else None
+        ignored = set(self.ignore)
+        patterns = {
+            entry: entry.removeprefix(REGEX_PREFIX)
+            for entry in sorted(ignored | schemes.keys())
+            if entry.startswith(REGEX_PREFIX)
+        }
+        matched = match_names(list(patterns.values()), names, f"{where}: the pattern", CheckpointError)
+
+        def is_ignored(name: str) -> bool:
+            if name in ignored or not ignored.isdisjoint(classes):
+                return True
+            return any(entry in ignored and name in matched[pattern] for entry, pattern in patterns.items())
+
+        def scheme_of(name: str) -> WeightScheme | None:
+            by_pattern = (entry for entry, pattern in patterns.items() if entry in schemes and name in matched[pattern])
+            return next((schemes[target] for target in (name, *by_pattern, *classes) if target in schemes), None)
+
+        return {name: None if is_ignored(name) else scheme_of(name) for name in names}
 
     @classmethod
     def from_dict(cls, config: object, where: str) -> "QuantizationConfig":
@@ -112,16 +127,6 @@ class QuantizationConfig:
         }
 
 
-def _precedence(target: str) -> tuple[bool, str]:
-    return (REGEX_PREFIX in target, target)
-
-
-def _matches_name(pattern: str, name: str) -> bool:
-    if pattern.startswith(REGEX_PREFIX):
-        return re.match(pattern.removeprefix(REGEX_PREFIX), name) is not None
-    return pattern == name
-
-
 def _weights_dict(scheme: WeightScheme) -> dict[str, Any]:
     return {
         "num_bits": scheme.num_bits,
@@ -157,7 +162,7 @@ def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
     if weights.get("type", "int") != "int":
         _refuse(where, f"type {_shown(weights['type'])}", "'int'")
     num_bits = weights.get("num_bits", 8)
-    if num_bits not in (4, 8):
+    if type(num_bits) is not int or num_bits not in (4, 8):
         _refuse(where, f"num_bits {_shown(num_bits)}", "4 or 8")
     if weights.get("dynamic"):
         _refuse(where, f"dynamic {_shown(weights['dynamic'])}", "false")
@@ -195,17 +200,9 @@ def _object(value: object, name: str, where: str) -> Mapping[str, Any]:
 
 
 def _patterns(value: object, name: str, where: str) -> tuple[str, ...]:
-    """A list of names and `re:` patterns, each pattern checked."""
+    """A list of names and `re:` patterns; whether these are regular expressions is seen when they are used."""
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected a list of strings")
-    for entry in value:
-        if entry.startswith(REGEX_PREFIX):
-            try:
-                re.compile(entry.removeprefix(REGEX_PREFIX))
-            except re.error as error:
-                raise CheckpointError(
-                    f"{where}: {name} holds {_shown(entry)}, which is no regular expression: {error}"
-                ) from error
     return tuple(value)
 
 

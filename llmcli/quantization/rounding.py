@@ -56,10 +56,10 @@ def quantize_rows(stored: Array, dtype: str, scheme: WeightScheme, scale_dtype: 
     num_rows, input_size = stored.shape
     groups = widen(stored, dtype).reshape(num_rows, scheme.num_groups(input_size), -1)  # [rows, groups, group_size]
     lowest, highest = _extremes(groups)
-    if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
+    if np.isnan(lowest).any():  # rounded up, the bits of some NaN become a number
         return None
     scales = _scales(lowest.astype(np.float64), highest.astype(np.float64), scheme, scale_dtype)
-    if not np.isfinite(scales).all():
+    if not np.isfinite(scales).all():  # of an infinite weight, lowest or highest, or one too large
         return None
 
     # Of 16-bit weights and scales no quotient is near enough to a tie for float32 to get it wrong; of float32 some are.

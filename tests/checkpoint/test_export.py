@@ -1,6 +1,7 @@
 """What an export holds: the plan, its sizes, its files."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from exports import contents, dequantized, export, read_tensors, write_model
 from safetensors.torch import load_file, save_file
 
 from llmcli.checkpoint.export import Exporter
+from llmcli.checkpoint.export_files import read_card
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import plan_export
 from llmcli.checkpoint.model import open_model
@@ -208,3 +210,20 @@ def test_a_tensor_of_zeros(tmp_path: Path) -> None:
     after = read_tensors(tmp_path / "export")
     assert (after["model.layers.0.mlp.up_proj.weight_scale"] == 1).all()
     assert np.all(dequantized(after, "model.layers.0.mlp.up_proj", INT8).numpy() == 0)
+
+
+def test_a_card_that_is_not_one_is_not_read(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    export(source, folder, INT8)
+    card = json.loads((folder / "quantization.json").read_text())
+    assert read_card(folder) == card
+    strange = (None, "x", 1, [], {}, [1], {"a": 1}, {"a": {"relative_rms_error": "x"}})
+    damaged = [json.dumps({**card, key: value}) for key in ("tensors", "source", "format_version") for value in strange]
+    damaged += [json.dumps({**card, "evaluation": {"text": "t", "mean_kl": 1}}), "[" * 10**5, "[]", "9" * 5000, ""]
+    for text in damaged:
+        (folder / "quantization.json").write_text(text)
+        found = read_card(folder)
+        assert found is None or (found["source"] == "x" and found["tensors"] == card["tensors"]) or found == card
+    (folder / "quantization.json").unlink()
+    os.mkfifo(folder / "quantization.json")
+    assert read_card(folder) is None

@@ -46,7 +46,7 @@ def lethal(function):
 
 for name in ("replace", "rename", "fsync", "mkdir", "unlink"):
     setattr(os, name, lethal(getattr(os, name)))
-for name in ("write_bytes", "unlink", "mkdir"):
+for name in ("unlink", "mkdir"):
     setattr(Path, name, lethal(getattr(Path, name)))
 SafetensorsWriter._write_all = lethal(SafetensorsWriter._write_all)
 options = ExportOptions(WeightScheme(4, 32, is_symmetric=False), shard_bytes=60_000)
@@ -167,6 +167,14 @@ def test_exports_of_other_names_are_left_alone(source: Path, tmp_path: Path) -> 
     assert before <= set(tmp_path.iterdir())
 
 
+def num_resumed(exporter: Exporter) -> int:
+    """What a run would take up, that does not take place."""
+    with exporter.lock:
+        found = exporter.prepare().num_resumed
+        exporter.lock.release()
+    return found
+
+
 def test_a_shard_that_the_journal_does_not_vouch_for_is_written_again(source: Path, tmp_path: Path) -> None:
     exporter = stopped_export(source, tmp_path / "export", 9)
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -174,12 +182,12 @@ def test_a_shard_that_the_journal_does_not_vouch_for_is_written_again(source: Pa
     with shard.open("ab") as file:
         file.write(b"x")
     num_finished = len(list(folder.glob("model-*.safetensors")))
-    assert exporter.prepare().num_resumed < num_finished
+    assert num_resumed(exporter) < num_finished
     exporter = stopped_export(source, tmp_path / "export", 9)
     (journal,) = [path for path in tmp_path.iterdir() if path.name.endswith(".journal")]
-    for damaged in ("", "[]", json.dumps({"model-00001-of-00002.safetensors": 1})):
+    for damaged in ("", "[]", "[" * 10**5, "9" * 5000, json.dumps({"model-00001-of-00002.safetensors": 1})):
         journal.write_text(damaged)
-        assert exporter.prepare().num_resumed == 0
+        assert num_resumed(exporter) == 0
     export(source, tmp_path / "export", INT4, shard_bytes=SHARD_BYTES)
     export(source, tmp_path / "undisturbed" / "export", INT4, shard_bytes=SHARD_BYTES)
     assert contents(tmp_path / "export") == contents(tmp_path / "undisturbed" / "export")

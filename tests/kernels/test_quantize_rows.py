@@ -141,6 +141,14 @@ def test_a_group_that_is_not_finite_is_marked_and_alone(
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+def test_no_nan_slips_through_as_a_scale_is_rounded_up(device: Device, bits: int) -> None:
+    stored = np.array([[0, bits]], np.uint32).view(np.float32)
+    for is_symmetric in (True, False):
+        assert not np.isfinite(run(device, stored, WeightScheme(4, 2, is_symmetric), "BF16")["scales"]).any()
+
+
+@pytest.mark.cuda
 def test_the_bounds_of_a_float16_scale(device: Device) -> None:
     limits = np.float32([65504, np.nextafter(np.float32(65504), np.float32(1e9)), 2.0**-14, 2.0**-24, 1 + 2.0**-11])
     stored = np.ascontiguousarray((limits * np.float32(127))[:, None])

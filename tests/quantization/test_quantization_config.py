@@ -1,6 +1,7 @@
 """Reading, asking and writing quantization_config, and what other programs make of it."""
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from compressed_tensors.quantization import QuantizationConfig as TheirConfig
 from compressed_tensors.utils.match import match_named_modules, match_targets
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import ConfigGroup, QuantizationConfig
+from llmcli.quantization.config import _GROUP_KEYS, _WEIGHTS_KEYS, ConfigGroup, QuantizationConfig
 from llmcli.quantization.quality import measure_quality
 from llmcli.quantization.rounding import RowErrors
 from llmcli.quantization.schemes import WeightScheme
@@ -17,6 +18,7 @@ from llmcli.quantization.vllm import vllm_concerns
 
 INT8 = WeightScheme(8, None)
 INT4 = WeightScheme(4, 128)
+GROUP_CHANGES = [f"group_{key}" for key in sorted(_GROUP_KEYS)]
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
 CONFIG: dict[str, Any] = {
     "quant_method": "compressed-tensors",
@@ -79,7 +81,8 @@ def test_the_form_that_others_write() -> None:
     ],
 )
 def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
-    assert read(**changes).scheme_of("model.layers.0.mlp.up_proj") == scheme
+    name = "model.layers.0.mlp.up_proj"
+    assert read(**changes).schemes_of([name], "config.json") == {name: scheme}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,8 @@ def test_other_features_are_refused_by_name(changes: dict[str, Any], feature: st
         ({"config_groups": {"group_0": 1}}, "group is 1"),
         ({"group_weights": None}, "weights is None"),
         ({"group_targets": None}, "targets is None"),
-        ({"group_targets": ["re:("]}, "no regular expression"),
         ({"ignore": "lm_head"}, "ignore is 'lm_head'"),
-        ({"ignore": ["re:*"]}, "no regular expression"),
+        ({"ignore": ["lm_head", 1]}, "ignore is ['lm_head', 1]"),
         ({"weights_symmetric": "yes"}, "symmetric is 'yes'"),
         ({"weights_strategy": "group"}, "group_size None"),
         ({"weights_strategy": "group", "weights_group_size": 0}, "group_size 0"),
@@ -142,6 +144,43 @@ def test_values_the_format_does_not_allow(changes: dict[str, Any], message: str)
     with pytest.raises(CheckpointError) as caught:
         read(**changes)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_targets": ["re:("]}, "config.json: the pattern '(' is not a regular expression"),
+        ({"ignore": ["re:*"]}, "config.json: the pattern '*' is not a regular expression"),
+        ({"ignore": ["re:(.+)+$^"]}, "config.json: the pattern '(.+)+$^' does not end within"),
+    ],
+)
+def test_patterns_that_cannot_be_used(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read(**changes).schemes_of(["model.layers.0.self_attn.q_proj"], "config.json")
+    assert message in str(caught.value)
+
+
+def test_many_targets_cost_little() -> None:
+    names = [f"model.layers.{index}.mlp.up_proj" for index in range(2000)]
+    groups = (ConfigGroup(tuple(names) * 10, INT4), ConfigGroup(("Linear",), INT8))
+    start = time.monotonic()
+    schemes = QuantizationConfig(groups, tuple(names[1000:])).schemes_of(names, "config.json")
+    assert time.monotonic() - start < 1
+    assert schemes == {name: INT4 if index < 1000 else None for index, name in enumerate(names)}
+
+
+STRANGE = [None, True, -1, 0, 10**99, 8.0, 1e-320, 1e30, float("inf"), "", "x", "4", [], [[]], {}, {"a": [{}]}, [None]]
+
+
+@pytest.mark.parametrize("key", [*CONFIG, *(f"weights_{key}" for key in sorted(_WEIGHTS_KEYS)), *GROUP_CHANGES])
+def test_strange_values_are_used_or_refused(key: str) -> None:
+    for value in STRANGE:
+        try:
+            schemes = read(**{key: value}).schemes_of(["model.layers.0.mlp.up_proj"], "config.json")
+        except CheckpointError:
+            continue
+        (scheme,) = schemes.values()
+        assert scheme is None or (type(scheme.offset), scheme.packed_shape((8, 4))[0]) == (int, 8)
 
 
 def test_anything_but_an_object_is_refused() -> None:
@@ -193,12 +232,14 @@ def test_layers_match_as_in_compressed_tensors(targets: list[list[str]], ignore:
     }
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            assert config.scheme_of(name, type(module).__name__) == expected.get(name), name
+            schemes = config.schemes_of([name], "config.json", type(module).__name__)
+            assert schemes == {name: expected.get(name)}
 
 
 def test_an_exact_name_wins_over_a_pattern() -> None:
     config = QuantizationConfig((ConfigGroup(("re:.*",), INT8), ConfigGroup(("v_proj", "k_proj"), INT4)), ())
-    assert [config.scheme_of(name) for name in ("k_proj", "v_proj", "o_proj")] == [INT4, INT4, INT8]
+    schemes = config.schemes_of(["k_proj", "v_proj", "o_proj"], "config.json")
+    assert schemes == {"k_proj": INT4, "v_proj": INT4, "o_proj": INT8}
 
 
 @pytest.mark.parametrize("scheme", [INT8, INT4, WeightScheme(4, 32, is_symmetric=False)])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmcli.quantization.floats import SMALLEST_NORMAL, STORED_AS, Array, narrow, round_up, widen
-from llmcli.quantization.rounding import QuantizedRows, quantize_rows
+from llmcli.quantization.rounding import LONG_GROUP, QuantizedRows, quantize_rows
 from llmcli.quantization.schemes import WeightScheme
 
 # Relative rounding of each dtype: half a unit in the last place.
@@ -181,6 +181,29 @@ def test_weights_that_are_not_finite_are_reported(dtype: str, bad: float) -> Non
     weights = np.zeros((2, 6), np.float32)
     weights[1, 4] = bad
     assert quantize_rows(narrow(weights, dtype), dtype, WeightScheme(8, 3), dtype) is None
+
+
+@pytest.mark.parametrize("scheme", [WeightScheme(8, 3), WeightScheme(4, 3), WeightScheme(4, 3, is_symmetric=False)])
+@pytest.mark.parametrize("dtype", STORED_AS)
+@pytest.mark.parametrize("scale_dtype", STORED_AS)
+@pytest.mark.parametrize("others", [-1.0, 0.0, 1.0])
+def test_one_end_that_is_not_finite_is_enough(
+    others: float, scale_dtype: str, dtype: str, scheme: WeightScheme
+) -> None:
+    for group_size in (3, LONG_GROUP):
+        for bad in (np.inf, -np.inf, np.nan):
+            weights = np.full((3, 2 * group_size), others, np.float32)
+            weights[1, group_size + 1] = bad
+            form = WeightScheme(scheme.num_bits, group_size, scheme.is_symmetric)
+            assert quantize_rows(narrow(weights, dtype), dtype, form, scale_dtype) is None, bad
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7FFF8001])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_no_nan_of_32_bits_slips_through(is_symmetric: bool, bits: int) -> None:
+    stored = np.array([[0, bits]], np.uint32).view(np.float32)
+    for scale_dtype in STORED_AS:
+        assert quantize_rows(stored, "F32", WeightScheme(4, 2, is_symmetric), scale_dtype) is None
 
 
 @pytest.mark.parametrize("sign", [0, 0x8000])

@@ -19,6 +19,8 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.foreign_errors": set(),
     "llmcli.reading": set(),
     "llmcli.writing": set(),
+    "llmcli.patterns": set(),
+    "llmcli.pattern_child": set(),
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
     "llmcli.config": set(),
@@ -75,6 +77,7 @@ COMMON = {
     "llmcli.foreign_errors",
     "llmcli.reading",
     "llmcli.writing",
+    "llmcli.patterns",
     "llmcli.resources",
     "llmcli.timeline",
 }

@@ -1,0 +1,107 @@
+"""Keeps a second process from an export's destination, from before anything there is touched until the first one ends.
+
+The operating system holds the lock and drops it when the process ends, however it ends. It belongs to the hidden file
+`.NAME.lock` beside the destination, whose text only tells others who holds it: one that a killed run has left locks
+nothing. The file is removed while it is still locked; who had opened it before sees that it has no name and opens anew.
+
+A reader is not kept away. Replacing is two renames: a reader between them finds no folder, and one that still opens
+files of a model then gets those of the new one.
+"""
+
+import errno
+import os
+import platform
+import re
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.reading import EXPORT_LOCK
+from llmcli.writing import OutputFile
+
+_NUM_LOOKS = 20
+_SECONDS_BETWEEN_LOOKS = 0.05
+_TEXT = re.compile(r"llmcli quantize: (process \d+ on [\w.-]+ since [\d-]+ [\d:]+ UTC)\n", re.ASCII)
+
+
+def _is_lock(head: bytes) -> bool:
+    return not head or _TEXT.fullmatch(head.decode("ascii", "replace")) is not None
+
+
+_LOCK_FILE = OutputFile("a lock of llmcli quantize", _is_lock, "remove it")
+
+
+class DestinationLock:
+    """The lock of one destination, whose folder's path has no links in it. May be acquired again by who holds it."""
+
+    def __init__(self, destination: Path):
+        self._destination = destination
+        self._path = destination.with_name(f".{destination.name}.lock")
+        # A lock that is a file's mere existence outlives a kill: rather none at all.
+        self._lock = FileLock(
+            self._path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_holder
+        )
+
+    def acquire(self) -> None:
+        """Take the lock, or say who has it.
+
+        Raises: UsageError if another process holds it, or its file is somebody's own; OSError.
+        """
+        if not self._lock.is_locked and os.path.lexists(self._path):
+            _LOCK_FILE.check(self._path, replace=True)
+        holder = None
+        for _ in range(_NUM_LOOKS):
+            try:
+                self._lock.acquire()
+                return
+            except Timeout:
+                holder = self._holder()
+            if holder is not None:
+                break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)  # it is being taken or given back at this moment
+        if holder is None and not os.path.lexists(self._path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))  # as in /proc
+        raise UsageError(
+            f"{self._destination} is being written by {holder or 'another process'}; "
+            "wait until that has ended, or give another folder"
+        )
+
+    def release(self) -> None:
+        """Give the lock back; the last of several times removes its file.
+
+        Raises: OSError.
+        """
+        if self._lock.lock_counter == 1:
+            with suppress(OSError):  # Windows, which lets nobody remove an open file; there filelock does it
+                self._path.unlink()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _holder(self) -> str | None:
+        """Who the file says holds the lock; None if it says nothing yet, or is gone."""
+        try:
+            match = _TEXT.fullmatch(EXPORT_LOCK.read_text(self._path))
+        except CheckpointError:
+            return None
+        return match[1] if match else None
+
+
+def _write_holder(descriptor: int) -> None:
+    host = re.sub(r"[^\w.-]", "_", platform.node(), flags=re.ASCII) or "localhost"
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"llmcli quantize: process {os.getpid()} on {host} since {since}\n".encode())

@@ -1,0 +1,70 @@
+"""Names and regular expressions: what `re` says, and an end for those that have none."""
+
+import re
+import time
+
+import pytest
+
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.patterns import MAX_LENGTH, TIME_LIMIT_SECONDS, match_names
+
+LAYERS = [
+    f"model.layers.{index}.{part}"
+    for index in (0, 1, 10)
+    for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+]
+NAMES = [*LAYERS, "lm_head", "model.embed_tokens"]
+# As llm-compressor's recipes and published configs have them.
+REAL = [
+    ".*lm_head",
+    ".*self_attn.(q|k|v|o)_proj$",
+    r"model\.layers\.(0|1)\..*",
+    r".*\.mlp\.(gate|up|down)_proj.*",
+    "vision_tower.*",
+    ".*mlp.gate$",
+    r"(?!.*(lm_head|embed)).*",
+    r".*layers\.1[0-9]\..*down_proj",
+    "",
+]
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_patterns_match_as_re_does(anywhere: bool) -> None:
+    find = re.search if anywhere else re.match
+    expected = {pattern: {name for name in NAMES if find(pattern, name)} for pattern in REAL}
+    assert match_names(REAL, NAMES, "ignore", CheckpointError, anywhere=anywhere) == expected
+
+
+@pytest.mark.parametrize("endless", [r"(.+)+$^", r"(?:a|model|.|.)*$^", r"(.*.*.*.*.*.*.*.*.*.*.*.*)*x"])
+def test_a_pattern_without_an_end_is_named(endless: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        match_names([".*", endless, "b"], NAMES, "--skip", UsageError)
+    assert time.monotonic() - start < TIME_LIMIT_SECONDS + 2
+    assert str(caught.value).startswith(f"--skip {endless!r} does not end within 3 s; ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(", "missing )"),
+        ("a{99999999999999999999}", "too large"),
+        ("(" * 2000, "nested too deeply"),
+        ("(?P<a>x)(?P<a>y)", "redefinition"),
+    ],
+)
+def test_what_is_not_a_pattern_is_named(pattern: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^config.json: the pattern '.* is not a regular expression: ") as caught:
+        match_names([pattern], NAMES, "config.json: the pattern", CheckpointError)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pattern_that_is_too_long_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="longer than 4000 characters"):
+        match_names(["a" * (MAX_LENGTH + 1)], NAMES, "ignore", CheckpointError)
+
+
+def test_no_pattern_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    assert match_names([], NAMES, "ignore", CheckpointError) == {}
