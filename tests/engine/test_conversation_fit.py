@@ -1,4 +1,4 @@
-"""How many turns are dropped: as few as it takes, to the token, and in a time that a long conversation does not feel."""
+"""How many turns are dropped: as few as it takes, to the token, and without a wait in a long conversation."""
 
 import math
 import random
@@ -66,9 +66,8 @@ def test_as_few_turns_are_dropped_as_dropping_one_by_one_would(chat_model: Load,
 
     num_with_drops = num_refused = 0
     for _ in range(25):
-        turns = [
-            Turn(text(), said(model.tokenizer, text(), with_ids=draw.random() < 0.7)) for _ in range(draw.randint(1, 14))
-        ]
+        answers = [said(model.tokenizer, text(), with_ids=draw.random() < 0.7) for _ in range(draw.randint(1, 14))]
+        turns = [Turn(text(), answer) for answer in answers]
         conversation = Conversation(text() if draw.random() < 0.5 else None, tuple(turns))
         if draw.random() < 0.7:
             conversation = conversation.ask(text())
@@ -150,6 +149,15 @@ def test_an_answer_that_goes_on_counts(bare: ChatModel) -> None:
     for size, num_dropped in [(70, 0), (71, 1)]:
         conversation = turns_of(60, size).with_answer(begun)
         assert fit(bare, conversation, 160).conversation.num_dropped == num_dropped
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_the_history_ends_with_the_last_answer(bare: ChatModel, with_ids: bool) -> None:
+    answers = [said(bare.tokenizer, "a" * size, with_ids=with_ids) for size in (5, 7)]
+    conversation = Conversation("sys", tuple(Turn("q", answer) for answer in answers)).ask("q" * 4)
+    prompt = build_prompt(bare.tokenizer, bare.template, conversation)
+    assert (prompt.num_history_tokens, len(prompt.token_ids)) == (3 + 1 + 5 + 1 + 7, 3 + 1 + 5 + 1 + 7 + 4)
+    assert build_prompt(bare.tokenizer, bare.template, Conversation().ask("q")).num_history_tokens == 0
 
 
 def test_stop_takes_all_but_one_token(bare: ChatModel) -> None:
