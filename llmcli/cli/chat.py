@@ -2,13 +2,14 @@
 
 import secrets
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmcli.cli.chat_session.doors import open_chat, open_line_editor, open_template, open_writer
+from llmcli.cli.chat_session.doors import open_chat, open_keeper, open_line_editor, open_template, open_writer
 from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
@@ -36,12 +37,12 @@ from llmcli.cli.options import (
     chosen_model,
     sampling_options,
 )
-from llmcli.cli.prompt import checked_stop_strings
+from llmcli.cli.prompt import checked_stop_strings, refuse_undecoded
 from llmcli.cli.sampler_flags import parse_logit_bias
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, load_conversation
+from llmcli.engine.conversation_file import load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import STORYTELLER, chat_folder
 
@@ -60,8 +61,10 @@ class ChatOptions:
     def __post_init__(self) -> None:
         if self.resume is not None and self.is_continued:
             raise UsageError("--resume and --continue exclude each other; give one of them")
-        if any(not message.strip() for message in self.messages):
-            raise UsageError("--message is empty, expected a text")
+        for message in self.messages:
+            if not message.strip():
+                raise UsageError("--message is empty, expected a text")
+            refuse_undecoded(message, "--message")
         if self.as_json and self.is_interactive:
             raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
         if self.is_interactive and not (sys.stderr.isatty() or sys.stdout.isatty()):
@@ -73,24 +76,6 @@ class ChatOptions:
     def is_interactive(self) -> bool:
         """Whether someone types."""
         return not self.messages and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
-
-    def begin(self) -> SavedConversation | None:
-        """The conversation to go on with, None for a new one.
-
-        Raises: UsageError if there is none, or its file cannot be read.
-        """
-        if self.resume is not None:
-            return load_conversation(self.resume)
-        if not self.is_continued:
-            return None
-        if not last_conversation_path().exists():
-            raise UsageError(f"--continue: there is no last conversation yet ({last_conversation_path()})")
-        return load_conversation(last_conversation_path())
-
-
-def last_conversation_path() -> Path:
-    """Where the last conversation is saved as it goes."""
-    return chat_folder() / "last.json"
 
 
 @sampling_options
@@ -178,7 +163,11 @@ def chat(
     view, policy = thinking_view("--thinking", thinking), overflow_policy("--overflow", overflow)
     biases = parse_logit_bias(logit_bias or [])
     stop_strings = checked_stop_strings(stop)
-    saved = options.begin()
+    if system is not None:
+        refuse_undecoded(system, "--system")
+    keeper = open_keeper(chat_folder())
+    source = keeper.continue_last() if options.is_continued else options.resume
+    saved = None if source is None else load_conversation(source)
     name = chosen_model(model, model_option)
     if name is None and saved is not None:
         name = saved.model
@@ -216,16 +205,17 @@ def chat(
         is_verbose=verbose,
         load_seconds=load_seconds,
         # A script must not take the place of what somebody talked about.
-        last_path=last_conversation_path() if options.is_interactive or options.is_continued else None,
-        named_path=resume,
+        keeper=keeper if options.is_interactive or options.is_continued else None,
+        files=[] if resume is None else [resume],
     )
     if markdown and not sys.stdout.isatty():
         terminal.info("--markdown: stdout is no terminal, the text stays as it is")
     if saved is not None:
         terminal.info(f"going on after {count_turns(conversation)}")
-    if options.is_interactive:
-        terminal.info("/help lists the commands")
-        editor = open_line_editor(chat_folder() / "history")
-        converse(state, editor, lambda: open_writer(state))
-    elif not answer_all(state, options.messages or read_messages(), as_json=json_):
-        raise typer.Exit(EXIT_INTERRUPTED)
+    with closing(keeper):
+        if options.is_interactive:
+            terminal.info("/help lists the commands")
+            editor = open_line_editor(chat_folder() / "history")
+            converse(state, editor, lambda: open_writer(state))
+        elif not answer_all(state, options.messages or read_messages(), as_json=json_):
+            raise typer.Exit(EXIT_INTERRUPTED)

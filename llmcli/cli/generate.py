@@ -136,6 +136,9 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an older page of --html.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
     stats: Annotated[
         str | None,
         typer.Option(
@@ -158,7 +161,7 @@ def generate(
     """
     timeline = Timeline(process_age() if stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
-    output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
+    output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats, force)
     samples = _sample_indices(num_samples, only)
     biases = parse_logit_bias(logit_bias or [])
     stop_strings = checked_stop_strings(stop)

@@ -10,7 +10,7 @@ from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
 from llmcli.engine.generation import Generation, Request
 from llmcli.engine.reasoning import OPENING, ReasoningSplitter, split_reasoning
-from llmcli.errors import UsageError
+from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
@@ -19,6 +19,7 @@ from llmcli.tokenizer.chat_template import ChatTemplate
 from llmcli.tokenizer.stream import decode
 
 ROW = 0
+NUM_SAMPLES = 2**32  # what the counter of the draws has room for
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ class Chat:
         Raises: UsageError if there is none, and as `send`.
         """
         last = self._conversation.last.answer
-        return self._answer(self._conversation.with_answer(None), sample=last.sample + 1 if last else 0)
+        sample = (last.sample + 1) % NUM_SAMPLES if last else 0
+        return self._answer(self._conversation.with_answer(None), sample)
 
     def continue_answer(self) -> Iterator[ChatEvent]:
         """Go on with an answer that was cut off: what comes is what would have come.
@@ -147,7 +149,12 @@ class Chat:
         last = self._conversation.last.answer
         if last is not None and not last.is_unfinished:
             raise UsageError("the last answer has ended by itself; ask on, or use /regen for another one")
-        return self._answer(self._conversation, sample=last.sample if last else 0)
+        conversation = self._conversation
+        if last is not None and decode(self._tokenizer, last.token_ids, at_start=True) != last.text:
+            # A file that was edited by hand: the text is what was meant.
+            token_ids = self._tokenizer.encode(last.text, add_special_tokens=False, parse_special_tokens=False)
+            conversation = conversation.with_answer(replace(last, token_ids=tuple(token_ids)))
+        return self._answer(conversation, sample=last.sample if last else 0)
 
     def interrupt(self) -> list[ChatEvent]:
         """Close the answer under way, which stays in the conversation as far as it has come."""
@@ -170,6 +177,10 @@ class Chat:
             max_new_tokens=settings.max_new_tokens,
             overflow=settings.overflow,
         )
+        if not fitted.token_ids:
+            raise TokenizerError(
+                f"{self.template.origin} made nothing of the message; choose another with --chat-template"
+            )
         if (largest := max(fitted.token_ids)) >= (vocab_size := self.runner.config.vocab_size):
             raise UsageError(
                 f"the tokenizer gave id {largest}, but the model has {vocab_size} embeddings; "

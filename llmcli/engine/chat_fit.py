@@ -1,5 +1,6 @@
 """The prompt of a conversation, and what gives way when it no longer fits into the context."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -52,16 +53,23 @@ def fit_prompt(
 
     Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
     """
-    fitted = _join(build_prompt(tokenizer, template, conversation), conversation)
+
+    def fit_without(num_dropped: int) -> FittedPrompt:
+        shorter = replace(conversation, num_dropped=num_dropped)
+        return _join(build_prompt(tokenizer, template, shorter), shorter)
+
+    fitted = fit_without(conversation.num_dropped)
     wanted = context if max_new_tokens is None else max_new_tokens
     if overflow == "drop-oldest" and len(fitted.token_ids) + min(wanted, _part(context, MIN_FREE)) > context:
         free = min(wanted, _part(context, FREE_AFTER_DROP))
-        while len(fitted.token_ids) + free > context and len(conversation.seen_turns) > 1:
-            conversation = replace(conversation, num_dropped=conversation.num_dropped + 1)
-            fitted = _join(build_prompt(tokenizer, template, conversation), conversation)
+        counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
+        if counts:
+            # By halves, as each look renders and encodes a whole prompt, and fewer turns make a shorter one.
+            index = bisect_left(counts[:-1], True, key=lambda num: len(fit_without(num).token_ids) + free <= context)
+            fitted = fit_without(counts[index])
     if (num_tokens := len(fitted.token_ids)) < context:
         return fitted
-    if len(conversation.seen_turns) > 1:
+    if len(fitted.conversation.seen_turns) > 1:
         raise UsageError(
             f"the conversation has {num_tokens} tokens and the context {context}; take turns back with /undo, start "
             "anew with /reset, or use --overflow drop-oldest or, where the model allows it, a larger --context"

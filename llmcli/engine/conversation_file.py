@@ -1,10 +1,7 @@
-"""Conversations as JSON files that people can read; a file is replaced as a whole or not at all."""
+"""Conversations as JSON files that people can read. Refuses to replace, and to load, what is not one of them."""
 
 import json
-import os
 import re
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +9,20 @@ from typing import Any, get_args
 from llmcli.engine.conversation import Answer, Conversation, Turn
 from llmcli.engine.events import FinishReason
 from llmcli.errors import UsageError
+from llmcli.reading import CONVERSATION
+from llmcli.writing import OutputFile
 
 FORMAT = "llmcli conversation"
 VERSION = 1
+MAX_TOKEN_ID = 2**31 - 1  # what the tokenizer libraries count in
+
+_MARK = re.compile(rb'"format"\s*:\s*"llmcli conversation"')
+CONVERSATION_FILE = OutputFile(
+    "a saved conversation",
+    lambda head: _MARK.search(head) is not None,
+    "replace it with /save --force FILE, or name another file",
+    mode=0o600,
+)
 
 
 @dataclass(frozen=True)
@@ -25,54 +33,41 @@ class SavedConversation:
     conversation: Conversation
 
 
-def save_conversation(path: Path, saved: SavedConversation) -> None:
+def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) -> None:
     """Write a file that only its owner can read. A kill at any moment leaves the old file or the new one.
 
-    Raises: UsageError if it cannot be written.
+    Raises: UsageError for a path that cannot be written, holds anything but a saved conversation, or, unless
+    `replace`, exists; OutputError if the disk is full or fails.
     """
     content = {"format": FORMAT, "version": VERSION, "model": saved.model, **_conversation_json(saved.conversation)}
     text = json.dumps(content, ensure_ascii=False, indent=2)
     # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
     text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"the conversation cannot be saved to {path}: {error.strerror}; name another file") from error
+    # Not strict: the path of a model may hold bytes that are not UTF-8. Such a model has to be named again.
+    CONVERSATION_FILE.write(path, f"{text}\n".encode(errors="replace"), replace=replace)
 
 
 def load_conversation(path: Path) -> SavedConversation:
     """Read a saved conversation.
 
-    Raises: UsageError if the file cannot be read, is no conversation, or has a version that this program does not know.
+    Raises: UsageError if the file cannot be read, is not a saved conversation, or has a version that this program does
+    not know.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the conversation {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise UsageError(f"{path} is no saved conversation: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f'{path} is no saved conversation: it lacks the line "format": "{FORMAT}"')
+    content = CONVERSATION.read_json_object(path)
+    if content.get("format") != FORMAT:
+        raise UsageError(f'{path} is not a saved conversation: it lacks the line "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise UsageError(
-            f"{path} has version {content.get('version')!r} of the format, and this program reads {VERSION}; "
+            f"{path} has version {content.get('version')!r:.60} of the format, and this program reads {VERSION}; "
             "use the program that wrote it"
         )
     try:
-        return SavedConversation(_take(content, "model", str), _conversation(content))
+        model = _take(content, "model", str)
+        if "\0" in model:
+            raise _MalformedError("model holds a NUL character, expected a folder or a hub id")
+        return SavedConversation(model, _conversation(content))
     except _MalformedError as error:
-        raise UsageError(f"{path} is no saved conversation: {error}") from error
+        raise UsageError(f"{path} is not a saved conversation: {error}") from error
 
 
 class _MalformedError(Exception):
@@ -116,7 +111,7 @@ def _turn(turn: Any, number: int) -> Turn:
         raise _MalformedError(f"{where}expected an object")
     answer = turn.get("answer")
     if answer is not None and not isinstance(answer, dict):
-        raise _MalformedError(f"{where}answer is no object")
+        raise _MalformedError(f"{where}answer is not an object")
     return Turn(_take(turn, "user", str, where), None if answer is None else _answer(answer, where))
 
 
@@ -127,11 +122,11 @@ def _answer(values: dict[str, Any], where: str) -> Answer:
     token_ids = _take(values, "token_ids", list, where)
     finish_reason = _take(values, "finish_reason", str, where)
     sample = _take(values, "sample", int, where)
-    if not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
-        raise _MalformedError(f"{where}token_ids has something else than token ids")
+    if not all(type(token_id) is int and 0 <= token_id <= MAX_TOKEN_ID for token_id in token_ids):
+        raise _MalformedError(f"{where}token_ids holds something other than token ids")
     if finish_reason not in get_args(FinishReason):
         raise _MalformedError(
-            f"{where}finish_reason is {finish_reason!r}, expected one of {', '.join(get_args(FinishReason))}"
+            f"{where}finish_reason is {finish_reason!r:.60}, expected one of {', '.join(get_args(FinishReason))}"
         )
     if not text.endswith(content):
         raise _MalformedError(f"{where}text does not end with content")

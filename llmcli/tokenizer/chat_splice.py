@@ -64,7 +64,7 @@ def encode_history(
     spans = _spans(text, pieces, [hidden[index]["content"] for index in answers])
 
     token_ids: list[int] = []
-    position = num_history_tokens = 0  # how much of the text the ids cover, and how many of them are history
+    position = 0  # how much of the text the ids cover
 
     def encode(begin: int, end: int) -> list[int]:
         return encode_disguised(tokenizer, disguise, text[begin:end], is_start=begin == 0)
@@ -75,7 +75,8 @@ def encode_history(
         if kept:
             token_ids += encode(position, position + start) + kept
             position += start + length
-        num_history_tokens = len(token_ids) + len(encode(position, end))
+    # Only now: where no ids are put in, each answer's end would mean another encoding of all before it.
+    num_history_tokens = len(token_ids) + len(encode(position, spans[-1][1])) if spans else 0
     token_ids += encode(position, len(text))
     return ChatPrompt(disguise.restore(text), tuple(token_ids), num_history_tokens)
 

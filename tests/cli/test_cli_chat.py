@@ -134,6 +134,8 @@ def test_a_model_without_a_template(llmcli: Callable[..., Result], tiny_llama: P
         (("--overflow", "roll"), ("--overflow is 'roll'", "stop, drop-oldest")),
         (("--thinking", "loud"), ("--thinking is 'loud'", "show, fold, hide")),
         (("--message", " "), ("--message is empty",)),
+        (("--message", "a\udcff"), ("--message is not UTF-8 text",)),
+        (("--message", "a", "--system", "\udcff"), ("--system is not UTF-8 text",)),
         (("--continue", "--resume", "x.json"), ("exclude each other",)),
         (("--resume", "none.json"), ("none.json", "No such file")),
         (("-m", "again"), ("the model is given twice",)),

@@ -1,34 +1,16 @@
 """The commands of a conversation, run as the loop runs them, with a scripted prompt line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from chat_terminal import LETTERS_ONLY, write_chat_llama
+from chat_terminal import write_chat_llama
 from results import Result
+from scripted_talk import Talk, answers, open_talk
 
-from llmcli.cli import chat as chat_module
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
 
 ANSWER = "[a-h]{8}"
-
-
-class ScriptedEditor:
-    """Plays what is typed; a draft is typed over by joining the two."""
-
-    def __init__(self, lines: Sequence[str | type[BaseException]]):
-        self.lines = list(lines)
-        self.drafts: list[str] = []
-        self.facts: list[str] = []
-
-    def read(self, draft: str, facts: str) -> str:
-        self.drafts.append(draft)
-        self.facts.append(facts)
-        line = self.lines.pop(0) if self.lines else EOFError
-        if isinstance(line, str):
-            return draft + line
-        raise line
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +19,11 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Type lines; the streams stand in for a terminal as far as chat asks."""
-    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(chat_module.ChatOptions, "is_interactive", property(lambda options: True))
-    monkeypatch.setattr(chat_module.ChatOptions, "__post_init__", lambda options: None)
-
-    def call(*lines: str | type[BaseException], flags: Sequence[object] = ()) -> tuple[Result, ScriptedEditor]:
-        editor = ScriptedEditor(lines)
-        monkeypatch.setattr(chat_module, "open_line_editor", lambda path: editor)
-        result = llmcli("chat", talker, "--seed", 1, "--max-new-tokens", 8, *LETTERS_ONLY, *flags)
-        assert result.exit_code == 0, result.stderr
-        return result, editor
-
-    return call
+def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    return open_talk(llmcli, talker, tmp_path / "home", monkeypatch)
 
 
-def answers(result: Result) -> list[str]:
-    return [line for line in result.stdout.splitlines() if line]
-
-
-def test_regenerating_and_going_back(talk: Any) -> None:
+def test_regenerating_and_going_back(talk: Talk) -> None:
     result, _ = talk("One", "/regen", "Two", "/undo", "/edit Uno")
     first, second, _, edited = answers(result)
     assert first != second
@@ -67,13 +33,13 @@ def test_regenerating_and_going_back(talk: Any) -> None:
     assert answers(again) == [edited]
 
 
-def test_going_on_gives_what_would_have_come(talk: Any) -> None:
+def test_going_on_gives_what_would_have_come(talk: Talk) -> None:
     whole, _ = talk("One", flags=("--max-new-tokens", 16))
     parts, _ = talk("One", "/continue")
     assert "".join(answers(parts)) == "".join(answers(whole))
 
 
-def test_system_prompts(talk: Any) -> None:
+def test_system_prompts(talk: Talk) -> None:
     result, _ = talk("/system", "/system Be kind.", "One", "/template", "/system -", "/template", "/reset", "/template")
     assert "no system prompt\nsystem prompt: Be kind.\n" in result.stderr
     assert "<|begin|>[system]Be kind.<|end|>[user]One<|end|>[assistant]\n" in result.stderr
@@ -81,7 +47,7 @@ def test_system_prompts(talk: Any) -> None:
     assert result.stderr.count("[assistant]") == 2
 
 
-def test_saving_and_loading(talk: Any, tmp_path: Path) -> None:
+def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
     assert "error: /save needs the name of a file" in result.stderr
@@ -94,7 +60,7 @@ def test_saving_and_loading(talk: Any, tmp_path: Path) -> None:
     assert answers(result)[0] in resumed.stderr
 
 
-def test_settings(talk: Any) -> None:
+def test_settings(talk: Talk) -> None:
     lines = (
         "/set temperature 0",
         "/set top_k 5",
@@ -123,32 +89,32 @@ def test_settings(talk: Any) -> None:
     assert len(answers(result)[0]) == 3
 
 
-def test_figures(talk: Any) -> None:
+def test_figures(talk: Talk) -> None:
     result, _ = talk("/stats", "One", "/stats", "/tokens")
     assert "error: there was no answer yet" in result.stderr
     assert "prompt 22 tokens, 0 kept, 22 computed" in result.stderr
     assert "turn 1  8 in the answer: One\nall     30 of 512 (6%)" in result.stderr
 
 
-def test_errors_do_not_end_the_conversation(talk: Any) -> None:
+def test_errors_do_not_end_the_conversation(talk: Talk) -> None:
     result, _ = talk("/undo", "/regen", "/continue", "/copy-code", "/load", "/load none.json", "/what", "One")
     assert result.stderr.count("error: ") == 7
     assert len(answers(result)) == 1
 
 
-def test_help_names_every_command(talk: Any) -> None:
+def test_help_names_every_command(talk: Talk) -> None:
     result, _ = talk("/help")
     for name in ("/set NAME VALUE", "/copy-code", '"""', "Alt-Enter", "Ctrl-C"):
         assert name in result.stderr
 
 
-def test_edit_brings_the_message_up(talk: Any) -> None:
+def test_edit_brings_the_message_up(talk: Talk) -> None:
     result, editor = talk("One", "/edit", " more", "/history")
     assert editor.drafts == ["", "", "/edit One", "", ""]
     assert "[1]\nOne more\n" in result.stderr
 
 
-def test_leaving(talk: Any) -> None:
+def test_leaving(talk: Talk) -> None:
     result, editor = talk(KeyboardInterrupt, "One", KeyboardInterrupt, KeyboardInterrupt, "never")
     assert (len(answers(result)), editor.lines) == (1, ["never"])
     _, editor = talk("/quit", "never")

@@ -36,7 +36,7 @@ PARAMS = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
 
 def write_page(folder: Path, choices: list[tuple[int, float]], facts=None, **options: Any) -> Element:
     path = folder / "page.html"
-    play(HtmlOutput(facts or make_facts(TOKENIZER), path), make_events(TOKENIZER, choices, **options))
+    play(HtmlOutput(facts or make_facts(TOKENIZER), path, replace=True), make_events(TOKENIZER, choices, **options))
     return parse(path.read_text(encoding="utf-8"))
 
 
@@ -97,7 +97,7 @@ def test_the_data_are_the_events(tmp_path):
     choices = [(0, 0.6), (1, 0.3), (7, 0.01), (TOKENIZER.end_id, 0.2)]
     facts = make_facts(TOKENIZER, temperature=0.7, top_k=5, top_p=0.9)
     events = make_events(TOKENIZER, choices, params=PARAMS, reason="eos")
-    play(HtmlOutput(facts, tmp_path / "page.html"), events)
+    play(HtmlOutput(facts, tmp_path / "page.html", replace=False), events)
     data = data_of(parse((tmp_path / "page.html").read_text()))
     tokens = data["samples"][0]["tokens"]
     events = [event for event in events if isinstance(event, Token)]
@@ -187,7 +187,7 @@ def test_a_token_that_no_list_names_has_its_piece(tmp_path):
 
 def test_several_samples_are_numbered_from_one(tmp_path):
     facts = make_facts(TOKENIZER, samples=3)
-    output = HtmlOutput(facts, tmp_path / "page.html")
+    output = HtmlOutput(facts, tmp_path / "page.html", replace=False)
     ends = [play_without_end(output, make_events(TOKENIZER, [(0, 0.5)] * 2, sample=sample)) for sample in (2, 0)]
     output.finish(ends[::-1])
     root = parse((tmp_path / "page.html").read_text())
@@ -234,7 +234,7 @@ def test_an_interrupted_run_gives_a_page_of_what_there_is(tmp_path):
 
 
 def test_nothing_generated_leaves_no_file(tmp_path):
-    HtmlOutput(make_facts(TOKENIZER), tmp_path / "page.html").finish([])
+    HtmlOutput(make_facts(TOKENIZER), tmp_path / "page.html", replace=False).finish([])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,7 +245,7 @@ def test_two_thousand_tokens_and_ten_alternatives_stay_small(tmp_path):
     )
     choices = [(index, 0.02) for index in range(200)]
     *events, end = make_events(tokenizer, choices, params=params, num_alternatives=10)
-    play(HtmlOutput(make_facts(tokenizer), tmp_path / "page.html"), [*events * 10, end])
+    play(HtmlOutput(make_facts(tokenizer), tmp_path / "page.html", replace=False), [*events * 10, end])
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
 
 

@@ -1,102 +1,110 @@
-"""The file of `--html`: refused before any work where it cannot be, written whole or not at all."""
+"""The file of `--html`: refused before any work, written whole or not at all, and over pages only."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
+from results import Result
 
-from llmcli.cli.output.html import HtmlOutput, check_page_path
+from llmcli.cli.output.html import PAGE_MARK, HtmlOutput
 from llmcli.errors import OutputError, UsageError
 
 TOKENIZER = PieceTokenizer(["Once"])
+OLD = b"<!DOCTYPE html>" + PAGE_MARK + b"old"
 
 
-def test_the_page_replaces_an_older_one_at_once(tmp_path, monkeypatch):
+def write_page(path: Path, *, replace: bool = False) -> None:
+    play(HtmlOutput(make_facts(TOKENIZER), path, replace=replace), make_events(TOKENIZER, [(0, 0.5)]))
+
+
+def test_the_page_replaces_an_older_one_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
-    path.write_text("old")
-    output = HtmlOutput(make_facts(TOKENIZER), path)
-    assert path.read_text() == "old"
-    seen = []
-    replace = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda self, target: (seen.append(path.read_text()), replace(self, target))[1])
+    path.write_bytes(OLD)
+    output = HtmlOutput(make_facts(TOKENIZER), path, replace=True)
+    assert path.read_bytes() == OLD
+    seen: list[bytes] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: (seen.append(path.read_bytes()), replace(*names))[1])
     play(output, make_events(TOKENIZER, [(0, 0.5)]))
-    assert seen == ["old"]
+    assert seen == [OLD]
     assert path.read_text().startswith("<!DOCTYPE html>")
+    assert "Once" in path.read_text()
     assert list(tmp_path.iterdir()) == [path]
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path, monkeypatch):
+def test_a_page_is_known_again(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text("old")
-    output = HtmlOutput(make_facts(TOKENIZER), path)
+    write_page(path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"page\.html exists; replace it with --force, or name another file"):
+        write_page(path)
+    assert path.read_bytes() == before
+    write_page(path, replace=True)
 
-    def write_a_little(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[:9])
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_a_little)
+def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(OLD)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    output = HtmlOutput(make_facts(TOKENIZER), path, replace=True)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OutputError, match=r"page\.html cannot be written: No space left on device"):
         play(output, make_events(TOKENIZER, [(0, 0.5)]))
-    assert path.read_text() == "old"
+    assert path.read_bytes() == OLD
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("missing/page.html", "No such file or directory"),
-        ("file/page.html", "Not a directory"),
-        ("folder", "it is a folder"),
-        ("n" * 300, "File name too long"),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, name, reason):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match=f"^--html .* cannot be written: {reason}; name a file") as raised:
-        HtmlOutput(make_facts(TOKENIZER), tmp_path / name)
-    assert "\n" not in str(raised.value)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_folder_without_permission(tmp_path, monkeypatch):
-    # Root may write anywhere, so the refusal is played.
-    def refuse(self: Path, **_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(UsageError, match="Permission denied"):
-        check_page_path(tmp_path / "page.html")
-
-
-def test_a_good_path_is_checked_without_a_trace(tmp_path):
-    (tmp_path / "old.html").write_text("old")
-    check_page_path(tmp_path / "old.html")
-    check_page_path(tmp_path / "new.html")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.html", "old")]
-
-
-def test_a_pipe_or_device_is_not_replaced(tmp_path):
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_is_not_a_page_is_refused_at_once_and_stays(tmp_path: Path, replace: bool) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="it is no ordinary file"):
-        HtmlOutput(make_facts(TOKENIZER), tmp_path / "pipe")
-    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "other.html").write_text("<!DOCTYPE html><title>mine</title>")
+    (tmp_path / "page.html").write_bytes(OLD)
+    (tmp_path / "link").symlink_to(tmp_path / "page.html")
+    before = sorted((path, path.lstat().st_ino, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    for name, reason in [
+        ("missing/page.html", "missing is not a folder"),
+        ("file/page.html", "Not a directory"),
+        ("folder", "is a folder"),
+        ("pipe", "is a device or pipe"),
+        ("link", "is a link"),
+        ("/dev/null", "is a device or pipe"),
+        ("/dev/full", "is a device or pipe"),
+        ("file", "exists and is not a page of llmcli"),
+        ("other.html", "exists and is not a page of llmcli"),
+        ("n" * 300, "File name too long"),
+    ]:
+        with pytest.raises(UsageError, match=reason) as raised:
+            HtmlOutput(make_facts(TOKENIZER), tmp_path / name, replace=replace)
+        assert "\n" not in str(raised.value)
+    after = sorted((path, path.lstat().st_ino, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    assert after == before
 
 
-def test_a_link_keeps_being_one(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    target, link = tmp_path / "elsewhere" / "page.html", tmp_path / "link.html"
-    target.write_text("old")
-    link.symlink_to(target)
-    output = HtmlOutput(make_facts(TOKENIZER), link)
-    play(output, make_events(TOKENIZER, [(0, 0.5)]))
-    assert link.is_symlink()
-    assert target.read_text().startswith("<!DOCTYPE html>")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "link.html", "page.html"]
+def test_a_good_path_is_checked_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "old.html").write_bytes(OLD)
+    HtmlOutput(make_facts(TOKENIZER), tmp_path / "old.html", replace=True)
+    HtmlOutput(make_facts(TOKENIZER), tmp_path / "new.html", replace=False)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.html", OLD)]
+
+
+def test_refused_before_the_model_is_looked_at(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    path = tmp_path / "notes.html"
+    path.write_text("mine")
+    flags = ("-m", tmp_path / "none", "--html", path)
+    llmcli("generate", "Once", *flags).expect_error(2, "notes.html exists and is not a page of llmcli")
+    llmcli("generate", "Once", *flags, "--force").expect_error(2, "notes.html exists and is not a page of llmcli")
+    path.write_bytes(OLD)
+    llmcli("generate", "Once", *flags).expect_error(2, "notes.html exists; replace it with --force")
+    llmcli("generate", "Once", *flags, "--force").expect_error(3, "none does not exist")
+    llmcli("generate", "Once", "--force").expect_error(2, "--force replaces the page of --html FILE")

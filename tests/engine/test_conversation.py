@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scripted_chat import ChatModel, ScriptedChat, ScriptedChatRunner, finished, started, text_of
 
-from llmcli.engine.conversation import Conversation
+from llmcli.engine.conversation import Answer, Conversation
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.tokenizer.chat_template import ChatTemplate
 
@@ -157,6 +157,39 @@ def test_an_interrupted_answer_goes_on_where_it_stopped(chat_model: Load) -> Non
     assert (answer.content, answer.finish_reason, answer.token_ids) == ("Once upon", "eos", tuple(b"Once upon"))
     num_prompt_tokens = len(held) - 4
     assert [sampler.num_prompt_tokens for sampler in talk.runner.samplers] == [num_prompt_tokens] * 2
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama2", "qwen3"])
+@pytest.mark.parametrize("token_ids", [(), (5,), (2**31 - 1,), (5,) * 1000])
+def test_an_answer_that_was_edited_by_hand_goes_on_from_its_text(
+    chat_model: Load, name: str, token_ids: tuple[int, ...]
+) -> None:
+    edited, clean = scripted(chat_model, name), scripted(chat_model, name)
+    text = "Once <|end|> </s>"  # special tokens in a text are text
+    ids = tuple(clean.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False))
+    for talk, kept in ((edited, token_ids), (clean, ids)):
+        talk.chat.conversation = Conversation().ask("Hi").with_answer(Answer(text, text, None, kept, "length", 0))
+        talk.run(talk.chat.continue_answer(), [*talk.ids(" upon", ends=False), *sorted(talk.ends)[:1]])
+    assert edited.runner.prefills == clean.runner.prefills
+    assert edited.chat.conversation == clean.chat.conversation
+    assert edited.chat.conversation.last.answer.content.startswith(text)
+
+
+def test_after_the_last_sample_comes_the_first(chat_model: Load) -> None:
+    talk = scripted(chat_model, "tiny")
+    answer = Answer("a", "a", None, (97,), "eos", 2**32 - 1)
+    talk.chat.conversation = Conversation().ask("Hi").with_answer(answer)
+    talk.run(talk.chat.regenerate(), "b")
+    assert talk.chat.conversation.last.answer == Answer("b", "b", None, (98,), "eos", 0)
+
+
+def test_a_template_that_writes_nothing_is_refused(chat_model: Load) -> None:
+    talk = scripted(chat_model, "tiny")
+    talk.chat.template = ChatTemplate("", "the template T", {})
+    with pytest.raises(TokenizerError, match="the template T made nothing of the message"):
+        talk.say("Hi", "x")
+    talk.chat.template.close()
+    assert talk.chat.conversation == Conversation()
 
 
 def test_an_answer_cut_within_a_character_ends_before_it(chat_model: Load) -> None:

@@ -39,7 +39,7 @@ class _Run:
         else:
             self._view.show(event)
         if self._next_save <= (now := time.monotonic()) or self.finished is not None:
-            self._state.save_last()
+            self._state.keep()
             self._next_save = now + SAVE_INTERVAL_SECONDS
 
 
@@ -58,7 +58,7 @@ def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> T
                 run.take(event)
     except BaseException:
         state.chat.interrupt()
-        state.save_last()
+        state.keep()
         raise
     finally:
         if run.started is not None:

@@ -3,6 +3,7 @@
 from llmcli.cli.chat_session import look_commands, set_command, turn_commands
 from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession
+from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -29,7 +30,7 @@ COMMANDS = (
     Command("undo", "", "Take the last turn back.", turn_commands.undo),
     Command("edit", "[TEXT]", "Change the last message and answer it anew.", turn_commands.edit),
     Command("continue", "", "Go on with an answer that was stopped.", turn_commands.continue_answer),
-    Command("save", "[FILE]", "Save the conversation.", turn_commands.save),
+    Command("save", "[--force] [FILE]", "Save the conversation; --force replaces another one.", turn_commands.save),
     Command("load", "FILE", "Go on with a saved conversation.", turn_commands.load),
     Command("history", "", "Show what was said.", look_commands.history),
     Command("params", "", "Show how answers are drawn.", look_commands.params),
@@ -44,8 +45,7 @@ COMMANDS = (
 
 def is_command(text: str) -> bool:
     """Whether a line is meant as a command: it begins with a slash, and is one line or begins with a known name."""
-    name = text.split(maxsplit=1)[0] if text.startswith("/") else ""
-    return bool(name) and ("\n" not in text or name[1:] in [command.name for command in COMMANDS])
+    return text.startswith("/") and ("\n" not in text or _split(text)[0] in [command.name for command in COMMANDS])
 
 
 def run_command(state: ChatSession, text: str) -> Outcome:
@@ -53,11 +53,16 @@ def run_command(state: ChatSession, text: str) -> Outcome:
 
     Raises: UsageError for an unknown one, and whatever the command raises.
     """
-    name, *rest = text[1:].split(maxsplit=1)
+    name, argument = _split(text)
     for command in COMMANDS:
         if command.name == name:
-            return command.run(state, rest[0].strip() if rest else "")
-    known = " ".join(f"/{command.name}" for command in COMMANDS)
+            return command.run(state, argument)
     raise UsageError(
-        f"/{name} is no command, expected one of {known}; begin a message with a space to send it as it is"
+        f"unknown command {first_line(f'/{name}')}; /help lists them, and a space before it sends it as a message"
     )
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The name of a command without its slash, and the rest of the line."""
+    name, *rest = text.split(maxsplit=1)
+    return name[1:], rest[0].strip() if rest else ""

@@ -12,6 +12,7 @@ from llmcli.cli.session import Session
 from llmcli.engine.conversation import Conversation
 
 if TYPE_CHECKING:
+    from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.engine.chat import Chat
     from llmcli.runners.base import Runner
@@ -49,7 +50,14 @@ def open_chat(
     return Chat(runner, session.tokenizer, template, settings, conversation)
 
 
-def open_line_editor(history_path: Path | None) -> LineEditor:
+def open_keeper(folder: Path) -> Keeper:
+    """What keeps the conversation in the user's chat folder."""
+    from llmcli.cli.chat_session.keeping import Keeper
+
+    return Keeper(folder)
+
+
+def open_line_editor(history_path: Path) -> LineEditor:
     """The prompt line of a terminal."""
     from llmcli.cli.chat_session.commands import COMMANDS
     from llmcli.cli.chat_session.line_editor import LineEditor

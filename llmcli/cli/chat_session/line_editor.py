@@ -1,7 +1,9 @@
 """The prompt line: editing, history, several lines, completion of commands, and a line of facts below it."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -14,17 +16,22 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
 
+from llmcli.cli.chat_session.keeping import make_chat_folder
 from llmcli.cli.chat_session.message import is_open_block
 from llmcli.cli.chat_session.outcome import Command
+from llmcli.cli.terminal import terminal
+from llmcli.errors import LLMCliError, UsageError
+from llmcli.reading import SmallFile
 
 PROMPT = "> "
 CONTINUATION = ". "
+HISTORY = SmallFile("a history of what was typed", 64 * 1024**2, UsageError, "remove it")
 
 
 class LineEditor:
     """Reads messages and commands from a terminal. It draws on stderr: stdout is for the answers."""
 
-    def __init__(self, commands: Sequence[Command], history_path: Path | None):
+    def __init__(self, commands: Sequence[Command], history_path: Path):
         self._session: PromptSession[str] = PromptSession(
             history=_open_history(history_path),
             completer=_CommandCompleter(commands),
@@ -89,12 +96,27 @@ def _bindings() -> KeyBindings:
     return bindings
 
 
-def _open_history(path: Path | None) -> History:
-    if path is None:
-        return InMemoryHistory()
+class _FileHistory(FileHistory):
+    """A history whose file may be lost, or its disk be full, while somebody types."""
+
+    def store_string(self, string: str) -> None:
+        """Add what was typed, if that is possible."""
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def _open_history(path: Path) -> History:
+    """What was typed in earlier conversations too, or in this one alone if the file cannot be kept."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-    except OSError:  # a folder that cannot be written must not keep anyone from talking
-        return InMemoryHistory()
-    return FileHistory(str(path))
+        make_chat_folder(path.parent)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        HISTORY.read_bytes(path)  # a regular file, and not of any length
+    except OSError as error:
+        reason = f"{path} cannot be written: {error.strerror}"
+    except LLMCliError as error:
+        reason = str(error)
+    else:
+        return _FileHistory(str(path))
+    terminal.warn(f"what is typed is kept for this conversation only: {reason}")
+    return InMemoryHistory()

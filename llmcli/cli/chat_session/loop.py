@@ -12,7 +12,8 @@ from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.view import View, Writer
 from llmcli.cli.terminal import terminal
-from llmcli.errors import LLMCliError
+from llmcli.errors import LLMCliError, UsageError
+from llmcli.foreign_errors import foreign_errors_explained
 
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.line_editor import LineEditor
@@ -36,17 +37,23 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
         is_leaving, draft = False, ""
         if not text.strip():
             continue
+        if (clean := text.encode(errors="replace").decode()) != text:
+            terminal.error("the line holds bytes that are not UTF-8 text; they are a question mark now, send it again")
+            draft = clean
+            continue
         try:
-            outcome = run_command(state, text) if is_command(text) else Outcome(state.chat.send(unwrap(text)))
-            if outcome.is_over:
-                return
-            draft = outcome.draft or ""
-            if outcome.events is not None:
-                record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
-                if record and (reason := reason_of_end(record)):
-                    terminal.info(f"({reason}; /continue goes on)")
-                if record is None:  # stopped before it had begun: the message is still there
-                    draft = text
+            # Whatever the system or a library cannot do ends this answer, as our own errors do.
+            with foreign_errors_explained("this cannot be done", UsageError):
+                outcome = run_command(state, text) if is_command(text) else Outcome(state.chat.send(unwrap(text)))
+                if outcome.is_over:
+                    return
+                draft = outcome.draft or ""
+                if outcome.events is not None:
+                    record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
+                    if record and (reason := reason_of_end(record)):
+                        terminal.info(f"({reason}; /continue goes on)")
+                    if record is None:  # stopped before it had begun: the message is still there
+                        draft = text
         except LLMCliError as error:
             terminal.error(" ".join(str(error).split()))
         except KeyboardInterrupt:

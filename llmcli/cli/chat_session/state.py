@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,11 +10,12 @@ from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import TurnFinished, TurnStarted
 from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import SavedConversation, save_conversation
-from llmcli.errors import UsageError
+from llmcli.engine.conversation_file import SavedConversation
+from llmcli.errors import LLMCliError, UsageError
 from llmcli.sampling.params import ResolvedSampling
 
 if TYPE_CHECKING:
+    from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.engine.chat import Chat
 
 Thinking = Literal["show", "fold", "hide"]
@@ -41,8 +42,8 @@ class TurnRecord:
 class ChatSession:
     """What the commands look at and change.
 
-    `model` is the model as the command line names it. `last_path` is where the conversation is saved as it goes, None
-    for not at all; `named_path` is the file it was last loaded from or saved to.
+    `model` is the model as the command line names it. `keeper` keeps the conversation as it goes, None for not at all;
+    `files` are those it was loaded from or saved to by name, the latest last.
     """
 
     session: Session
@@ -54,8 +55,8 @@ class ChatSession:
     is_markdown: bool
     is_verbose: bool
     load_seconds: float
-    last_path: Path | None = None
-    named_path: Path | None = None
+    keeper: Keeper | None = None
+    files: list[Path] = field(default_factory=list)
     last_turn: TurnRecord | None = None
 
     @property
@@ -74,15 +75,15 @@ class ChatSession:
         """The conversation as it is written to a file."""
         return SavedConversation(self.model, self.chat.conversation)
 
-    def save_last(self) -> None:
+    def keep(self) -> None:
         """Save the conversation for `--continue`; where that fails it is said once, and the conversation goes on."""
-        if self.last_path is None:
+        if self.keeper is None:
             return
         try:
-            save_conversation(self.last_path, self.saved())
-        except UsageError as error:
+            self.keeper.save(self.saved())
+        except LLMCliError as error:
             terminal.warn(f"{error}; this conversation is no longer saved as it goes")
-            self.last_path = None
+            self.keeper = None
 
 
 def thinking_view(name: str, value: str) -> Thinking:

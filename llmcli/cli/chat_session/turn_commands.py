@@ -1,5 +1,6 @@
 """Commands that change the conversation: what was said, and its files."""
 
+import os
 from pathlib import Path
 
 from llmcli.cli.chat_session.outcome import Outcome
@@ -13,7 +14,7 @@ from llmcli.errors import UsageError
 def reset(state: ChatSession, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
     state.chat.conversation = Conversation(state.chat.conversation.system)
-    state.save_last()
+    state.keep()
     terminal.info("a new conversation")
     return Outcome()
 
@@ -23,7 +24,7 @@ def system(state: ChatSession, argument: str) -> Outcome:
     conversation = state.chat.conversation
     if argument:
         state.chat.conversation = replace_system(conversation, None if argument == "-" else argument)
-        state.save_last()
+        state.keep()
     shown = state.chat.conversation.system
     terminal.info("no system prompt" if shown is None else f"system prompt: {shown}")
     return Outcome()
@@ -38,7 +39,7 @@ def undo(state: ChatSession, argument: str) -> Outcome:
     """Take the last turn back."""
     taken = state.chat.conversation.last
     state.chat.conversation = state.chat.conversation.without_last()
-    state.save_last()
+    state.keep()
     terminal.info(f"taken back: {first_line(taken.user)}")
     return Outcome()
 
@@ -56,12 +57,13 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
 
 
 def save(state: ChatSession, argument: str) -> Outcome:
-    """Save the conversation to a file, or to the one it came from."""
-    path = Path(argument).expanduser() if argument else state.named_path
-    if path is None:
+    """Save the conversation to a file, or to the one it came from; `--force` replaces another conversation."""
+    name, is_forced = _without_force(argument)
+    if not (name or state.files):
         raise UsageError("/save needs the name of a file, such as /save talk.json")
-    save_conversation(path, state.saved())
-    state.named_path = path
+    path = _path(name) if name else state.files[-1]
+    save_conversation(path, state.saved(), replace=is_forced or path in state.files)
+    state.files.append(path)
     terminal.info(f"saved to {path}")
     return Outcome()
 
@@ -70,11 +72,11 @@ def load(state: ChatSession, argument: str) -> Outcome:
     """Go on with a saved conversation."""
     if not argument:
         raise UsageError("/load needs the name of a file, such as /load talk.json")
-    path = Path(argument).expanduser()
+    path = _path(argument)
     saved = load_conversation(path)
     state.chat.conversation = saved.conversation
-    state.named_path = path
-    state.save_last()
+    state.files.append(path)
+    state.keep()
     held_with = f", held with {saved.model}" if saved.model != state.model else ""
     terminal.info(f"{count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
@@ -95,3 +97,16 @@ def first_line(text: str) -> str:
     """The beginning of a text, to recognize it by."""
     line = text.strip().split("\n")[0]
     return line if len(line) <= 60 and line == text.strip() else f"{line[:60]}..."
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # not Path's own: that raises for the home of a user who is not there
+
+
+def _without_force(argument: str) -> tuple[str, bool]:
+    words = argument.split()
+    if "--force" in words[:1]:
+        return argument.removeprefix("--force").strip(), True
+    if "--force" in words[-1:]:
+        return argument.removesuffix("--force").strip(), True
+    return argument, False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
-from llmcli.cli.output.html import HtmlOutput, check_page_path
+from llmcli.cli.output.html import PAGE, HtmlOutput
 from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
 from llmcli.cli.output.start import StartOutput
 from llmcli.cli.output.stats import StatsOutput
@@ -33,6 +33,7 @@ class OutputOptions:
     why: bool
     html: Path | None
     stats: str | None
+    force: bool
 
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""
@@ -46,8 +47,10 @@ class OutputOptions:
             raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
         if self.stats not in (None, "run", "start"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
+        if self.force and self.html is None:
+            raise UsageError("--force replaces the page of --html FILE; add it")
         if self.html is not None:
-            check_page_path(self.html)  # before minutes are spent on what could not be written
+            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
 
     @property
     def shows_text(self) -> bool:
@@ -73,7 +76,7 @@ def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
     if options.why:
         outputs.append(WhyOutput(facts))
     if options.html is not None:
-        outputs.append(HtmlOutput(facts, options.html))
+        outputs.append(HtmlOutput(facts, options.html, replace=options.force))
     if options.stats == "run":
         outputs.append(StatsOutput(facts))
     if facts.timeline is not None:

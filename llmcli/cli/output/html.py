@@ -1,8 +1,10 @@
-"""`--html FILE`: one self-contained page with the tinted text and, for each token, what else could have stood there."""
+"""`--html FILE`: one self-contained page with the tinted text and, for each token, what else could have stood there.
+
+Refuses to replace what is not such a page.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,23 +12,28 @@ from llmcli.cli.output.page import Choice, PageSample, render_page
 from llmcli.cli.output.tokens import Share, TextShares
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token
-from llmcli.errors import OutputError, UsageError
+from llmcli.writing import OutputFile
 
 if TYPE_CHECKING:
     from llmcli.cli.output.base import RunFacts
     from llmcli.engine.events import Event
 
 
+PAGE_MARK = b'<meta name="generator" content="llmcli">'
+PAGE = OutputFile("a page of llmcli", lambda head: PAGE_MARK in head, "replace it with --force, or name another file")
+
+
 class HtmlOutput:
     """Collects the events and writes the page at the end; after a Ctrl-C with what there is by then.
 
-    Raises: UsageError if there is no writing to `path`.
+    Raises: UsageError if there is no writing to `path`, or, unless `replace`, a page is there.
     """
 
-    def __init__(self, facts: RunFacts, path: Path):
-        check_page_path(path)
+    def __init__(self, facts: RunFacts, path: Path, *, replace: bool):
+        PAGE.check(path, replace=replace)
         self._facts = facts
         self._path = path
+        self._replace = replace
         self._choices: dict[int, list[Choice]] = {sample: [] for sample in facts.samples}
         self._text_shares = {sample: TextShares(facts.tokenizer) for sample in facts.samples}
         self._shares: dict[int, list[Share]] = {sample: [] for sample in facts.samples}
@@ -43,48 +50,11 @@ class HtmlOutput:
     def finish(self, finished: list[Finished]) -> None:
         """Write the page, if anything was generated.
 
-        Raises: UsageError if the disk is full, or the folder has gone.
+        Raises: OutputError if the disk is full; UsageError if the folder has gone, or something else lies there now.
         """
         if not finished:
             return
         samples = [PageSample(self._choices[item.sample], self._shares[item.sample], item) for item in finished]
-        _write_atomically(self._path, render_page(self._facts, samples))
+        page = render_page(self._facts, samples)
+        PAGE.write(self._path, page.encode(errors="replace"), replace=self._replace)  # a path may not be UTF-8
         terminal.info(f"page: {self._path}")
-
-
-def check_page_path(path: Path) -> None:
-    """Find out whether a page can be written there, leaving no trace.
-
-    Raises: UsageError that names the path and the reason.
-    """
-    try:
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder")
-        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by the page
-            raise FileExistsError("it is no ordinary file")
-        part = _part_path(path)
-        part.touch(exist_ok=False)
-        part.unlink()
-    except OSError as error:
-        raise UsageError(f"{_cannot_write(path, error)}; name a file in a folder of yours") from error
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    part = _part_path(path)
-    try:
-        try:
-            part.write_bytes(text.encode(errors="replace"))  # a path may hold bytes that are no UTF-8
-            part.replace(path.resolve())
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(_cannot_write(path, error)) from error
-
-
-def _part_path(path: Path) -> Path:
-    path = path.resolve()  # what a link points to is replaced, not the link
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _cannot_write(path: Path, error: OSError) -> str:
-    return f"--html {path} cannot be written: {error.strerror or error}"

@@ -1,0 +1,225 @@
+"""Where conversations are kept: a file for each chat, the last one for `--continue`, and folders that refuse."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from chat_terminal import CTRL_D, ChatTerminal, write_chat_llama
+from prompt_toolkit.history import InMemoryHistory
+from results import Result
+from scripted_talk import Talk, answers, open_talk
+
+from llmcli.cli.chat_session import line_editor
+from llmcli.cli.chat_session.keeping import Keeper
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
+from llmcli.errors import UsageError
+
+SAVED = SavedConversation("m", Conversation().ask("Hi"))
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    return open_talk(llmcli, talker, home, monkeypatch)
+
+
+@pytest.fixture
+def open_terminal(home: Path, talker: Path) -> Iterator[Callable[..., ChatTerminal]]:
+    terminals: list[ChatTerminal] = []
+
+    def open_one(*arguments: object) -> ChatTerminal:
+        terminals.append(ChatTerminal(home, talker, "--max-new-tokens", 8, *arguments))
+        return terminals[-1]
+
+    yield open_one
+    for terminal in terminals:
+        terminal.child.close(force=True)
+
+
+def messages(path: Path) -> list[str]:
+    return [turn.user for turn in load_conversation(path).conversation.turns]
+
+
+def kept(home: Path) -> list[list[str]]:
+    """The messages of each conversation, the last one written last."""
+    files = sorted((home / "chat").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [messages(path) for path in files]
+
+
+def test_each_chat_has_a_file_of_its_own(talk: Talk, home: Path) -> None:
+    talk("One")
+    talk("Two")
+    assert kept(home) == [["One"], ["Two"]]
+    assert [path.suffix for path in (home / "chat").iterdir()] == [".json", ".json"]  # no lock is left
+    for path in (home / "chat").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert (home / "chat").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_continued_stays_one_file(talk: Talk, home: Path) -> None:
+    talk("One")
+    talk("Two")
+    result, _ = talk("More", flags=("--continue",))
+    assert "going on after 1 turn\n" in result.stderr
+    talk("Even more", flags=("--continue",))
+    assert kept(home) == [["One"], ["Two", "More", "Even more"]]
+
+
+def test_a_chat_in_which_nothing_is_said_is_not_the_last(talk: Talk, home: Path) -> None:
+    talk("One")
+    talk("/system Be kind.", "/reset")
+    talk()
+    assert kept(home) == [["One"]]
+
+
+def test_a_kept_file_of_before_is_gone_on_with(talk: Talk, home: Path) -> None:
+    (home / "chat").mkdir(parents=True)
+    save_conversation(home / "chat" / "last.json", SAVED, replace=False)
+    talk("One", flags=("--continue",))
+    assert kept(home) == [["Hi", "One"]]
+
+
+def test_no_two_keepers_hold_one_file(tmp_path: Path) -> None:
+    with closing(Keeper(tmp_path)) as first, closing(Keeper(tmp_path)) as second, closing(Keeper(tmp_path)) as third:
+        for keeper in (first, second):  # within one second, so that the names would be the same
+            keeper.save(SAVED)
+        assert first.path != second.path
+        save_conversation(second.path or tmp_path, SAVED, replace=True)
+        assert third.continue_last() == second.path
+        assert third.path is None
+        third.save(SAVED)
+        assert len({first.path, second.path, third.path}) == 3
+    with closing(Keeper(tmp_path)) as fourth:
+        assert fourth.continue_last() == fourth.path == third.path
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_two_chats_at_once_lose_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
+    first = open_terminal()
+    first.prompt()
+    first.command("One", "continue goes on")
+    second = open_terminal("--continue")
+    second.expect(r"is open in another chat: this one goes on in a file of its own")
+    second.prompt()
+    second.command("Two", "continue goes on")
+    first.command("Three", "continue goes on")
+    assert sorted(kept(home)) == [["One", "Three"], ["One", "Two"]]
+    for terminal in (second, first):
+        terminal.child.send(CTRL_D)
+        assert terminal.finish() == 0
+    talk("Four", flags=("--continue",))
+    assert sorted(kept(home)) == [["One", "Three", "Four"], ["One", "Two"]]
+
+
+def test_a_killed_chat_holds_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
+    terminal = open_terminal()
+    terminal.prompt()
+    terminal.command("One", "continue goes on")
+    terminal.child.kill(9)
+    terminal.child.wait()
+    talk("Two", flags=("--continue",))
+    assert kept(home) == [["One", "Two"]]
+    assert [path.suffix for path in (home / "chat").iterdir() if path.name != "history"] == [".json"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_once(talk: Talk, home: Path) -> None:
+    home.write_text("a file")
+    result, _ = talk("One", "Two")
+    assert len(answers(result)) == 2
+    assert result.stderr.count("warning: ") == 1
+    assert "nothing can be kept in" in result.stderr
+    assert "Not a directory" in result.stderr
+
+
+def test_other_things_in_the_folder_are_not_conversations(talk: Talk, home: Path) -> None:
+    folder = home / "chat"
+    (folder / "a.json").mkdir(parents=True)
+    (folder / "b.json").symlink_to("nowhere")
+    os.mkfifo(folder / "c.json")
+    with pytest.raises(AssertionError, match="there is no last conversation yet"):
+        talk(flags=("--continue",))
+    result, _ = talk("One")
+    assert "warning" not in result.stderr
+    talk("Two", flags=("--continue",))
+    (path,) = (path for path in folder.glob("*.json") if path.is_file())
+    assert messages(path) == ["One", "Two"]
+
+
+def test_a_lock_that_cannot_be_taken(talk: Talk, home: Path) -> None:
+    talk("One")
+    (path,) = (home / "chat").glob("*.json")
+    path.with_suffix(".lock").mkdir()
+    result, _ = talk("Two", flags=("--continue",))
+    assert "warning: nothing can be kept in" in result.stderr
+    assert sorted(kept(home)) == [["One"], ["One", "Two"]]
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="the user has no home folder; set HOME or LLMCLI_HOME"):
+        Keeper(Path("~/.local/state/llmcli/chat")).save(SAVED)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["folder", "pipe", "zero", "folder that is a file", "no home"])
+def test_a_history_that_cannot_be_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "history"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "no home":
+        path = Path("~/state/history")
+    else:
+        path.write_text("a file")
+        path /= "history"
+    history = line_editor._open_history(path)
+    assert isinstance(history, InMemoryHistory)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: what is typed is kept for this conversation only: ")
+    assert said.count("\n") == 1
+
+
+def test_a_history_that_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chat" / "history"
+    history = line_editor._open_history(path)
+    history.store_string("caf\udce9\nau lait")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(line_editor._open_history(path).load_history_strings()) == ["caf?\nau lait"]
+    path.unlink()
+    path.mkdir()
+    history.store_string("typed after the file was lost")
+
+
+def test_bytes_that_are_not_text_in_a_terminal(open_terminal: Callable[..., ChatTerminal]) -> None:
+    terminal = open_terminal()
+    terminal.prompt()
+    for line in (b"caf\xe9", b"/system \xff", b"/save \xff\xfe.json"):
+        os.write(terminal.child.child_fd, line)
+        time.sleep(0.2)
+        os.write(terminal.child.child_fd, b"\r")
+        terminal.expect("error: the line holds bytes that are not UTF-8 text")
+        terminal.prompt()
+        os.write(terminal.child.child_fd, b"\x03")  # away with the draft
+    terminal.command("And now?", "continue goes on")
+    terminal.child.send(CTRL_D)
+    assert terminal.finish() == 0
