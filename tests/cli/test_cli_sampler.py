@@ -149,6 +149,18 @@ def test_looking_inside_shows_the_new_steps_and_the_same_text(generate: Callable
     assert "dynatemp_range" in settings
 
 
+def test_looking_inside_shows_a_forced_end(llmcli: Callable[..., Result], model: Path, tmp_path: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"forced_eos_token_id": 257}))
+    page = tmp_path / "page.html"
+    arguments = ("generate", "Hi", "-m", model, "--max-new-tokens", 3, "--seed", 1)
+    result = llmcli(*arguments, "--why", "--html", page)
+    assert result.exit_code == 0, result.stderr
+    assert "forced_eos" in result.stderr.splitlines()[-1]
+    assert '"name":"forced_eos"' in page.read_text()
+    lines = [json.loads(line) for line in llmcli(*arguments, "--jsonl", "--logprobs", 2).stdout.splitlines()]
+    assert [line["token_id"] for line in lines if line["type"] == "token"][-1] == 257
+
+
 def test_an_order_leaves_out_our_defaults_but_nothing_that_was_set(generate: Callable[..., Result]) -> None:
     result = generate("--sampler-order", "temperature", "--stats")
     assert "top_p                       1.0 (not in the sampler order)" in result.stderr

@@ -107,8 +107,8 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
     [id, probability]. Probabilities have four significant digits.
     """
     used: set[int] = set()
-    steps = [step.name for sample in samples for choice in sample.choices[:1] for step in choice.inspection.steps]
-    names = list(dict.fromkeys(steps))
+    steps = [step.name for sample in samples for choice in sample.choices for step in choice.inspection.steps]
+    names = list(dict.fromkeys(steps))  # a forced end has steps of its own
     params = vars(facts.sampling.params)
 
     def pair(token_id: int, probability: float) -> list[float]:
