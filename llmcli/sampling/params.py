@@ -4,7 +4,7 @@ Order of precedence: flag, preset, the model's generation_config.json, default.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -61,6 +61,17 @@ class SamplingParams:
     temperature: float = _param(
         ParamSpec(0.8, "Divide the logits by this: below 1 is safer, above 1 wilder; 0 takes the likeliest token.", 0)
     )
+    dynatemp_range: float = _param(
+        ParamSpec(
+            0.0, "Let the temperature go this far up where the model is unsure, down where it is sure; 0 is off.", 0
+        )
+    )
+    dynatemp_exponent: float = _param(
+        ParamSpec(1.0, "Dynamic temperature: above 1 it rises later with the model's doubt.", 0, excludes_minimum=True)
+    )
+    top_n_sigma: float = _param(
+        ParamSpec(0.0, "Keep tokens within this many standard deviations of the highest score; 0 is off.", 0)
+    )
     top_k: int = _param(ParamSpec(0, "Keep the k likeliest tokens; 0 is off.", 0))
     top_p: float = _param(
         ParamSpec(
@@ -86,6 +97,20 @@ class SamplingParams:
     )
     xtc_threshold: float = _param(
         ParamSpec(0.1, "The probability from which XTC calls a token likely.", 0, 0.5, excludes_minimum=True)
+    )
+    mirostat_tau: float = _param(
+        ParamSpec(0.0, "Mirostat 2: keep the surprise of the text near this many bits a token; 0 is off.", 0)
+    )
+    mirostat_eta: float = _param(
+        ParamSpec(0.1, "Mirostat 2: how fast it answers to a surprise that is too high or too low.", 0)
+    )
+    encoder_repetition_penalty: float = _param(
+        ParamSpec(
+            1.0,
+            "Strengthen every token of the prompt by this factor; below 1 weakens it, 1 is off.",
+            0,
+            excludes_minimum=True,
+        )
     )
     repetition_penalty: float = _param(
         ParamSpec(
@@ -124,10 +149,21 @@ SPECS: Mapping[str, ParamSpec] = {item.name: item.metadata["spec"] for item in f
 
 @dataclass(frozen=True)
 class ResolvedSampling:
-    """The parameters of a run and, by parameter name, the source of each value."""
+    """The parameters of a run and, by parameter name, the source of each value.
+
+    `others` are settings that are not numbers, each in words and with its source; none that is off.
+    """
 
     params: SamplingParams
     sources: Mapping[str, str]
+    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, int | float | str, str]]:
+        """Name, value and source of every setting."""
+        for name, value in vars(self.params).items():
+            yield name, value, self.sources[name]
+        for name, (text, source) in self.others.items():
+            yield name, text, source
 
 
 def check_param(name: str, value: object, source: str | None = None) -> int | float:
@@ -144,7 +180,15 @@ def check_param(name: str, value: object, source: str | None = None) -> int | fl
             pass  # an integer beyond the largest float is reported like any other value out of range
     origin = f" ({source})" if source else ""
     remedy = f"; override it with --{name.replace('_', '-')}" if source not in (None, "flag") else ""
-    raise UsageError(f"{name} is {value!r}{origin}, expected {spec.expected}{remedy}")
+    raise UsageError(f"{name} is {_shown(value)}{origin}, expected {spec.expected}{remedy}")
+
+
+def _shown(value: object) -> str:
+    """A value for a message; Python itself refuses to write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 400:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def resolve(

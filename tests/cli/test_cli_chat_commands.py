@@ -65,6 +65,9 @@ def test_settings(talk: Talk) -> None:
         "/set temperature 0",
         "/set top_k 5",
         "/set top-k 0.5",
+        "/set mirostat_tau 4",
+        "/set top-n-sigma 2",
+        "/set dynatemp_range inf",
         "/set nonsense 1",
         "/set max-new-tokens 3",
         "/set seed 7",
@@ -77,13 +80,16 @@ def test_settings(talk: Talk) -> None:
     result, _ = talk(*lines)
     for part in (
         "error: top_k is 0.5, expected an integer",
-        "error: /set nonsense: expected one of temperature, top_k",
+        "error: dynatemp_range is inf, expected a number >= 0",
+        "error: /set nonsense: expected one of temperature, dynatemp_range",
+        "mirostat_tau                4.0 (/set)",
+        "top_n_sigma                 2.0 (/set)",
         "error: thinking is 'loud'",
-        "temperature         0.0 (/set)",
-        "top_k               5 (/set)",
-        "seed                7\n",
-        "max_new_tokens      3\n",
-        "overflow            stop\n",
+        "temperature                 0.0 (/set)",
+        "top_k                       5 (/set)",
+        "seed                        7\n",
+        "max_new_tokens              3\n",
+        "overflow                    stop\n",
     ):
         assert part in result.stderr
     assert len(answers(result)[0]) == 3

@@ -122,9 +122,10 @@ def test_the_data_are_the_events(tmp_path):
             assert_pairs(likeliest, [(item.token_id, item.probability) for item in step.removed])
     assert data["levels"] == list(LEVEL_LIMITS)
     assert {step["name"]: step["value"] for step in data["steps"]} == {
-        "logit_bias": None, "eos_ban": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-        "frequency_penalty": 0.0, "dry": None, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.0,
-        "typical_p": 1.0, "xtc": None,
+        "logit_bias": None, "sequence_bias": None, "begin_suppress": None, "eos_ban": None,
+        "encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "dry": None, "temperature": 0.7, "top_n_sigma": 0.0, "top_k": 5, "top_p": 0.9,
+        "min_p": 0.0, "typical_p": 1.0, "xtc": None, "mirostat": None,
     }  # fmt: skip
     assert data["is_greedy"] is False
     mentioned = {pair[0] for token in tokens for pair in (*token["alternatives"], token["likeliest"])}

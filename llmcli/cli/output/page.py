@@ -107,8 +107,8 @@ def page_data(facts: RunFacts, samples: Sequence[PageSample]) -> dict[str, Any]:
     [id, probability]. Probabilities have four significant digits.
     """
     used: set[int] = set()
-    steps = [step.name for sample in samples for choice in sample.choices[:1] for step in choice.inspection.steps]
-    names = list(dict.fromkeys(steps))
+    steps = [step.name for sample in samples for choice in sample.choices for step in choice.inspection.steps]
+    names = list(dict.fromkeys(steps))  # a forced end has steps of its own
     params = vars(facts.sampling.params)
 
     def pair(token_id: int, probability: float) -> list[float]:
@@ -179,8 +179,7 @@ def _summary(facts: RunFacts) -> str:
 
 def _settings_rows(facts: RunFacts) -> Iterator[str]:
     rows = [("seed", facts.seed, ""), ("prompt", f"{len(facts.prompt_token_ids)} tokens", "")]
-    params, sources = vars(facts.sampling.params), facts.sampling.sources
-    for name, value, source in [*rows, *((name, params[name], sources[name]) for name in params)]:
+    for name, value, source in [*rows, *facts.sampling.rows()]:
         yield f'<tr><th scope="row">{name}</th><td>{_text(str(value))}</td><td>{_text(source)}</td></tr>'
 
 
