@@ -59,9 +59,13 @@ class Runner(Protocol):
     def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
         """Sample one token for each of `rows`, append it, and yield the tokens in the order of `rows`; repeat.
 
+        From token to token a row's `mirostat_mu` is handed on; the first has that of its sampler.
         Ends when one of the rows is full. One row's tokens do not depend on the other rows.
         Raises: ValueError if a row is empty or named twice; LLMCliError if the model yields no finite logits.
         """
+
+    def mirostat_mu(self, row: int) -> float | None:
+        """Mirostat's state after the last token that `decode` has yielded for the row; None if it was off."""
 
     def logits(self, row: int) -> Logits:
         """Logits of the token that would follow the row's last.

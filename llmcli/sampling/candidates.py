@@ -28,9 +28,14 @@ class Candidates(NamedTuple):
         """Return the candidates whose entry in `mask` [num_candidates] is true."""
         return Candidates(self.token_ids[mask], self.scores[mask])
 
+    def weights(self) -> NDArray[np.float64]:
+        """Return exp(score - highest score), [num_candidates] float64."""
+        weights: NDArray[np.float64] = np.exp(self.scores - self.scores.max())
+        return weights
+
     def probabilities(self) -> NDArray[np.float64]:
         """Return the probabilities that the scores stand for, [num_candidates] float64."""
-        weights = np.exp(self.scores - self.scores.max())
+        weights = self.weights()
         probabilities: NDArray[np.float64] = weights / weights.sum()
         return probabilities
 

@@ -2,26 +2,41 @@
 
 Order:
 
-    logit_bias -> eos_ban -> repetition_penalty -> presence_penalty -> frequency_penalty -> dry
-    -> temperature -> top_k -> top_p -> min_p -> typical_p -> xtc -> draw
+    logit_bias -> sequence_bias -> begin_suppress -> eos_ban
+    -> encoder_repetition_penalty -> repetition_penalty -> presence_penalty -> frequency_penalty -> dry
+    -> temperature -> top_n_sigma -> top_k -> top_p -> min_p -> typical_p -> xtc -> mirostat -> draw
 
 - What transformers has stands in transformers' order, so that a model's generation_config means what its author tuned.
-  (llama.cpp has the temperature last, so that there it does not move what the filters cut off.)
-- The bias comes first, as in llama.cpp too: the penalties weigh the biased score.
+  (llama.cpp has the temperature last, so that there it does not move what the filters cut off. `Sampler.order` puts
+  the filters in another order or leaves some out.)
+- The biases come first, as in llama.cpp too: the penalties weigh the biased score.
 - Bans come before everything that counts candidates, so that top_k = 1 finds another token when the likeliest is
-  banned. transformers bans the end after the repetition penalty, which comes to the same.
-- Presence and frequency penalty follow the repetition penalty, whose factor depends on a score's sign, and DRY follows
-  all three: vLLM's and llama.cpp's order.
-- XTC comes last, as its author wants it: it keeps the least likely of the *viable* tokens, and what the other filters
-  remove is not viable. Its threshold is one of probabilities after temperature and filters.
+  banned. transformers bans bad words, the end and suppressed tokens after the repetition penalties, which comes to
+  the same.
+- Presence and frequency penalty follow the repetition penalties, whose factor depends on a score's sign, and DRY
+  follows all of them: vLLM's and llama.cpp's order.
+- Top-n-sigma comes next to the temperature, which scales distances and their deviation alike, and sees all candidates.
+- XTC comes after the other filters, as its author wants it: it keeps the least likely of the *viable* tokens, and what
+  the other filters remove is not viable. Its threshold is one of probabilities after temperature and filters.
+- Mirostat is last, here and in every other order: the surprise that moves it is that of what it kept. llama.cpp runs
+  it behind nothing but bias and temperature; here the other steps are what they are set to.
 
 At temperature 0 it is the steps up to DRY -> the highest score; wherever scores tie, the lowest token id wins. The
 filters are left out, XTC too: who asks for the likeliest token does not ask for its exclusion, and the random number
 would make greedy text depend on the seed.
 
+At `forced_eos_position` one step, forced_eos, stands for all up to DRY.
+
+Mirostat alone depends on what came before beyond the history: on mu, one number. It is an argument and a result like
+any other, `Sampler.mirostat_mu` and `Choice.mirostat_mu`, so that the chain stays a function: the same logits, history
+and Sampler, mu included, give the same token and the same next mu. Whoever draws token after token hands mu on, and
+None, for 2 * tau, to the first token of a text. A runner does so from `decode` to the end of its stream, and
+`Runner.mirostat_mu` tells what it has come to; whoever rolls back or starts another stream passes the mu of that place.
+
 Each step sees the survivors of the one before. Scores are float64: steps and noise then agree between devices to
 about 1e-14, so a CPU and a GPU draw the same token from the same logits but for a chance of that order. No
-result depends on the order of the candidates, beyond the rounding of the sums in top_p, typical_p and xtc.
+result depends on the order of the candidates, beyond the rounding of the sums in dynamic temperature, top_n_sigma,
+top_p, typical_p, xtc and mirostat.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,24 +46,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.sampling.candidates import Candidates, History, gather_candidates
-from llmcli.sampling.filters import min_p, temperature, top_k, top_p, typical_p, xtc
+from llmcli.sampling.filters import min_p, temperature, top_k, top_n_sigma, top_p, typical_p, xtc
+from llmcli.sampling.mirostat import mirostat, next_mu
 from llmcli.sampling.penalties import (
+    begin_suppress,
     dry,
+    encoder_repetition_penalty,
     eos_ban,
+    forced_eos,
     frequency_penalty,
     logit_bias,
     presence_penalty,
     repetition_penalty,
+    sequence_bias,
 )
 from llmcli.sampling.philox import gumbel
 from llmcli.sampling.sampler import Sampler
 
 
 class Choice(NamedTuple):
-    """A chosen token and, if it was asked for, its log-probability under the unmodified logits."""
+    """A chosen token; if it was asked for, its log-probability under the unmodified logits; mirostat's next mu."""
 
     token_id: int
     logprob: float | None
+    mirostat_mu: float | None
 
 
 class Step(NamedTuple):
@@ -60,7 +81,10 @@ class Step(NamedTuple):
 
 PENALTIES = (
     Step("logit_bias", logit_bias),
+    Step("sequence_bias", sequence_bias),
+    Step("begin_suppress", begin_suppress),
     Step("eos_ban", eos_ban),
+    Step("encoder_repetition_penalty", encoder_repetition_penalty),
     Step("repetition_penalty", repetition_penalty),
     Step("presence_penalty", presence_penalty),
     Step("frequency_penalty", frequency_penalty),
@@ -68,12 +92,25 @@ PENALTIES = (
 )
 FILTERS = (
     Step("temperature", temperature),
+    Step("top_n_sigma", top_n_sigma),
     Step("top_k", top_k),
     Step("top_p", top_p),
     Step("min_p", min_p),
     Step("typical_p", typical_p),
     Step("xtc", xtc),
+    Step("mirostat", mirostat),
 )
+FORCED_EOS = Step("forced_eos", forced_eos)
+_FILTERS_BY_NAME = {step.name: step for step in FILTERS}
+
+
+def steps_of(sampler: Sampler, position: int) -> tuple[Step, ...]:
+    """Return the steps that a choice at `position` takes."""
+    is_forced = bool(sampler.forced_eos_token_ids) and position == sampler.forced_eos_position
+    before = (FORCED_EOS,) if is_forced else PENALTIES
+    if sampler.params.temperature == 0:
+        return before
+    return (*before, *(_FILTERS_BY_NAME[name] for name in sampler.order))
 
 
 def run_steps(logits: NDArray[np.float32], history: History, sampler: Sampler) -> Iterator[tuple[str, Candidates]]:
@@ -83,7 +120,7 @@ def run_steps(logits: NDArray[np.float32], history: History, sampler: Sampler) -
     """
     candidates = gather_candidates(logits, len(history))
     yield "logits", candidates
-    for step in PENALTIES if sampler.params.temperature == 0 else PENALTIES + FILTERS:
+    for step in steps_of(sampler, len(history)):
         candidates = step.apply(candidates, sampler, history)
         yield step.name, candidates
 
@@ -123,4 +160,5 @@ def choose(logits: NDArray[np.float32], history: History, sampler: Sampler, with
     """
     *_, (_, candidates) = run_steps(logits, history, sampler)
     token_id = draw(candidates, sampler, len(history))
-    return Choice(token_id, float(log_probabilities(logits)[token_id]) if with_logprob else None)
+    logprob = float(log_probabilities(logits)[token_id]) if with_logprob else None
+    return Choice(token_id, logprob, next_mu(candidates, sampler, token_id))

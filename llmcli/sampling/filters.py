@@ -1,23 +1,65 @@
-"""The steps of a draw at a temperature above 0: the temperature itself, and five filters that remove candidates.
+"""The steps of a draw at a temperature above 0: the temperature itself, and six filters that remove candidates.
 
 Each keeps at least one candidate and returns them unchanged where its parameter is off.
 """
 
+import math
+import sys
+
 import numpy as np
 
 from llmcli.sampling.candidates import Candidates, History
+from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.philox import uniform
 from llmcli.sampling.sampler import Sampler
 
 
 def temperature(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
-    """Divide the scores by the temperature (> 0), after moving the highest to 0, which no probability notices.
+    """Divide the scores by the temperature, after moving the highest to 0, which no probability notices.
 
+    At a temperature of 0, which only a dynamic one reaches here, the highest alone keep any probability.
     Source: transformers' TemperatureLogitsWarper; without the move, a tiny temperature overflows.
     """
+    divisor = dynamic_temperature(candidates, sampler.params)
+    scores = candidates.scores - candidates.scores.max()
+    if divisor == 0:
+        return Candidates(candidates.token_ids, np.where(scores == 0, 0.0, -np.inf))
     with np.errstate(over="ignore"):  # far below the highest a score may become -inf: its probability is 0
-        scores = (candidates.scores - candidates.scores.max()) / sampler.params.temperature
-    return Candidates(candidates.token_ids, scores)
+        return Candidates(candidates.token_ids, scores / divisor)
+
+
+def dynamic_temperature(candidates: Candidates, params: SamplingParams) -> float:
+    """Return low + (high - low) * (H / ln n)^exponent: H is the entropy in nats of the n candidates' probabilities.
+
+    low is temperature - range, at least 0, and high temperature + range, so without a range, and for a single
+    candidate, whose entropy says nothing, this is the temperature.
+    Source: llama.cpp's llama_sampler_temp_ext.
+    """
+    num_candidates = len(candidates.scores)
+    if params.dynatemp_range == 0 or num_candidates == 1:
+        return params.temperature
+    low = max(params.temperature - params.dynatemp_range, 0.0)
+    high = min(params.temperature + params.dynatemp_range, sys.float_info.max)
+    probabilities = candidates.probabilities()
+    probabilities = probabilities[probabilities > 0]  # 0 * -inf is NaN
+    entropy = -float((probabilities * np.log(probabilities)).sum())
+    doubt = min(max(entropy / math.log(num_candidates), 0.0), 1.0)
+    return low + (high - low) * doubt**params.dynatemp_exponent
+
+
+def top_n_sigma(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the scores of at least the highest minus n times the standard deviation of all that are finite.
+
+    Source: arXiv 2411.07641; llama.cpp's llama_sampler_top_n_sigma.
+    """
+    n = sampler.params.top_n_sigma
+    if n == 0:
+        return candidates
+    scores = candidates.scores - candidates.scores.max()
+    finite = scores[scores > -np.inf]
+    largest = max(-float(finite.min()), 1.0)  # so that no square overflows
+    sigma = float((finite / largest).std()) * largest  # of the population: divided by n, not n - 1
+    return candidates.keep(scores >= -n * sigma)
 
 
 def top_k(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
@@ -43,7 +85,7 @@ def top_p(candidates: Candidates, sampler: Sampler, history: History) -> Candida
     if p == 1:
         return candidates
     scores = candidates.scores
-    weights = np.exp(scores - scores.max())
+    weights = candidates.weights()
     total = weights.sum()
     # Tokens less probable than (1 - p) / n sum to less than 1 - p, so the others reach p without them: of 128,256
     # tokens with a natural distribution about 18,000 are left to sort.

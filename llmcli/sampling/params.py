@@ -61,6 +61,17 @@ class SamplingParams:
     temperature: float = _param(
         ParamSpec(0.8, "Divide the logits by this: below 1 is safer, above 1 wilder; 0 takes the likeliest token.", 0)
     )
+    dynatemp_range: float = _param(
+        ParamSpec(
+            0.0, "Let the temperature go this far up where the model is unsure, down where it is sure; 0 is off.", 0
+        )
+    )
+    dynatemp_exponent: float = _param(
+        ParamSpec(1.0, "Dynamic temperature: above 1 it rises later with the model's doubt.", 0, excludes_minimum=True)
+    )
+    top_n_sigma: float = _param(
+        ParamSpec(0.0, "Keep tokens within this many standard deviations of the highest score; 0 is off.", 0)
+    )
     top_k: int = _param(ParamSpec(0, "Keep the k likeliest tokens; 0 is off.", 0))
     top_p: float = _param(
         ParamSpec(
@@ -86,6 +97,20 @@ class SamplingParams:
     )
     xtc_threshold: float = _param(
         ParamSpec(0.1, "The probability from which XTC calls a token likely.", 0, 0.5, excludes_minimum=True)
+    )
+    mirostat_tau: float = _param(
+        ParamSpec(0.0, "Mirostat 2: keep the surprise of the text near this many bits a token; 0 is off.", 0)
+    )
+    mirostat_eta: float = _param(
+        ParamSpec(0.1, "Mirostat 2: how fast it answers to a surprise that is too high or too low.", 0)
+    )
+    encoder_repetition_penalty: float = _param(
+        ParamSpec(
+            1.0,
+            "Strengthen every token of the prompt by this factor; below 1 weakens it, 1 is off.",
+            0,
+            excludes_minimum=True,
+        )
     )
     repetition_penalty: float = _param(
         ParamSpec(

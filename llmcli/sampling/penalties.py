@@ -1,8 +1,10 @@
-"""The steps before the temperature: bias and bans, and four penalties on what the text already says.
+"""The steps before the filters: biases and bans, and five penalties on what prompt and text already say.
 
 They change scores, also of a greedy choice. Each returns its candidates unchanged where its parameter is off.
 Shapes, of every step: history [position] integers, the ids of prompt and generated text.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +24,47 @@ def logit_bias(candidates: Candidates, sampler: Sampler, history: History) -> Ca
     Source: OpenAI's `logit_bias`; transformers' SequenceBiasLogitsProcessor with sequences of one token.
     Raises: UsageError if no candidate is left.
     """
-    if not sampler.logit_bias:
+    return _add_biases(candidates, sampler.logit_bias, "logit bias bans", history)
+
+
+def sequence_bias(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Add each sequence's bias to the score of its last token, if the history ends in the tokens before that.
+
+    Source: transformers' SequenceBiasLogitsProcessor, and with -inf its NoBadWordsLogitsProcessor.
+    Raises: UsageError if no candidate is left.
+    """
+    if not sampler.sequence_bias:
         return candidates
-    num_ids = int(candidates.token_ids.max()) + 1
-    table = np.zeros(num_ids)
-    for token_id, amount in sampler.logit_bias.items():
-        if token_id < num_ids:
-            table[token_id] = amount
-    bias = table[candidates.token_ids]
-    is_allowed = bias > -np.inf
-    _check_any_left(is_allowed, "logit bias bans", history)
-    return _add(candidates.keep(is_allowed), bias[is_allowed])
+    longest = max(len(token_ids) for token_ids, _ in sampler.sequence_bias) - 1
+    recent = tuple(_tail(history, longest).tolist()) if longest else ()
+    ends = {length: recent[len(recent) - length :] for length in range(len(recent) + 1)}
+    amounts: dict[int, float] = {}
+    for token_ids, amount in sampler.sequence_bias:
+        if ends.get(len(token_ids) - 1) == token_ids[:-1]:
+            amounts[token_ids[-1]] = amounts.get(token_ids[-1], 0.0) + amount
+    return _add_biases(candidates, amounts, "sequence bias bans", history)
+
+
+def begin_suppress(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Remove the tokens that must not be the first of the generated ones.
+
+    Source: transformers' SuppressTokensAtBeginLogitsProcessor.
+    Raises: UsageError if no candidate is left.
+    """
+    if not sampler.begin_suppress_token_ids or len(history) != sampler.num_prompt_tokens:
+        return candidates
+    return _ban(candidates, sampler.begin_suppress_token_ids, "begin_suppress_tokens bans", history)
+
+
+def forced_eos(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the forced tokens only, all equally likely: the one step before the filters at `forced_eos_position`.
+
+    Source: transformers' ForcedEOSTokenLogitsProcessor, which overwrites what biases and penalties did.
+    Raises: UsageError if no candidate is left.
+    """
+    kept = candidates.keep(candidates.occurrences(np.fromiter(sampler.forced_eos_token_ids, np.int64)) > 0)
+    _check_any_left(kept.token_ids >= 0, "forced_eos_token_id excludes", history)
+    return Candidates(kept.token_ids, np.zeros(len(kept.scores)))
 
 
 def eos_ban(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
@@ -45,9 +77,19 @@ def eos_ban(candidates: Candidates, sampler: Sampler, history: History) -> Candi
     is_active = sampler.ignore_eos or num_new_tokens < sampler.params.min_new_tokens
     if not (is_active and sampler.eos_token_ids):
         return candidates
-    is_allowed = candidates.occurrences(np.fromiter(sampler.eos_token_ids, np.int64)) == 0
-    _check_any_left(is_allowed, "min_new_tokens or ignore_eos bans", history)
-    return candidates.keep(is_allowed)
+    return _ban(candidates, sampler.eos_token_ids, "min_new_tokens or ignore_eos bans", history)
+
+
+def encoder_repetition_penalty(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Multiply the positive and divide the negative scores of all tokens of the prompt.
+
+    Source: transformers' EncoderRepetitionPenaltyLogitsProcessor, for which the prompt of a decoder is the encoder's
+    input; it takes the penalty's inverse first, and so does this.
+    """
+    strength = sampler.params.encoder_repetition_penalty
+    if strength == 1:
+        return candidates
+    return _weaken(candidates, np.asarray(history[: sampler.num_prompt_tokens], np.int64), 1 / strength)
 
 
 def repetition_penalty(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
@@ -58,13 +100,7 @@ def repetition_penalty(candidates: Candidates, sampler: Sampler, history: Histor
     penalty = sampler.params.repetition_penalty
     if penalty == 1:
         return candidates
-    seen = candidates.occurrences(_tail(history, sampler.params.penalty_window)) > 0
-    penalized = candidates.scores[seen]
-    with np.errstate(over="ignore"):  # absurd penalties overflow, and are then clipped
-        penalized = np.where(penalized < 0, penalized * penalty, penalized / penalty)
-    scores = candidates.scores.copy()
-    scores[seen] = np.clip(penalized, -LARGEST_SCORE, LARGEST_SCORE)
-    return Candidates(candidates.token_ids, scores)
+    return _weaken(candidates, _tail(history, sampler.params.penalty_window), penalty)
 
 
 def presence_penalty(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
@@ -142,6 +178,39 @@ def _generated_occurrences(candidates: Candidates, sampler: Sampler, history: Hi
     """How often each candidate [num_candidates] was generated within the penalty window."""
     generated = np.asarray(history[sampler.num_prompt_tokens :], np.int64)
     return candidates.occurrences(_tail(generated, sampler.params.penalty_window))
+
+
+def _weaken(candidates: Candidates, token_ids: NDArray[np.int64], penalty: float) -> Candidates:
+    """Divide the positive and multiply the negative scores of the tokens [any] by a penalty > 0."""
+    seen = candidates.occurrences(token_ids) > 0
+    penalized = candidates.scores[seen]
+    # Absurd penalties overflow, and are then clipped; of an infinite one, 0 * inf is computed but not chosen.
+    with np.errstate(over="ignore", invalid="ignore"):
+        penalized = np.where(penalized < 0, penalized * penalty, penalized / penalty)
+    scores = candidates.scores.copy()
+    scores[seen] = np.clip(penalized, -LARGEST_SCORE, LARGEST_SCORE)
+    return Candidates(candidates.token_ids, scores)
+
+
+def _add_biases(candidates: Candidates, biases: Mapping[int, float], what_bans: str, history: History) -> Candidates:
+    """Add to each score what `biases` has for its token; -inf removes it."""
+    if not biases:
+        return candidates
+    num_ids = int(candidates.token_ids.max()) + 1
+    table = np.zeros(num_ids)
+    for token_id, amount in biases.items():
+        if token_id < num_ids:
+            table[token_id] = amount
+    bias = table[candidates.token_ids]
+    is_allowed = bias > -np.inf
+    _check_any_left(is_allowed, what_bans, history)
+    return _add(candidates.keep(is_allowed), bias[is_allowed])
+
+
+def _ban(candidates: Candidates, token_ids: frozenset[int], what_bans: str, history: History) -> Candidates:
+    is_allowed = candidates.occurrences(np.fromiter(token_ids, np.int64)) == 0
+    _check_any_left(is_allowed, what_bans, history)
+    return candidates.keep(is_allowed)
 
 
 def _add(candidates: Candidates, amounts: NDArray[np.floating]) -> Candidates:

@@ -3,6 +3,7 @@
 The suite needs torch and tiny random models only. Tokens are compared where bits are promised, logits elsewhere.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,29 @@ class RunnerConformance:
         for _ in range(20):
             expected = choose(runner.logits(0), runner.token_ids(0), sampler).token_id
             assert decode(runner, 1, sampler) == [expected]
+
+    def test_mirostat_s_state_is_handed_on_within_a_stream_and_given_to_the_next(self, runner: Runner) -> None:
+        first = Sampler(SamplingParams(temperature=1.0, top_p=1.0, mirostat_tau=3, mirostat_eta=0.4), seed=7)
+        prefill(runner, PROMPT[:20])
+        decode(runner, 1)
+        assert runner.mirostat_mu(0) is None
+        runner.truncate(0, 20)
+        expected, mus, sampler = [], [], first
+        for _ in range(15):
+            choice = choose(runner.logits(0), runner.token_ids(0), sampler)
+            assert decode(runner, 1, sampler) == [choice.token_id]
+            assert runner.mirostat_mu(0) == pytest.approx(choice.mirostat_mu, rel=1e-12)
+            sampler = replace(sampler, mirostat_mu=choice.mirostat_mu)
+            expected.append(choice.token_id)
+            mus.append(choice.mirostat_mu)
+        runner.truncate(0, 20)
+        steps = runner.decode([0], [first])
+        for token_id, mu in zip(expected, mus, strict=True):
+            assert next(steps) == [token_id]
+            assert runner.mirostat_mu(0) == pytest.approx(mu, rel=1e-12)
+        steps.close()
+        runner.truncate(0, 20)
+        assert decode(runner, 15, first) == expected  # a stream begins with its sampler's mu, not with the row's
 
     def test_decode_in_one_stream_equals_decode_in_many(self, runner: Runner) -> None:
         sampler = Sampler(WARM, seed=5)

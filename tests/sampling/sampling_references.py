@@ -1,5 +1,7 @@
 """Rows of logits, and what each step should make of them, computed without the code under test."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,15 +14,17 @@ from llmcli.sampling.sampler import Sampler
 OFF = {"temperature": 1.0, "top_p": 1.0}  # all other parameters are off by default
 NO_HISTORY = np.zeros(0, np.int64)
 
-# Every step is on, and in the history below each of them changes something.
+# Every step is on, and in the history below each of them changes something, but for the two that act at one position.
 EVERY_STEP = Sampler(
     SamplingParams(
-        temperature=1.3, top_k=30, top_p=0.95, min_p=0.08, typical_p=0.93, xtc_probability=0.4, xtc_threshold=0.08,
+        temperature=1.3, top_k=28, top_p=0.96, min_p=0.12, typical_p=0.9, xtc_probability=0.4, xtc_threshold=0.08,
         repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3, penalty_window=9, dry_multiplier=0.8,
-        dry_window=11, min_new_tokens=20,
+        dry_window=11, min_new_tokens=20, encoder_repetition_penalty=1.4, dynatemp_range=0.3, dynatemp_exponent=1.5,
+        top_n_sigma=2.8, mirostat_tau=2.5, mirostat_eta=0.2,
     ),
     seed=42, num_prompt_tokens=5, eos_token_ids=frozenset({12}), logit_bias={8: 1.0, 20: -1.5, 33: -np.inf},
-    dry_breaker_token_ids=frozenset({2}),
+    sequence_bias=(((17, 8, 9), 0.5), ((8, 9), 0.25), ((8, 21), -np.inf), ((17, 9), 4.0)),
+    dry_breaker_token_ids=frozenset({2}), mirostat_mu=4.6,
 )  # fmt: skip
 EVERY_HISTORY = [3, 17, 8, 30, 3, 2, 17, 8, 25, 30, 17, 8, 31, 6, 17, 8]
 EVERY_LOGITS = np.random.default_rng(7).standard_normal(40).astype(np.float32) * 1.5
@@ -35,7 +39,7 @@ def make_sampler(**settings):
 
 def apply_step(name, logits, history=NO_HISTORY, **settings):
     """One step on all candidates of the logits, as (token ids, scores)."""
-    step = next(step for step in chain.PENALTIES + chain.FILTERS if step.name == name)
+    step = next(step for step in (*chain.PENALTIES, chain.FORCED_EOS, *chain.FILTERS) if step.name == name)
     return step.apply(gather_candidates(logits, 0), make_sampler(**settings), history)
 
 
@@ -98,6 +102,45 @@ def dry_penalties(history, multiplier, base, allowed_length, breakers=()):
         for token, length in longest.items()
         if length >= allowed_length and token not in breakers
     }
+
+
+def softmax(scores):
+    """Probabilities of a dict from token to score."""
+    highest = max(scores.values())
+    weights = {token: math.exp(score - highest) for token, score in scores.items()}
+    total = math.fsum(weights.values())
+    return {token: weight / total for token, weight in weights.items()}
+
+
+def top_n_sigma_kept(scores, n):
+    """llama.cpp's llama_sampler_top_n_sigma_apply, on a dict from token to score: which tokens stay."""
+    finite = [score for score in scores.values() if score != -math.inf]
+    mean = math.fsum(finite) / len(finite)
+    sigma = math.sqrt(math.fsum((score - mean) ** 2 for score in finite) / len(finite))
+    cut = max(finite) - n * sigma
+    return {token for token, score in scores.items() if not score < cut}
+
+
+def dynamic_temperature(scores, temperature, reach, exponent):
+    """llama.cpp's llama_sampler_temp_ext_apply, on a dict from token to score: the temperature that it divides by."""
+    lowest, highest = max(0.0, temperature - reach), temperature + reach
+    most = -math.log(1 / len(scores))
+    entropy = math.fsum(-p * math.log(p) for p in softmax(scores).values() if p > 0)
+    return lowest + (highest - lowest) * (entropy / most) ** exponent
+
+
+def mirostat_kept(scores, mu):
+    """llama.cpp's llama_sampler_mirostat_v2_apply, on a dict from token to score: the tokens up to the first surprise
+    above mu, at least one."""
+    surprises = {token: -math.log2(p) if p > 0 else math.inf for token, p in softmax(scores).items()}
+    by_surprise = sorted(scores, key=surprises.get)
+    size = next((index for index, token in enumerate(by_surprise) if surprises[token] > mu), len(scores))
+    return set(by_surprise[: max(size, 1)])
+
+
+def mirostat_next_mu(kept_scores, token, mu, tau, eta):
+    """llama.cpp's change of mu after the draw of `token` from the tokens that are left."""
+    return mu - eta * (-math.log2(softmax(kept_scores)[token]) - tau)
 
 
 def xtc_excluded(probabilities, threshold):

@@ -12,15 +12,19 @@ from sampling_references import (
     EVERY_LOGITS,
     EVERY_STEP,
     dry_penalties,
+    dynamic_temperature,
+    mirostat_kept,
     presence_and_frequency,
+    softmax,
+    top_n_sigma_kept,
     xtc_excluded,
 )
 from transformers.generation.logits_process import (
+    EncoderRepetitionPenaltyLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -75,7 +79,9 @@ def exact_probabilities():
     scores = torch.from_numpy(EVERY_LOGITS).double()[None]
     for processor in (
         SequenceBiasLogitsProcessor({(8,): 1.0, (20,): -1.5, (33,): -np.inf}),
+        SequenceBiasLogitsProcessor(dict(EVERY_STEP.sequence_bias)),
         MinNewTokensLengthLogitsProcessor(5, 20, 12),
+        EncoderRepetitionPenaltyLogitsProcessor(1.4, torch.tensor([EVERY_HISTORY[:5]])),
     ):
         scores = processor(torch.tensor([EVERY_HISTORY]), scores)
     scores = RepetitionPenaltyLogitsProcessor(1.3)(window, scores)
@@ -83,18 +89,29 @@ def exact_probabilities():
         scores[0, token] += amount
     for token, penalty in dry_penalties(EVERY_HISTORY[-11:], 0.8, 1.75, 2, {2}).items():
         scores[0, token] -= penalty
-    for warper in (
-        TemperatureLogitsWarper(1.3),
-        TopKLogitsWarper(30),
-        TopPLogitsWarper(0.95),
-        MinPLogitsWarper(0.08),
-        TypicalLogitsWarper(0.93),
-    ):
+    scores = scores / dynamic_temperature(alive(scores), 1.3, 0.3, 1.5)
+    scores = only(top_n_sigma_kept(alive(scores), 2.8), scores)
+    for warper in (TopKLogitsWarper(28), TopPLogitsWarper(0.96), MinPLogitsWarper(0.12), TypicalLogitsWarper(0.9)):
         scores = warper(window, scores)
-    without_xtc = scores.softmax(-1)[0].numpy()
-    with_xtc = without_xtc.copy()
-    with_xtc[list(xtc_excluded(dict(enumerate(without_xtc)), 0.08))] = 0
-    return 0.4 * with_xtc / with_xtc.sum() + 0.6 * without_xtc
+    without_xtc = alive(scores)
+    excluded = xtc_excluded(softmax(without_xtc), 0.08)
+    with_xtc = {token: score for token, score in without_xtc.items() if token not in excluded}
+    laws = []
+    for left in (with_xtc, without_xtc):
+        laws.append(only(mirostat_kept(left, 4.6), scores).softmax(-1)[0].numpy())
+    return 0.4 * laws[0] + 0.6 * laws[1]
+
+
+def alive(scores):
+    """The tokens that a row of scores [1, vocab_size] leaves, as a dict from token to score."""
+    return {token: score for token, score in enumerate(scores[0].tolist()) if score > -math.inf}
+
+
+def only(tokens, scores):
+    """A row of scores [1, vocab_size] with these tokens alone."""
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    mask[0, list(tokens)] = True
+    return scores.masked_fill(~mask, -math.inf)
 
 
 def test_the_whole_chain_draws_with_exact_probabilities():
@@ -128,7 +145,7 @@ def test_every_step_took_part_in_the_draws():
         sampler = replace(EVERY_STEP, sample_index=index)
         if uniform(42, index, len(EVERY_HISTORY)) < 0.4:
             steps = inspect_choice(EVERY_LOGITS, EVERY_HISTORY, sampler, 0, 0).steps
-            assert [step.name for step in steps if not step.changed] == []
+            assert [step.name for step in steps if not step.changed] == ["begin_suppress"]
 
 
 def test_successive_positions_are_drawn_independently():

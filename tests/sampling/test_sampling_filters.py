@@ -1,15 +1,17 @@
-"""Temperature and filters against transformers' processors of the same name, XTC against its description."""
+"""Temperature and filters against transformers' processors of the same name, the others against their descriptions."""
 
 import numpy as np
 import pytest
 import torch
 from sampling_references import (
     apply_step,
+    dynamic_temperature,
     every_row,
     make_logits,
     make_sampler,
     reference_scores,
     survivors_of,
+    top_n_sigma_kept,
     xtc_excluded,
 )
 from transformers.generation.logits_process import (
@@ -21,7 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from llmcli.sampling.candidates import gather_candidates
-from llmcli.sampling.chain import run_steps
+from llmcli.sampling.chain import choose, run_steps
 from llmcli.sampling.philox import uniform
 
 
@@ -36,6 +38,93 @@ def test_temperature(logits, temperature):
     np.testing.assert_allclose(
         np.exp(scores) / np.exp(scores).sum(), torch.from_numpy(expected).softmax(-1).numpy()[token_ids], rtol=1e-11
     )
+
+
+def scores_of(logits):
+    return {token: float(score) for token, score in enumerate(logits) if score > -np.inf}
+
+
+@every_row
+@pytest.mark.parametrize(("reach", "exponent"), [(0.3, 1.0), (0.8, 0.5), (2.0, 3.0)])
+def test_dynamic_temperature(logits, reach, exponent):
+    expected = dynamic_temperature(scores_of(logits), 0.8, reach, exponent)
+    token_ids, scores = apply_step(
+        "temperature", logits, temperature=0.8, dynatemp_range=reach, dynatemp_exponent=exponent
+    )
+    np.testing.assert_array_equal(token_ids, np.flatnonzero(logits > -np.inf))
+    shifted = (logits[token_ids].astype(np.float64)) - float(logits.max())
+    if expected == 0:
+        np.testing.assert_array_equal(scores, np.where(shifted == 0, 0, -np.inf))
+    else:
+        # Logarithms of 32,000 probabilities, rounded twice, to the power of the exponent.
+        np.testing.assert_allclose(scores, shifted / expected, rtol=1e-10)
+
+
+def test_dynamic_temperature_on_examples():
+    # Two equal tokens are as unsure as can be; one that is sure leaves nothing but the lower end of the range.
+    for logits, expected in (([0, 0], 1.2), ([0, -1000], 0.4), ([3], 0.8)):
+        logits = np.asarray(logits, np.float32)
+        _, scores = apply_step("temperature", logits, temperature=0.8, dynatemp_range=0.4)
+        np.testing.assert_allclose(scores, (logits - logits.max()) / expected, rtol=1e-12)
+    # Entropy of (3/4, 1/4) is 0.8113 bits of 1 bit; squared, 0.6582.
+    _, scores = apply_step(
+        "temperature", np.log(np.asarray([3, 1], np.float32)), dynatemp_range=0.5, dynatemp_exponent=2
+    )
+    assert -scores[1] == pytest.approx(np.log(3) / (0.5 + 1.0 * 0.811278**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("logits", [[5, 5, 2], [3e38, -3e38], [1, 0, -np.inf]])
+def test_a_dynamic_temperature_of_zero_leaves_all_probability_to_the_likeliest(logits):
+    logits = np.asarray(logits, np.float32)
+    settings = {"temperature": 0.5, "dynatemp_range": 0.5, "dynatemp_exponent": 1e5}
+    token_ids, scores = apply_step("temperature", logits, **settings)
+    np.testing.assert_array_equal(scores, np.where(logits[token_ids] == logits.max(), 0, -np.inf))
+    drawn = {choose(logits, [], make_sampler(seed=seed, **settings)).token_id for seed in range(50)}
+    assert drawn == set(np.flatnonzero(logits == logits.max()))
+
+
+@pytest.mark.parametrize("n", [0.01, 1.0, 1.7e308])
+@pytest.mark.parametrize("temperature", [1e-320, 0.5, 1.7e308])
+@pytest.mark.parametrize("reach", [0.0, 1.7e308])
+def test_absurd_settings_give_no_nan(n, temperature, reach):
+    for kind in ("normal", "huge", "flat"):
+        sampler = make_sampler(temperature=temperature, dynatemp_range=reach, top_n_sigma=n)
+        *_, (_, candidates) = run_steps(make_logits(kind, 50), [], sampler)
+        assert not np.isnan(candidates.scores).any()
+        assert candidates.scores.max() > -np.inf
+
+
+@every_row
+@pytest.mark.parametrize("n", [0.1, 1.0, 1.5, 3.0])
+def test_top_n_sigma(logits, n):
+    token_ids, scores = apply_step("top_n_sigma", logits, top_n_sigma=n)
+    assert set(token_ids) == top_n_sigma_kept(scores_of(logits), n)
+    np.testing.assert_array_equal(scores, logits[token_ids])
+
+
+def test_top_n_sigma_on_an_example():
+    # The mean is 0, the variance (of the population) 72 / 5.
+    logits = np.asarray([4, 4, 0, -2, -6], np.float32)
+    sigma = np.sqrt(72 / 5)
+    assert list(apply_step("top_n_sigma", logits, top_n_sigma=3.99 / sigma).token_ids) == [0, 1]
+    assert list(apply_step("top_n_sigma", logits, top_n_sigma=4.01 / sigma).token_ids) == [0, 1, 2]
+    assert list(apply_step("top_n_sigma", logits, top_n_sigma=6.01 / sigma).token_ids) == [0, 1, 2, 3]
+    assert list(apply_step("top_n_sigma", np.zeros(4, np.float32), top_n_sigma=1e-9).token_ids) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+def test_top_n_sigma_does_not_care_about_the_temperature(temperature):
+    for seed in range(20):
+        logits = make_logits("normal", 1000, seed)
+        *_, (_, candidates) = run_steps(logits, [], make_sampler(temperature=temperature, top_n_sigma=1.5))
+        assert set(candidates.token_ids) == top_n_sigma_kept(scores_of(logits), 1.5)
+
+
+def test_top_n_sigma_measures_finite_scores_only():
+    # At this temperature all scores but the two highest are -inf, and the deviation of those two is 0.
+    logits = np.asarray([3, 1, 3, 0], np.float32)
+    *_, (_, candidates) = run_steps(logits, [], make_sampler(temperature=1e-320, top_n_sigma=1))
+    assert list(candidates.token_ids) == [0, 2]
 
 
 @every_row

@@ -66,8 +66,8 @@ def test_an_example_step_by_step():
     # Off: eos_ban, typical_p. On, but nothing of the text is in the vocabulary: the penalties.
     unchanged = [step.name for step in inspection.steps if not step.changed]
     assert unchanged == [
-        "eos_ban", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "temperature", "typical_p",
-        "xtc",
+        "sequence_bias", "begin_suppress", "eos_ban", "encoder_repetition_penalty", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "dry", "temperature", "top_n_sigma", "typical_p", "xtc", "mirostat",
     ]  # fmt: skip
     assert all(effects[name].num_removed == 0 and effects[name].removed == () for name in unchanged)
 
@@ -76,14 +76,15 @@ def test_a_token_that_was_removed_has_no_probability_from_there_on():
     steps = inspect_choice(LOGITS, [], make_sampler(top_k=2), 1, 3).steps
     is_possible = {step.name: step.chosen_probability > 0 for step in steps}
     assert [name for name, possible in is_possible.items() if not possible] == [
-        "top_k", "top_p", "min_p", "typical_p", "xtc",
+        "top_k", "top_p", "min_p", "typical_p", "xtc", "mirostat",
     ]  # fmt: skip
 
 
 def test_greedy_shows_the_steps_it_takes():
     inspection = inspect_choice(LOGITS, [0], make_sampler(temperature=0, presence_penalty=1, top_k=1), 2, 3)
     assert [step.name for step in inspection.steps] == [
-        "logit_bias", "eos_ban", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry",
+        "logit_bias", "sequence_bias", "begin_suppress", "eos_ban", "encoder_repetition_penalty",
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "dry",
     ]  # fmt: skip
     assert effects_of(inspection)["presence_penalty"].likeliest.token_id == 2
 

@@ -20,12 +20,18 @@ def error_text(call, *args, **kwargs):
 def test_defaults():
     assert asdict(SamplingParams()) == {
         "temperature": 0.8,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_n_sigma": 0.0,
         "top_k": 0,
         "top_p": 0.95,
         "min_p": 0.0,
         "typical_p": 1.0,
         "xtc_probability": 0.0,
         "xtc_threshold": 0.1,
+        "mirostat_tau": 0.0,
+        "mirostat_eta": 0.1,
+        "encoder_repetition_penalty": 1.0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
@@ -41,12 +47,18 @@ def test_defaults():
 def test_every_parameter_explains_itself():
     assert {name: spec.expected for name, spec in SPECS.items()} == {
         "temperature": "a number >= 0",
+        "dynatemp_range": "a number >= 0",
+        "dynatemp_exponent": "a number > 0",
+        "top_n_sigma": "a number >= 0",
         "top_k": "an integer >= 0",
         "top_p": "a number > 0 and <= 1",
         "min_p": "a number >= 0 and < 1",
         "typical_p": "a number > 0 and <= 1",
         "xtc_probability": "a number >= 0 and <= 1",
         "xtc_threshold": "a number > 0 and <= 0.5",
+        "mirostat_tau": "a number >= 0",
+        "mirostat_eta": "a number >= 0",
+        "encoder_repetition_penalty": "a number > 0",
         "repetition_penalty": "a number > 0",
         "presence_penalty": "a number >= -2 and <= 2",
         "frequency_penalty": "a number >= -2 and <= 2",
@@ -67,7 +79,9 @@ def test_every_parameter_explains_itself():
      ("min_p", 0), ("min_p", 0.999), ("repetition_penalty", 1e-9), ("repetition_penalty", 2),
      ("typical_p", 1), ("xtc_probability", 1), ("xtc_threshold", 0.5), ("presence_penalty", -2),
      ("frequency_penalty", 2), ("penalty_window", 0), ("dry_multiplier", 0), ("dry_base", 1),
-     ("dry_allowed_length", 1), ("dry_window", 0), ("min_new_tokens", 0)],
+     ("dry_allowed_length", 1), ("dry_window", 0), ("min_new_tokens", 0), ("dynatemp_range", 0),
+     ("dynatemp_exponent", 1e-9), ("top_n_sigma", 0), ("mirostat_tau", 0), ("mirostat_eta", 0),
+     ("encoder_repetition_penalty", 0.1)],
 )  # fmt: skip
 def test_the_edges_of_each_range_are_valid(name, value):
     checked = getattr(SamplingParams(**{name: value}), name)
@@ -83,7 +97,8 @@ def test_the_edges_of_each_range_are_valid(name, value):
      ("xtc_probability", 1.01), ("xtc_threshold", 0), ("xtc_threshold", 0.51), ("presence_penalty", -2.01),
      ("presence_penalty", 2.01), ("frequency_penalty", -2.01), ("frequency_penalty", 2.01), ("penalty_window", -1),
      ("dry_multiplier", -0.1), ("dry_base", 0.99), ("dry_allowed_length", 0), ("dry_window", -1),
-     ("min_new_tokens", -1)]
+     ("min_new_tokens", -1), ("dynatemp_range", -0.1), ("dynatemp_exponent", 0), ("top_n_sigma", -1),
+     ("mirostat_tau", -1), ("mirostat_eta", -0.1), ("encoder_repetition_penalty", 0)]
     + [(name, bad) for name in SPECS for bad in (math.nan, math.inf, -math.inf, True, "0.5", None, [1])],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, value):
@@ -146,10 +161,14 @@ def test_each_value_comes_from_the_first_source_that_names_it():
 
 def test_all_names_that_transformers_shares_are_read_as_it_writes_them():
     config = GenerationConfig(
-        temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, typical_p=0.7, repetition_penalty=1.2, min_new_tokens=3
-    ).to_dict()
+        temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, typical_p=0.7, repetition_penalty=1.2, min_new_tokens=3,
+        encoder_repetition_penalty=1.3,
+    ).to_dict()  # fmt: skip
     resolved = resolve({}, {}, "", config | {"do_sample": True})
-    shared = {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "min_new_tokens"}
+    shared = {
+        "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "min_new_tokens",
+        "encoder_repetition_penalty",
+    }  # fmt: skip
     assert shared == SPECS.keys() & config.keys()
     assert {name for name, source in resolved.sources.items() if source != "default"} == shared
     assert all(getattr(resolved.params, name) == config[name] for name in shared)

@@ -1,7 +1,10 @@
 """Bias, bans and penalties: against transformers' processors where they exist, else the published description."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_references import (
@@ -10,17 +13,24 @@ from sampling_references import (
     every_row,
     last,
     make_logits,
+    make_sampler,
     presence_and_frequency,
     reference_scores,
     survivors_of,
 )
 from transformers.generation.logits_process import (
+    EncoderRepetitionPenaltyLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 from llmcli.errors import UsageError
+from llmcli.sampling.chain import PENALTIES, choose, run_steps
 
 HISTORY = [7, 3, 9, 3, 3, 11, 7, 49, 3, 9]
 WINDOWS = [0, 1, 4, 10, 99]
@@ -52,6 +62,118 @@ def test_logit_bias_beyond_the_vocabulary_changes_nothing():
 def test_a_huge_bias_stays_finite():
     _, scores = apply_step("logit_bias", make_logits("huge", 50), logit_bias={1: 1.7e308, 2: -1.7e308})
     assert (scores[1], scores[2]) == (1e300, -1e300)
+
+
+SEQUENCES = {
+    (3, 9): -1.5,
+    (9, 3): 2.0,
+    (7, 49, 3, 9, 11): 4.0,
+    (49, 3, 9, 11): -0.5,
+    (3, 9, 12): -np.inf,
+    (9, 9, 13): 5.0,
+    (14,): 1.25,
+    (*HISTORY, 15): 1.0,
+    (1, *HISTORY, 15): 8.0,
+}
+
+
+@every_row
+@pytest.mark.parametrize("length", [0, 1, 9, 10])
+def test_sequence_bias(logits, length):
+    history = np.asarray(HISTORY[:length], np.int64)
+    expected = reference_scores(SequenceBiasLogitsProcessor(dict(SEQUENCES)), logits.astype(np.float64), history)
+    for form in (history, history.tolist()):
+        token_ids, scores = apply_step("sequence_bias", logits, form, sequence_bias=tuple(SEQUENCES.items()))
+        np.testing.assert_array_equal(token_ids, survivors_of(expected))
+        np.testing.assert_array_equal(scores, expected[token_ids])
+
+
+def test_sequences_that_complete_to_the_same_token_add_up():
+    logits = np.zeros(60, np.float32)
+    _, scores = apply_step("sequence_bias", logits, HISTORY, sequence_bias=tuple(SEQUENCES.items()))
+    # 12 is gone, so that what follows it has moved up by one.
+    assert added(scores, np.zeros(59)) == {3: 2.0, 11: 3.5, 13: 1.25, 14: 1.0}
+    twice = (((9, 5), 1.0), ((9, 5), 1.0), ((9, 6), -np.inf), ((6,), 3.0), ((99,), 1.0), ((9, 99), 1.0))
+    token_ids, scores = apply_step("sequence_bias", logits, HISTORY, sequence_bias=twice)
+    assert (scores[5], 6 in token_ids, len(token_ids)) == (2.0, False, 59)
+
+
+@every_row
+def test_bad_words(logits):
+    words = [[9, 5], [3, 9, 0], [8, 9, 1], [2], [4]]
+    expected = reference_scores(NoBadWordsLogitsProcessor(words, 4), logits.astype(np.float64), HISTORY)
+    biases = tuple((tuple(word), -np.inf) for word in words if word != [4])
+    token_ids, _ = apply_step("sequence_bias", logits, HISTORY, sequence_bias=biases)
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+
+
+@every_row
+@pytest.mark.parametrize("num_prompt_tokens", [9, 10, 11])
+def test_begin_suppress(logits, num_prompt_tokens):
+    suppressed = [0, 7, 30, 10**6]
+    processor = SuppressTokensAtBeginLogitsProcessor(suppressed, num_prompt_tokens)
+    expected = reference_scores(processor, logits.astype(np.float64), HISTORY)
+    token_ids, scores = apply_step(
+        "begin_suppress", logits, HISTORY, num_prompt_tokens=num_prompt_tokens,
+        begin_suppress_token_ids=frozenset(suppressed),
+    )  # fmt: skip
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+    np.testing.assert_array_equal(scores, logits[token_ids])
+
+
+@every_row
+def test_a_bias_of_minus_infinity_suppresses(logits):
+    expected = reference_scores(SuppressTokensLogitsProcessor([1, 5, 44]), logits.astype(np.float64))
+    token_ids, _ = apply_step("logit_bias", logits, logit_bias=dict.fromkeys([1, 5, 44], -np.inf))
+    np.testing.assert_array_equal(token_ids, survivors_of(expected))
+
+
+@pytest.mark.parametrize("max_length", [10, 11, 12])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_forced_eos(max_length, temperature):
+    """At one position of the text a forced token is certain, whatever biases and penalties say."""
+    logits = make_logits("normal", 50)
+    forced = [9, 31, 44]
+    processor = ForcedEOSTokenLogitsProcessor(max_length, forced)
+    expected = reference_scores(processor, logits.astype(np.float64), HISTORY)
+    sampler = make_sampler(
+        temperature=temperature, forced_eos_token_ids=frozenset({*forced, 99}), forced_eos_position=max_length - 1,
+        eos_token_ids=frozenset(forced), min_new_tokens=50, repetition_penalty=1.5, frequency_penalty=0.5,
+        logit_bias={31: 5.0, 9: -np.inf},
+    )  # fmt: skip
+    steps = list(run_steps(logits, HISTORY, sampler))
+    if max_length - 1 != len(HISTORY):
+        assert "forced_eos" not in [name for name, _ in steps]
+        assert not {9, 31, 44} & set(steps[-1][1].token_ids)
+        return
+    assert [name for name, _ in steps][:2] == ["logits", "forced_eos"]
+    assert not {name for name, _ in steps} & {step.name for step in PENALTIES}
+    np.testing.assert_array_equal(steps[-1][1].token_ids, survivors_of(expected))
+    np.testing.assert_array_equal(steps[-1][1].scores, expected[forced])
+    chosen = {choose(logits, HISTORY, replace(sampler, seed=seed)).token_id for seed in range(60)}
+    assert chosen == ({9} if temperature == 0 else set(forced))
+
+
+@every_row
+@pytest.mark.parametrize("strength", [0.3, 1.2, 5.0])
+@pytest.mark.parametrize("num_prompt_tokens", [0, 1, 6, 10])
+def test_encoder_repetition_penalty(logits, strength, num_prompt_tokens):
+    prompt = torch.tensor([HISTORY[:num_prompt_tokens]], dtype=torch.int64)
+    processor = EncoderRepetitionPenaltyLogitsProcessor(strength, prompt)
+    expected = reference_scores(processor, logits.astype(np.float64), HISTORY)
+    settings = {"encoder_repetition_penalty": strength, "num_prompt_tokens": num_prompt_tokens, "penalty_window": 2}
+    token_ids, scores = apply_step("encoder_repetition_penalty", logits, HISTORY, **settings)
+    np.testing.assert_array_equal(token_ids, survivors_of(logits))
+    np.testing.assert_array_equal(scores, expected[token_ids])
+
+
+@pytest.mark.parametrize("strength", [5e-324, 1e-300, 1.7e308])
+def test_an_absurd_encoder_repetition_penalty_stays_finite(strength):
+    logits = np.asarray([2, -2, 0, 1], np.float32)
+    settings = {"encoder_repetition_penalty": strength, "num_prompt_tokens": 3}
+    _, scores = apply_step("encoder_repetition_penalty", logits, [0, 1, 2], **settings)
+    assert np.isfinite(scores).all()
+    assert (scores[2], scores[3]) == (0, 1)
 
 
 @every_row

@@ -1,6 +1,7 @@
 """`TorchRunner`: the `Runner` protocol over the plain torch model; rows are taken one at a time."""
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class _Row:
         self.token_ids: list[int] = []
         self.num_cached = 0
         self.logits: Logits | None = None
+        self.mirostat_mu: float | None = None
         self.prefill_end = 0  # where the last prefill ended, and its logits: a sample starts again from there
         self.prefill_logits: Logits | None = None
 
@@ -108,15 +110,23 @@ class TorchRunner:
         return self._decode([self._rows[row] for row in rows], samplers)
 
     def _decode(self, rows: Sequence[_Row], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
+        samplers = list(samplers)
         while all(len(row.token_ids) < self._max_seq_len for row in rows):
             chosen = [
-                choose(self._ready_logits(row), row.token_ids, sampler).token_id
+                choose(self._ready_logits(row), row.token_ids, sampler)
                 for row, sampler in zip(rows, samplers, strict=True)
             ]
-            for row, token_id in zip(rows, chosen, strict=True):
+            for lane, (row, choice) in enumerate(zip(rows, chosen, strict=True)):
                 row.logits = None
-                row.token_ids.append(token_id)
-            yield chosen
+                row.token_ids.append(choice.token_id)
+                row.mirostat_mu = choice.mirostat_mu
+                if choice.mirostat_mu is not None:
+                    samplers[lane] = replace(samplers[lane], mirostat_mu=choice.mirostat_mu)
+            yield [choice.token_id for choice in chosen]
+
+    def mirostat_mu(self, row: int) -> float | None:
+        """Mirostat's state after the row's last choice; see `Runner.mirostat_mu`."""
+        return self._rows[row].mirostat_mu
 
     def logits(self, row: int) -> Logits:
         """Logits [vocab_size] float32 of the token that would follow the row's last."""

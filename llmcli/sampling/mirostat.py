@@ -1,0 +1,47 @@
+"""Mirostat 2: keeps the surprise of the text near `mirostat_tau`. The one step with a state, the bound mu.
+
+Units: surprises, tau and mu in bits.
+Source: arXiv 2007.14966 (Basu et al.), algorithm 2 of its second version; llama.cpp's llama_sampler_mirostat_v2.
+"""
+
+import math
+
+from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History
+from llmcli.sampling.sampler import Sampler
+
+
+def mirostat(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:
+    """Keep the tokens whose surprise -log2(probability) is at most mu; if there are none, the likeliest and its equals.
+
+    With M the highest score, W the sum of exp(score - M): score >= M + min(ln W - mu * ln 2, 0).
+    """
+    if sampler.params.mirostat_tau == 0:
+        return candidates
+    highest = float(candidates.scores.max())
+    cut = _log_sum(candidates) - _mu(sampler) * math.log(2)
+    return candidates.keep(candidates.scores >= highest + min(cut, 0.0))
+
+
+def next_mu(candidates: Candidates, sampler: Sampler, token_id: int) -> float | None:
+    """Return mu for the choice after that of `token_id` from `candidates`, which mirostat kept; None if it is off.
+
+    Lower by eta times the token's surprise among the kept ones beyond tau.
+    """
+    params = sampler.params
+    if params.mirostat_tau == 0 or params.temperature == 0:
+        return None
+    score = float(candidates.scores[candidates.token_ids == token_id][0] - candidates.scores.max())
+    surprise = (_log_sum(candidates) - score) / math.log(2)
+    mu = _mu(sampler) - params.mirostat_eta * (surprise - params.mirostat_tau)
+    return min(max(mu, -LARGEST_SCORE), LARGEST_SCORE)
+
+
+def _mu(sampler: Sampler) -> float:
+    if sampler.mirostat_mu is not None:
+        return sampler.mirostat_mu
+    return min(2 * sampler.params.mirostat_tau, LARGEST_SCORE)
+
+
+def _log_sum(candidates: Candidates) -> float:
+    """The natural logarithm of the sum of exp(score - highest score)."""
+    return math.log(candidates.weights().sum())
