@@ -117,8 +117,7 @@ __device__ __forceinline__ void keep_until(
   if (step == TYPICAL_P) {
     kept.reach = __longlong_as_double(end.order);
   } else {
-    kept.least_key = ~end.order;
-    kept.last_id = end.token_id;
+    kept.raise(~end.order, end.token_id);
   }
 }
 
@@ -238,11 +237,13 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   history += static_cast<size_t>(kv_row) * max_seq_len;
   const int length = positions[index] + 1;
 
-  if (uses_history(row.sampler(), length)) {
+  const Before before(row.sampler(), length);
+  if (before.uses_history) {
     scan_history(row, history, length);
     row.barrier();
   }
-  Best best = score_tokens(row, logits + static_cast<size_t>(index) * vocab_size, length);
+  logits += static_cast<size_t>(index) * vocab_size;
+  Best best = before.is_any() ? score_tokens<true>(row, before, logits) : score_tokens<false>(row, before, logits);
   best = reduce::over_block<Better, BLOCK_SIZE>(best);
   Kept kept = Kept::all(0.0);
   if (row.sampler().temperature > 0) {

@@ -14,19 +14,31 @@ __device__ __forceinline__ double add_clipped(double score, double amount) {
 }
 
 __device__ __forceinline__ bool counts_generated(const RowSampler& sampler) {
-  return sampler.presence_penalty != 0 || sampler.frequency_penalty != 0;
+  return (sampler.presence_penalty != 0) | (sampler.frequency_penalty != 0);
 }
 
-// Where forced tokens stand for all that comes before the filters. None of it looks at the history then.
-__device__ __forceinline__ bool is_forced(const RowSampler& sampler, int length) {
-  return length == sampler.forced_position;
-}
+// Which of the steps before the filters act on the token behind `length` others; the same for every thread.
+struct Before {
+  bool is_forced;  // then none of the others
+  bool uses_history, uses_bias, suppresses_begin, bans_ends;
 
-__device__ __forceinline__ bool uses_history(const RowSampler& sampler, int length) {
-  return (sampler.repetition_penalty != 1 || counts_generated(sampler) || sampler.uses_dry ||
-          sampler.encoder_repetition_penalty != 1 || sampler.num_sequences > 0) &&
-         !is_forced(sampler, length);
-}
+  // With | instead of ||, so that no read waits for another.
+  __device__ __forceinline__ Before(const RowSampler& sampler, int length) {
+    const int num_new_tokens = length - sampler.num_prompt_tokens;
+    const bool is_penalized = (sampler.repetition_penalty != 1) | (sampler.encoder_repetition_penalty != 1) |
+                              counts_generated(sampler) | (sampler.uses_dry != 0);
+    is_forced = length == sampler.forced_position;
+    uses_history = (is_penalized | (sampler.num_sequences > 0)) & !is_forced;
+    uses_bias = sampler.uses_bias != 0;
+    suppresses_begin = (sampler.suppresses_begin != 0) & (num_new_tokens == 0);
+    bans_ends =
+        (sampler.uses_ends != 0) & ((sampler.ignores_ends != 0) | (num_new_tokens < sampler.min_new_tokens));
+  }
+  __device__ __forceinline__ bool is_any() const {
+    return is_forced | uses_history | uses_bias | suppresses_begin | bans_ends;
+  }
+  __device__ __forceinline__ bool uses_marks() const { return is_forced | suppresses_begin | bans_ends; }
+};
 
 // Where the last `window` of `length` tokens begin; a window of 0 is all.
 __device__ __forceinline__ int window_start(int length, int window) {
@@ -131,40 +143,24 @@ __device__ __forceinline__ double penalize(const Row& row, int token_id, unsigne
   return score;
 }
 
-// Which of the steps before the filters act at this position; the same for every thread.
-struct Bans {
-  bool is_forced, is_penalized, suppresses_begin, bans_ends;
-
-  __device__ __forceinline__ Bans(const RowSampler& sampler, int length)
-      : is_forced(sampling::is_forced(sampler, length)),
-        is_penalized(uses_history(sampler, length)),
-        suppresses_begin(sampler.suppresses_begin && length == sampler.num_prompt_tokens),
-        bans_ends(
-            sampler.uses_ends &&
-            (sampler.ignores_ends || length - sampler.num_prompt_tokens < sampler.min_new_tokens)) {}
-  __device__ __forceinline__ bool is_plain(const RowSampler& sampler) const {
-    return !(is_forced || is_penalized || suppresses_begin || bans_ends || sampler.uses_bias);
-  }
-};
-
-// What these steps make of a token's score, and whether it may still be chosen. Notes in `problems` how far it came.
+// What the steps before the filters make of a token's score, and whether it may still be chosen. Notes in `problems`
+// behind which of them it is left.
 __device__ __forceinline__ double weigh(
-    const Row& row, const Bans& bans, int token_id, double score, bool& is_left, unsigned& problems) {
-  const unsigned char mark =
-      bans.is_forced || bans.suppresses_begin || bans.bans_ends ? row.marks()[token_id] : 0;
-  if (bans.is_forced) {
+    const Row& row, const Before& before, int token_id, double score, bool& is_left, unsigned& problems) {
+  const unsigned char mark = before.uses_marks() ? row.marks()[token_id] : 0;
+  if (before.is_forced) {
     problems |= is_left ? LEFT_BY_BANS : 0;
     is_left = is_left && mark & IS_FORCED;
     return 0;
   }
-  if (row.sampler().uses_bias && is_left) {
+  if (before.uses_bias && is_left) {
     const double bias = row.bias()[token_id];
     is_left = bias > -infinity();
     score = add_clipped(score, bias);
   }
   problems |= is_left ? LEFT_BY_BIAS : 0;
   unsigned seen = 0;
-  if (bans.is_penalized) {
+  if (before.uses_history) {
     seen = __ldcg(&row.seen()[token_id]);
     if (seen != 0) row.seen()[token_id] = 0;
     if (seen & HAS_SEQUENCE) {
@@ -174,36 +170,34 @@ __device__ __forceinline__ double weigh(
     }
   }
   problems |= is_left ? LEFT_BY_SEQUENCES : 0;
-  is_left = is_left && !(bans.suppresses_begin && mark & IS_SUPPRESSED);
+  is_left = is_left && !(before.suppresses_begin && mark & IS_SUPPRESSED);
   problems |= is_left ? LEFT_BY_BEGIN : 0;
-  is_left = is_left && !(bans.bans_ends && mark & IS_END);
+  is_left = is_left && !(before.bans_ends && mark & IS_END);
   problems |= is_left ? LEFT_BY_ENDS : 0;
-  return bans.is_penalized ? penalize(row, token_id, seen, score) : score;
+  return before.uses_history ? penalize(row, token_id, seen, score) : score;
 }
 
 // Write the key of every token's score, 0 for those that must not be chosen, note what is wrong in RowState::problems,
-// and return this thread's best.
-__device__ __forceinline__ Best score_tokens(const Row& row, const float* logits, int length) {
-  const RowSampler& sampler = row.sampler();
-  const Bans bans(sampler, length);
-  const bool is_plain = bans.is_plain(sampler);
-  const bool is_greedy = sampler.temperature == 0;
+// and return this thread's best. Without steps before the filters nothing comes between the reads.
+template <bool HAS_STEPS_BEFORE>
+__device__ __forceinline__ Best score_tokens(const Row& row, const Before& before, const float* logits) {
+  const bool is_greedy = row.sampler().temperature == 0;
   unsigned problems = 0;
   Best best{0, ~0ull};
-#pragma unroll 4
+#pragma unroll(HAS_STEPS_BEFORE ? 1 : 4)
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const float logit = logits[id];
     double score = logit;
     bool is_left = logit > -infinity();  // false for NaN
     problems |= is_left ? HAS_FINITE : logit != logit ? HAS_NAN : 0;
     problems |= logit == infinity() ? HAS_INFINITE : 0;
-    if (!is_plain) score = weigh(row, bans, id, score, is_left, problems);
+    if (HAS_STEPS_BEFORE) score = weigh(row, before, id, score, is_left, problems);
     const Word key = is_left ? key_of(score) : 0;
     problems |= is_left ? HAS_LEFT : 0;
     if (!is_greedy) row.keys()[id] = key;
     best = Better::combine(best, Best{key, static_cast<Word>(id)});
   }
-  if (is_plain && problems & HAS_LEFT) problems |= LEFT_BY_BANS;
+  if (!HAS_STEPS_BEFORE && problems & HAS_LEFT) problems |= LEFT_BY_BANS;
   problems = __reduce_or_sync(0xffffffffu, problems);
   if (threadIdx.x % 32 == 0 && problems != 0) atomicOr(&row.state().problems, problems);
   return best;

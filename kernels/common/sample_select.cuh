@@ -38,9 +38,14 @@ struct Kept {
     return starts_with(key, token_id) && (!(reach < infinity()) || fabs(value_of(key) - center) <= reach) &&
            (!(most < infinity()) || probability(key) <= most);
   }
-  __device__ __forceinline__ void raise(Word key) {
-    if (key > least_key) last_id = ~0u;
-    least_key = max(least_key, key);
+  // Keep what lies above this key as well, and of the key itself the token ids up to this one.
+  __device__ __forceinline__ void raise(Word key, unsigned token_id = ~0u) {
+    if (key > least_key) {
+      least_key = key;
+      last_id = token_id;
+    } else if (key == least_key) {
+      last_id = min(last_id, token_id);
+    }
   }
   __device__ __forceinline__ double relative(Word key) const { return __dadd_rn(value_of(key), -highest); }
   __device__ __forceinline__ double probability(Word key) const { return __ddiv_rn(exp(relative(key)), total); }
