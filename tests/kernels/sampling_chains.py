@@ -16,14 +16,16 @@ NUM_PROMPT_TOKENS = 40
 OFF = {"top_p": 1.0, "temperature": 1.0}
 # Texts of low ids go on as these say: the same last id several times, one bias alone, one that reaches far back.
 SEQUENCES = (
-    ((1, 2), 3.0), ((2,), -0.5), ((4, 1, 2), -1.25), ((0, 3), -np.inf), ((3, 5, 0), 0.1), ((5, 0), 0.2), ((2, 5, 0), 0.7),
-    ((1, 1, 4), 2.5), ((1, 4), -np.inf), (tuple([3] * 100), 4.0), ((10**9, 1), 9.0), ((1, 10**9), 9.0),
+    ((1, 2), 3.0), ((2,), -0.5), ((4, 1, 2), -1.25), ((0, 3), -np.inf), ((3, 5, 0), 0.1), ((5, 0), 0.2),
+    ((2, 5, 0), 0.7), ((1, 1, 4), 2.5), ((1, 4), -np.inf), (tuple([3] * 100), 4.0), ((10**9, 1), 9.0),
+    ((1, 10**9), 9.0),
 )  # fmt: skip
 BACKWARDS = ("xtc", "typical_p", "min_p", "top_p", "top_k", "top_n_sigma", "temperature", "mirostat")
 EVERY_STEP = {
-    "temperature": 1.3, "dynatemp_range": 0.5, "dynatemp_exponent": 0.7, "top_n_sigma": 6.0, "top_k": 300, "top_p": 0.98, "min_p": 0.0005, "typical_p": 0.93, "xtc_probability": 0.4,
-    "xtc_threshold": 0.03, "mirostat_tau": 2.5, "encoder_repetition_penalty": 1.1, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3,
-    "penalty_window": 90, "dry_multiplier": 0.8, "dry_window": 200, "min_new_tokens": 200,
+    "temperature": 1.3, "dynatemp_range": 0.5, "dynatemp_exponent": 0.7, "top_n_sigma": 6.0, "top_k": 300,
+    "top_p": 0.98, "min_p": 0.0005, "typical_p": 0.93, "xtc_probability": 0.4, "xtc_threshold": 0.03,
+    "mirostat_tau": 2.5, "encoder_repetition_penalty": 1.1, "repetition_penalty": 1.2, "presence_penalty": 0.4,
+    "frequency_penalty": 0.3, "penalty_window": 90, "dry_multiplier": 0.8, "dry_window": 200, "min_new_tokens": 200,
     "eos_token_ids": frozenset({3, 5}), "dry_breaker_token_ids": frozenset({2, 7}),
     "logit_bias": {8: 1.0, 11: -1.5, 13: -np.inf, 10**9: 2.0}, "sequence_bias": SEQUENCES,
     "begin_suppress_token_ids": frozenset({1, 4}), "forced_eos_token_ids": frozenset({3, 7, 9}),
@@ -84,8 +86,8 @@ CHAINS: Mapping[str, Mapping] = {
     },
     "no temperature": {"top_p": 0.8, "typical_p": 0.9, "order": ("typical_p", "top_p")},
     "xtc first": {
-        "temperature": 0.9, "xtc_probability": 0.7, "xtc_threshold": 0.02, "top_k": 40, "top_p": 0.9, "mirostat_tau": 3.0,
-        "order": ("xtc", "top_p", "temperature", "top_k", "mirostat"),
+        "temperature": 0.9, "xtc_probability": 0.7, "xtc_threshold": 0.02, "top_k": 40, "top_p": 0.9,
+        "mirostat_tau": 3.0, "order": ("xtc", "top_p", "temperature", "top_k", "mirostat"),
     },
     "every step": EVERY_STEP,
     "every step backwards": EVERY_STEP | {"order": BACKWARDS},

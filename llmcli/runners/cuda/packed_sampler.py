@@ -1,4 +1,4 @@
-"""`pack_sampler`: everything that a `Sampler` says, in the form in which sample_token reads it. Nothing here needs CuPy.
+"""`pack_sampler`: all that a `Sampler` says, in the form in which sample_token reads it. Nothing here needs CuPy.
 
 A sampling parameter reaches the header under its own name unless `DERIVED` says otherwise, and one that has no place
 there is an error: none is left out silently.
@@ -84,8 +84,9 @@ def pack_sampler(sampler: Sampler, vocab_size: int) -> PackedSampler:
     header["uses_ends"] = bool((marks & IS_END).any())
     header["suppresses_begin"] = bool((marks & IS_SUPPRESSED).any())
     # Forced ids that are all outside the vocabulary leave nothing, which is an error and not the same as none.
-    is_forced = bool(sampler.forced_eos_token_ids) and sampler.forced_eos_position is not None
-    header["forced_position"] = np.clip(sampler.forced_eos_position, -1, _LARGEST_COUNT) if is_forced else -1
+    position = sampler.forced_eos_position if sampler.forced_eos_token_ids else None
+    is_forced = position is not None
+    header["forced_position"] = -1 if position is None else min(position, _LARGEST_COUNT)
     # DRY reads the marks of every token, so they must be there if it is on, were there a breaker or not.
     uses_marks = any(header[name][0] for name in ("uses_ends", "suppresses_begin", "uses_dry")) or is_forced
     return PackedSampler(header, bias, marks if uses_marks else None, *_pack_sequences(sampler, vocab_size, header))
