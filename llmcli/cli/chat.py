@@ -22,6 +22,7 @@ from llmcli.cli.options import (
     ContextOption,
     DebugOption,
     DeviceOption,
+    DryBreakerOption,
     DtypeOption,
     KvCacheOption,
     LogitBiasOption,
@@ -29,6 +30,7 @@ from llmcli.cli.options import (
     ModelOption,
     PresetOption,
     QuietOption,
+    SamplerOrderOption,
     SeedOption,
     StopOption,
     SystemOption,
@@ -37,7 +39,7 @@ from llmcli.cli.options import (
     sampling_options,
 )
 from llmcli.cli.prompt import checked_stop_strings
-from llmcli.cli.sampler_flags import parse_logit_bias
+from llmcli.cli.sampler_flags import parse_sampler_flags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
@@ -137,6 +139,8 @@ def chat(
     stop: StopOption = None,
     preset: PresetOption = None,
     logit_bias: LogitBiasOption = None,
+    sampler_order: SamplerOrderOption = None,
+    dry_breaker: DryBreakerOption = None,
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
@@ -176,7 +180,7 @@ def chat(
     runner_options = RunnerOptions(device, dtype, threads, kv_cache)
     options = ChatOptions(resume, continue_, tuple(message or ()), json_)
     view, policy = thinking_view("--thinking", thinking), overflow_policy("--overflow", overflow)
-    biases = parse_logit_bias(logit_bias or [])
+    flags = parse_sampler_flags(logit_bias, sampler_order, dry_breaker)
     stop_strings = checked_stop_strings(stop)
     saved = options.begin()
     name = chosen_model(model, model_option)
@@ -187,12 +191,14 @@ def chat(
         conversation = replace_system(conversation, system)
 
     session = open_session(name)
-    sampling = session.resolve_sampling(sampling_flags, preset)
+    sampling = session.resolve_sampling(sampling_flags, preset, flags, stop_strings)
+    stop_strings = session.resolve_stop_strings(stop_strings)
+    session.say_what_is_not_applied()
     template, turn_end_token_ids = open_template(session, chat_template)
     max_seq_len = session.resolve_context(context)
     run_seed = secrets.randbits(32) if seed is None else seed
     no_prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids)
-    sampler = session.sampler(sampling.params, run_seed, no_prompt, logit_bias=biases)
+    sampler = session.sampler(sampling.params, run_seed, no_prompt, flags)
     runner, load_seconds = session.load_runner(runner_options, max_seq_len)
     terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
 
@@ -210,6 +216,7 @@ def chat(
         ),
         model=name if name is not None else STORYTELLER,
         sampling=sampling,
+        sampler_flags=flags,
         turn_end_token_ids=turn_end_token_ids,
         thinking=view,
         is_markdown=markdown,

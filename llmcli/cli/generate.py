@@ -17,12 +17,14 @@ from llmcli.cli.options import (
     ContextOption,
     DebugOption,
     DeviceOption,
+    DryBreakerOption,
     DtypeOption,
     KvCacheOption,
     LogitBiasOption,
     ModelOption,
     PresetOption,
     QuietOption,
+    SamplerOrderOption,
     SeedOption,
     StopOption,
     SystemOption,
@@ -33,7 +35,7 @@ from llmcli.cli.output.base import RunFacts
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import checked_stop_strings, read_prompt, refuse_undecoded
-from llmcli.cli.sampler_flags import parse_logit_bias
+from llmcli.cli.sampler_flags import parse_sampler_flags
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
@@ -102,6 +104,8 @@ def generate(
     ] = None,
     preset: PresetOption = None,
     logit_bias: LogitBiasOption = None,
+    sampler_order: SamplerOrderOption = None,
+    dry_breaker: DryBreakerOption = None,
     seed: SeedOption = None,
     context: ContextOption = None,
     device: DeviceOption = "auto",
@@ -160,7 +164,7 @@ def generate(
     timeline.since(IMPORTS, 0.0)
     output_options = OutputOptions(json_, jsonl, logprobs, color, why, html, stats)
     samples = _sample_indices(num_samples, only)
-    biases = parse_logit_bias(logit_bias or [])
+    flags = parse_sampler_flags(logit_bias, sampler_order, dry_breaker, ignore_eos=ignore_eos)
     stop_strings = checked_stop_strings(stop)
     if system is not None:
         refuse_undecoded(system, "--system")
@@ -171,7 +175,9 @@ def generate(
         runner_options = RunnerOptions(device, dtype, threads, kv_cache)
     text = read_prompt(prompt, file)
     session = open_session(model, timeline)
-    sampling = session.resolve_sampling(sampling_flags, preset)
+    sampling = session.resolve_sampling(sampling_flags, preset, flags, stop_strings)
+    stop_strings = session.resolve_stop_strings(stop_strings)
+    session.say_what_is_not_applied()
     with timeline.part("tokenizer"):
         encoded = session.encode_message(text, system, chat_template) if chat else session.encode_prompt(text)
     if show_prompt:
@@ -179,7 +185,7 @@ def generate(
     max_seq_len = session.resolve_context(context)
     new_tokens = session.resolve_max_new_tokens(max_new_tokens, len(encoded.token_ids), max_seq_len)
     run_seed = secrets.randbits(32) if seed is None else seed
-    sampler = session.sampler(sampling.params, run_seed, encoded, ignore_eos=ignore_eos, logit_bias=biases)
+    sampler = session.sampler(sampling.params, run_seed, encoded, flags)
 
     runner, load_seconds = session.load_runner(runner_options, max_seq_len, len(samples), timeline)
     terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")

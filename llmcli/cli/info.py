@@ -79,7 +79,8 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         ("chat template", facts.chat_template or "none"),
     ]
     for name, (value, source) in facts.sampling.items():
-        rows.append((name, f"{value:g} ({source})"))
+        text = value if isinstance(value, str) else f"{value:g}"
+        rows.append((name, f"{text} ({source})"))
     return rows
 
 

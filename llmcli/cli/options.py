@@ -9,6 +9,7 @@ import typer
 
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.sampling.order import DEFAULT_ORDER
 from llmcli.sampling.params import SPECS
 
 MODEL_PANEL = "Model"
@@ -144,6 +145,24 @@ LogitBiasOption = Annotated[
     typer.Option(
         metavar="ID=BIAS",
         help="Add this to a token's logit, -inf bans it; repeatable.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+SamplerOrderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STEP,...",
+        help="Run these filters, in this order, and no others.",
+        show_default=",".join(DEFAULT_ORDER),
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+DryBreakerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="DRY: no repetition reaches across this text; repeatable; none for no breaker.",
+        show_default='newline, :, ", *',
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]

@@ -6,10 +6,12 @@ and usage errors come at once.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,9 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
+    from llmcli.cli.sampler_flags import SamplerFlags
     from llmcli.config.fields import Fields
+    from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
     from llmcli.engine.generation import Generation
     from llmcli.runners.base import Runner
@@ -123,14 +127,47 @@ class Session:
             )
         return tuple(token_ids)
 
-    def resolve_sampling(self, flags: Mapping[str, object], preset_name: str | None) -> ResolvedSampling:
-        """Each sampling parameter from flag, preset, generation_config.json or default, in this order."""
+    @cached_property
+    def _generation_defaults(self) -> GenerationDefaults:
+        """What generation_config.json asks for beside numbers."""
+        from llmcli.config.generation import read_generation_defaults
+
+        return read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
+
+    def resolve_sampling(
+        self,
+        numbers: Mapping[str, object],
+        preset_name: str | None,
+        flags: SamplerFlags | None = None,
+        stop_strings: tuple[str, ...] = (),
+    ) -> ResolvedSampling:
+        """Each sampling parameter from flag, preset, generation_config.json or default, in this order.
+
+        Raises: UsageError for a bad value; CheckpointError for one in generation_config.json that no flag overrides.
+        """
         from llmcli.config.presets import load_preset
-        from llmcli.sampling.params import resolve
+        from llmcli.sampling.order import leave_out
+        from llmcli.sampling.params import GENERATION_CONFIG, resolve
 
         preset = load_preset(preset_name) if preset_name is not None else None
         generation_config = self.model.checkpoint.generation_config
-        return resolve(flags, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
+        sampling = resolve(numbers, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
+        others = {name: (text, GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
+        if stop_strings:
+            others["stop_strings"] = (", ".join(map(repr, stop_strings)), "flag")
+        if flags is not None and flags.dry_breakers is not None:
+            others["dry_breakers"] = (", ".join(map(repr, flags.dry_breakers)) or "none", "flag")
+        sampling = replace(sampling, others=others)
+        return sampling if flags is None or flags.order is None else leave_out(sampling, flags.order)
+
+    def resolve_stop_strings(self, requested: tuple[str, ...]) -> tuple[str, ...]:
+        """What a text stops before: the texts requested, else those of generation_config.json."""
+        return requested or self._generation_defaults.stop_strings
+
+    def say_what_is_not_applied(self) -> None:
+        """Name the keys of generation_config.json by which transformers' text would be another one."""
+        if keys := self._generation_defaults.not_applied:
+            terminal.warn(f"{self.name}: generation_config.json sets {', '.join(keys)}; not applied here")
 
     def resolve_max_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
         """How many tokens to generate; None is until the context is full, where that comes before the default.
@@ -178,41 +215,43 @@ class Session:
             runner = load_runner(self.model, options, context, num_samples, on_progress, timeline)
         return runner, time.perf_counter() - start_time
 
-    def sampler(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt: EncodedPrompt,
-        *,
-        ignore_eos: bool = False,
-        logit_bias: Mapping[int, float] | None = None,
-    ) -> Sampler:
+    def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
         """The sampler of an answer to `prompt`.
 
-        Raises: UsageError for a bias on a token that the model does not have, and as `Sampler`.
+        Raises: UsageError for a bias on a token that the model does not have, for a DRY breaker that no token
+        contains, and as `Sampler`.
         """
+        from llmcli.sampling.order import DEFAULT_ORDER
         from llmcli.sampling.sampler import Sampler
 
         vocab_size = self.model.config.vocab_size
-        if unknown := [token_id for token_id in logit_bias or {} if token_id >= vocab_size]:
+        if unknown := [token_id for token_id in flags.logit_bias if token_id >= vocab_size]:
             raise UsageError(f"--logit-bias names token {unknown[0]}, but {self.name} has tokens 0 to {vocab_size - 1}")
+        defaults = self._generation_defaults
         return Sampler(
             params,
             seed=seed,
             num_prompt_tokens=len(prompt.token_ids),
             eos_token_ids=self.eos_token_ids | prompt.turn_end_token_ids,
-            ignore_eos=ignore_eos,
-            logit_bias=logit_bias or {},
-            dry_breaker_token_ids=self._dry_breakers() if params.dry_multiplier else frozenset(),
+            ignore_eos=flags.ignore_eos,
+            logit_bias={**dict.fromkeys(defaults.suppress_token_ids, -math.inf), **flags.logit_bias},
+            sequence_bias=defaults.sequence_bias,
+            begin_suppress_token_ids=defaults.begin_suppress_token_ids,
+            forced_eos_token_ids=frozenset() if flags.ignore_eos else defaults.forced_eos_token_ids,
+            dry_breaker_token_ids=self._dry_breakers(flags) if params.dry_multiplier else frozenset(),
+            order=DEFAULT_ORDER if flags.order is None else flags.order,
         )
 
-    def _dry_breakers(self) -> frozenset[int]:
-        """Tokens whose text ends a phrase."""
-        return frozenset(
-            token_id
-            for token_id in range(self.tokenizer.vocab_size)
-            if any(breaker in self.tokenizer.token_bytes(token_id) for breaker in DRY_BREAKERS)
-        )
+    def _dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
+        """Tokens whose text contains what ends a phrase."""
+        texts = DRY_BREAKERS if flags.dry_breakers is None else tuple(text.encode() for text in flags.dry_breakers)
+        pieces = [self.tokenizer.token_bytes(token_id) for token_id in range(self.tokenizer.vocab_size)]
+        for text in flags.dry_breakers or ():
+            if not any(text.encode() in piece for piece in pieces):
+                raise UsageError(
+                    f"--dry-breaker is {text!r}, which no single token of {self.name} contains; shorten it"
+                )
+        return frozenset(token_id for token_id, piece in enumerate(pieces) if any(text in piece for text in texts))
 
     def generation(
         self,

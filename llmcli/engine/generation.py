@@ -35,10 +35,10 @@ class Request:
 class _Sample:
     """One sample while it is drawn."""
 
-    def __init__(self, index: int, row: int, request: Request, tokenizer: Tokenizer):
+    def __init__(self, index: int, row: int, request: Request, tokenizer: Tokenizer, last_position: int):
         self.index = index
         self.row = row
-        self.sampler = replace(request.sampler, sample_index=index)
+        self.sampler = replace(request.sampler, sample_index=index, forced_eos_position=last_position)
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -106,13 +106,22 @@ class Generation:
             self._runner.truncate(0, len(prompt))
             for row in range(1, len(group)):
                 self._runner.copy_row(0, row)
-            self._running = [_Sample(index, row, self._request, self._tokenizer) for row, index in enumerate(group)]
+            self._running = [
+                _Sample(index, row, self._request, self._tokenizer, self._last_position())
+                for row, index in enumerate(group)
+            ]
             while self._running:
                 yield from self._decode_until_one_ends()
 
     def interrupt(self) -> list[Finished]:
         """Close the samples under way, as interrupted where they had not ended by themselves."""
         return [self._finish(sample, sample.finish_reason or "interrupted") for sample in list(self._running)]
+
+    def _last_position(self) -> int:
+        """The position of the last token that the limit of new tokens and the context allow."""
+        limit = self._request.max_new_tokens
+        context = self._runner.max_seq_len
+        return (context if limit is None else min(len(self._request.prompt_token_ids) + limit, context)) - 1
 
     def _decode_until_one_ends(self) -> Iterator[Event]:
         """Decode the running samples side by side; return as soon as fewer are running."""
@@ -124,7 +133,11 @@ class Generation:
             if token_ids is None:
                 break
             for sample, token_id, view in zip(running, token_ids, before, strict=True):
-                yield Token(sample.index, token_id, sample.push(token_id), view(token_id) if view else None)
+                inspection = view(token_id) if view else None
+                if sample.sampler.params.mirostat_tau:
+                    # For the next inspection, and for the next stream when another sample ends this one.
+                    sample.sampler = replace(sample.sampler, mirostat_mu=self._runner.mirostat_mu(sample.row))
+                yield Token(sample.index, token_id, sample.push(token_id), inspection)
             ended = [sample for sample in running if sample.finish_reason is not None]
             if ended:
                 steps.close()
@@ -140,9 +153,9 @@ class Generation:
         count = self._request.num_alternatives
         if count is None or len(self._runner.token_ids(sample.row)) == self._runner.max_seq_len:
             return None
-        logits = self._runner.logits(sample.row)
+        logits, sampler = self._runner.logits(sample.row), sample.sampler
         history = list(self._runner.token_ids(sample.row))
-        return lambda token_id: inspect_choice(logits, history, sample.sampler, token_id, count)
+        return lambda token_id: inspect_choice(logits, history, sampler, token_id, count)
 
     def _finish(self, sample: _Sample, reason: FinishReason) -> Finished:
         sample.finish_reason = reason

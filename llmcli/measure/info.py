@@ -52,7 +52,7 @@ class ModelInfo:
     eos: dict[int, str]
     num_special_tokens: int
     chat_template: str | None
-    sampling: dict[str, tuple[float, str]]
+    sampling: dict[str, tuple[float | str, str]]
 
 
 def inspect_model(
@@ -121,7 +121,7 @@ def inspect_model(
         eos={token_id: tokenizer.piece(token_id) for token_id in sorted(eos_token_ids)},
         num_special_tokens=len(tokenizer.special_token_ids),
         chat_template=chat_template,
-        sampling={name: (value, sampling.sources[name]) for name, value in vars(sampling.params).items()},
+        sampling={name: (value, source) for name, value, source in sampling.rows()},
     )
 
 

@@ -44,7 +44,7 @@ def dynamic_temperature(candidates: Candidates, params: SamplingParams) -> float
     probabilities = probabilities[probabilities > 0]  # 0 * -inf is NaN
     entropy = -float((probabilities * np.log(probabilities)).sum())
     doubt = min(max(entropy / math.log(num_candidates), 0.0), 1.0)
-    return low + (high - low) * doubt**params.dynatemp_exponent
+    return low + (high - low) * float(doubt**params.dynatemp_exponent)
 
 
 def top_n_sigma(candidates: Candidates, sampler: Sampler, history: History) -> Candidates:

@@ -1,9 +1,11 @@
 """The order of the filters: the usual one, and which others are allowed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from llmcli.errors import UsageError
-from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.params import ResolvedSampling, SamplingParams
 
 # The filters in their usual order, each with the values of its parameters at which it does nothing.
 OFF_VALUES: Mapping[str, Mapping[str, float]] = {
@@ -43,3 +45,22 @@ def check_order(order: Sequence[str], params: SamplingParams) -> None:
                 raise UsageError(
                     f"the sampler order leaves out {step}, but {name} is {value}; name it too, or set {name} to {off}"
                 )
+
+
+def leave_out(resolved: ResolvedSampling, order: Sequence[str]) -> ResolvedSampling:
+    """Switch off the filters that an order of the user's leaves out, as far as only our defaults had them on.
+
+    What somebody has set stays, so that `check_order` refuses it.
+    """
+    values: dict[str, Any] = {
+        name: off
+        for step, params in OFF_VALUES.items()
+        for name, off in params.items()
+        if step not in order and resolved.sources[name] == "default" and getattr(resolved.params, name) != off
+    }
+    return replace(
+        resolved,
+        params=replace(resolved.params, **values),
+        sources={**resolved.sources, **dict.fromkeys(values, "not in the sampler order")},
+        others={**resolved.others, "sampler_order": (", ".join(order), "flag")},
+    )

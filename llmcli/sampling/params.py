@@ -4,7 +4,7 @@ Order of precedence: flag, preset, the model's generation_config.json, default.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -149,10 +149,21 @@ SPECS: Mapping[str, ParamSpec] = {item.name: item.metadata["spec"] for item in f
 
 @dataclass(frozen=True)
 class ResolvedSampling:
-    """The parameters of a run and, by parameter name, the source of each value."""
+    """The parameters of a run and, by parameter name, the source of each value.
+
+    `others` are settings that are not numbers, each in words and with its source; none that is off.
+    """
 
     params: SamplingParams
     sources: Mapping[str, str]
+    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, int | float | str, str]]:
+        """Name, value and source of every setting."""
+        for name, value in vars(self.params).items():
+            yield name, value, self.sources[name]
+        for name, (text, source) in self.others.items():
+            yield name, text, source
 
 
 def check_param(name: str, value: object, source: str | None = None) -> int | float:
@@ -169,7 +180,15 @@ def check_param(name: str, value: object, source: str | None = None) -> int | fl
             pass  # an integer beyond the largest float is reported like any other value out of range
     origin = f" ({source})" if source else ""
     remedy = f"; override it with --{name.replace('_', '-')}" if source not in (None, "flag") else ""
-    raise UsageError(f"{name} is {value!r}{origin}, expected {spec.expected}{remedy}")
+    raise UsageError(f"{name} is {_shown(value)}{origin}, expected {spec.expected}{remedy}")
+
+
+def _shown(value: object) -> str:
+    """A value for a message; Python itself refuses to write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 400:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def resolve(

@@ -135,7 +135,7 @@ def dry(candidates: Candidates, sampler: Sampler, history: History) -> Candidate
     Source: text-generation-webui, pull request 5677; llama.cpp's llama_sampler_dry_apply.
     """
     params = sampler.params
-    if params.dry_multiplier == 0 or len(history) < 2:
+    if params.dry_multiplier == 0 or len(history) <= max(1, params.dry_allowed_length):  # too short for a repetition
         return candidates
     recent = _tail(history, params.dry_window)
     breakers = sampler.dry_breaker_token_ids

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
 
+from llmcli.engine import generation
 from llmcli.engine.events import Finished, PrefillProgress, Token
 from llmcli.engine.generation import Generation, Request
 from llmcli.runners.base import Logits
+from llmcli.sampling.inspect import Inspection
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
@@ -31,6 +33,11 @@ class ScriptedRunner:
         self.num_prompt_tokens = 0
         self.prefills = 0
         self.interrupt_after = 10**9
+        self.streams: list[list[Sampler]] = []
+
+    def mirostat_mu(self, row: int) -> float | None:
+        """A state that tells which row it is and how many tokens were drawn in it."""
+        return row + 100.0 * (len(self.rows[row]) - self.num_prompt_tokens)
 
     def token_ids(self, row: int) -> Sequence[int]:
         return self.rows[row]
@@ -43,6 +50,7 @@ class ScriptedRunner:
         yield len(token_ids)
 
     def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
+        self.streams.append(list(samplers))
         while all(len(self.rows[row]) < self.max_seq_len for row in rows):
             step = []
             for row, sampler in zip(rows, samplers, strict=True):
@@ -172,23 +180,23 @@ def test_prefill_progress_comes_first(tokenizer: Tokenizer) -> None:
 def test_an_interrupt_in_the_runner_keeps_what_was_said(tokenizer: Tokenizer) -> None:
     runner = ScriptedRunner([ids("abc THE END")])
     runner.interrupt_after = 6
-    generation = Generation(runner, tokenizer, request(stop_strings=("THE END",)))
+    running = Generation(runner, tokenizer, request(stop_strings=("THE END",)))
     seen = ""
     try:
-        for event in generation.events():
+        for event in running.events():
             seen += event.text if isinstance(event, Token) else ""
     except KeyboardInterrupt:
         seen += "|"
-    (result,) = generation.interrupt()
+    (result,) = running.interrupt()
     assert (seen, result.tail) == ("abc |", "TH")
     assert (result.text, result.finish_reason) == ("abc TH", "interrupted")
-    assert generation.interrupt() == []
+    assert running.interrupt() == []
 
 
 def test_an_interrupt_before_the_first_token(tokenizer: Tokenizer) -> None:
-    generation = Generation(ScriptedRunner([[EOS_ID]]), tokenizer, request())
-    next(generation.events())
-    assert generation.interrupt() == []
+    running = Generation(ScriptedRunner([[EOS_ID]]), tokenizer, request())
+    next(running.events())
+    assert running.interrupt() == []
 
 
 def test_the_leading_space_belongs_to_the_encoder_only_where_a_text_begins(stories260k: Path) -> None:
@@ -210,3 +218,39 @@ def test_inspections_are_the_model_s_view_of_each_choice(tokenizer: Tokenizer) -
     assert [view.alternatives[0].token_id for view in views] == [3, 3, 3]
     assert views[0].chosen.logprob == pytest.approx(0, abs=1e-3)
     assert views[2].chosen.logprob == pytest.approx(-10 - np.log(EOS_ID), abs=1e-3)
+
+
+def test_each_text_begins_mirostat_anew_and_keeps_its_state_when_another_ends(tokenizer: Tokenizer) -> None:
+    runner = ScriptedRunner([[*ids("ab"), EOS_ID], [*ids("abcd"), EOS_ID], [*ids("a"), EOS_ID]], num_rows=2)
+    warm = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({EOS_ID}))
+    run(runner, tokenizer, samples=(0, 1, 2), sampler=warm)
+    states = [[(each.sample_index, each.mirostat_mu) for each in stream] for stream in runner.streams]
+    # Sample 0 ends after three tokens; sample 1, in row 1, goes on alone; sample 2 takes row 0 again.
+    assert states == [[(0, None), (1, None)], [(1, 301.0)], [(2, None)]]
+
+
+def test_an_inspection_sees_the_state_that_its_token_was_drawn_with(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+    original = generation.inspect_choice
+
+    def inspect(logits: Logits, history: list[int], sampler: Sampler, *others: int) -> Inspection:
+        seen.append(sampler.mirostat_mu)
+        return original(logits, history, sampler, *others)
+
+    monkeypatch.setattr(generation, "inspect_choice", inspect)
+    warm = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({EOS_ID}))
+    run(ScriptedRunner([[3, 3, EOS_ID]]), tokenizer, sampler=warm, num_alternatives=0)
+    assert seen == [None, 100.0, 200.0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "context", "position"), [(5, 100, 6), (None, 100, 99), (200, 100, 99), (98, 100, 99)]
+)
+def test_the_forced_end_is_the_last_token_that_limit_and_context_allow(
+    tokenizer: Tokenizer, limit: int | None, context: int, position: int
+) -> None:
+    runner = ScriptedRunner([[EOS_ID]], max_seq_len=context)
+    run(runner, tokenizer, max_new_tokens=limit)
+    assert [each.forced_eos_position for stream in runner.streams for each in stream] == [position]

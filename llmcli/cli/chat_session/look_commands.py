@@ -36,7 +36,7 @@ def history(state: ChatSession, argument: str) -> Outcome:
 def params(state: ChatSession, argument: str) -> Outcome:
     """Show how answers are drawn, and where each value comes from."""
     settings = state.chat.settings
-    rows = {name: f"{value} ({state.sampling.sources[name]})" for name, value in vars(state.sampling.params).items()}
+    rows = {name: f"{value} ({source})" for name, value, source in state.sampling.rows()}
     rows["seed"] = str(state.seed)
     rows["max_new_tokens"] = str(settings.max_new_tokens or "until the context is full")
     rows["overflow"] = settings.overflow

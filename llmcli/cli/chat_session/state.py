@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import TurnFinished, TurnStarted
@@ -49,6 +50,7 @@ class ChatSession:
     chat: Chat
     model: str
     sampling: ResolvedSampling
+    sampler_flags: SamplerFlags
     turn_end_token_ids: frozenset[int]
     thinking: Thinking
     is_markdown: bool
@@ -66,7 +68,7 @@ class ChatSession:
     def set_sampling(self, sampling: ResolvedSampling, seed: int) -> None:
         """Draw the answers from now on with these parameters and this seed."""
         prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=self.turn_end_token_ids)
-        sampler = self.session.sampler(sampling.params, seed, prompt, logit_bias=self.chat.settings.sampler.logit_bias)
+        sampler = self.session.sampler(sampling.params, seed, prompt, self.sampler_flags)
         self.sampling = sampling
         self.chat.settings = replace(self.chat.settings, sampler=sampler)
 
@@ -115,4 +117,5 @@ def replace_system(conversation: Conversation, system: str | None) -> Conversati
 def with_source(sampling: ResolvedSampling, name: str, value: float | int) -> ResolvedSampling:
     """The parameters with one value changed by `/set`."""
     values: dict[str, Any] = {name: value}
-    return ResolvedSampling(replace(sampling.params, **values), {**sampling.sources, name: "/set"})
+    params, sources = replace(sampling.params, **values), {**sampling.sources, name: "/set"}
+    return replace(sampling, params=params, sources=sources)

@@ -179,8 +179,7 @@ def _summary(facts: RunFacts) -> str:
 
 def _settings_rows(facts: RunFacts) -> Iterator[str]:
     rows = [("seed", facts.seed, ""), ("prompt", f"{len(facts.prompt_token_ids)} tokens", "")]
-    params, sources = vars(facts.sampling.params), facts.sampling.sources
-    for name, value, source in [*rows, *((name, params[name], sources[name]) for name in params)]:
+    for name, value, source in [*rows, *facts.sampling.rows()]:
         yield f'<tr><th scope="row">{name}</th><td>{_text(str(value))}</td><td>{_text(source)}</td></tr>'
 
 

@@ -47,8 +47,8 @@ class StatsOutput:
             **self._energy(decode_tokens),
             "finish reason": ", ".join(item.finish_reason for item in finished),
         }
-        for name, value in vars(facts.sampling.params).items():
-            rows[name] = f"{value} ({facts.sampling.sources[name]})"
+        for name, value, source in facts.sampling.rows():
+            rows[name] = f"{value} ({source})"
         rows["seed"] = str(facts.seed)
         width = max(map(len, rows))
         for name, text in rows.items():
