@@ -201,7 +201,7 @@ def test_as_many_sequences_as_there_is_room_for(device, temperature):
     history = [4, 2, 9, 4, 2, 7]
     sequences = [((2, 7, 11), 0.1), ((7, 11), 1e-3), ((4, 2, 9, 4, 2, 7, 12), 2.0), ((1, 4, 2, 9, 4, 2, 7, 12), 50.0)]
     sequences += [((7, token_id), 0.001 * (token_id % 700)) for token_id in range(2500)]
-    sequences += [((5 + index % 3, 13), 0.01 * index) for index in range(1000)]
+    sequences += [((5 + index % 3, 13), 1e-5 * index) for index in range(1000)]
     sequences += [((index % 9, 11), -0.003) for index in range(500)] + [((20,), -np.inf), ((7, 21), -np.inf)]
     num_ids = sum(len(token_ids) for token_ids, _ in sequences)
     sequences.append((tuple([7] * (MAX_SEQUENCE_IDS - num_ids)), 3.0))
