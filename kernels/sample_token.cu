@@ -1,13 +1,14 @@
 // sample_token: a row's next token, by the whole sampler chain       Source: llmcli/sampling/chain.py and what it cites
 // Shapes:   logits [num_tokens, vocab_size] float; rows, positions, token_ids [num_tokens] int; history [num_rows,
-//           max_seq_len] int; state [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, NUM_RESULTS]
+//           max_seq_len] int; state [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS]
 //           64-bit words of host memory. positions, token_ids, history, state are changed.
 // Requires: rows all different; positions[i] that of the row's last token; vocab_size <= 2^19; grid no larger than the
 //           number of multiprocessors, so that all blocks run at once; state zero before the first run but for what
 //           the host packs
 // Launch:   grid (blocks per row, num_tokens), block 512, 25 KiB static shared memory; waits by itself when overlapped
 // Traffic:  per row 4 * vocab_size bytes; above temperature 0 also 8 * vocab_size written, and read back from L2 in
-//           each pass: temperature 2, top_k and top_p 2 each, typical_p 3, XTC 2 or 3 where it acts
+//           each pass: temperature 2 (dynamic 3), top_n_sigma 3, top_k and top_p 2 each, typical_p 3, XTC 2 where it
+//           acts, mirostat 2, and one before a step that follows typical_p or XTC
 // Numerics: scores rounded one by one as on the host; probabilities are integers of 2^-44 of the largest, whose sums
 //           have no order: the same bits with any number of blocks. The token is the host's unless two of its sums or
 //           races lie within about 1e-11 of each other.
@@ -19,67 +20,68 @@
 #include "common/sample_scores.cuh"
 #include "common/sample_select.cuh"
 #include "common/sample_state.cuh"
+#include "common/sample_sums.cuh"
 
 namespace sampling {
 
-// Move the highest score to 0 and divide by the temperature.
-__device__ __forceinline__ void temper(const Row& row) {
-  const double highest = value_of(__ldcg(&row.state().highest));
-  const double temperature = row.sampler().temperature;
-  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
-    const Word key = row.keys()[id];
-    if (key != 0) row.keys()[id] = key_of(__ddiv_rn(__dadd_rn(value_of(key), -highest), temperature));
-  }
-}
+constexpr double LN_2 = 0.6931471805599453;
 
-// The highest score of all that are kept.
-__device__ __forceinline__ double find_highest(Row& row, const Kept& kept) {
+// Make `kept` the highest score and a least key again after typical_p or XTC: what these removed loses its key.
+__device__ __forceinline__ void settle(Row& row, Kept& kept) {
   Word highest = 0;
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const Word key = row.keys()[id];
-    if (kept.holds_before_xtc(key, id)) highest = LargerWord::combine(highest, key);
+    if (key == 0) continue;
+    if (kept.holds(key, id)) {
+      highest = LargerWord::combine(highest, key);
+    } else {
+      row.keys()[id] = 0;
+    }
   }
-  highest = reduce::over_block<LargerWord, BLOCK_SIZE>(highest);
-  if (threadIdx.x == 0) atomicMax(&row.current().highest, highest);
-  row.end_round();
-  return value_of(__ldcg(&row.previous().highest));
+  kept = Kept::all(value_of(find_extreme(row, highest)));
 }
 
-struct Sums {
-  double total;   // of exp(score - kept.highest)
-  double moment;  // of that times kept.highest - score
-};
-
-__device__ __forceinline__ Sums sum_masses(Row& row, const Kept& kept) {
-  Word total = 0, moment = 0;
+// Move the highest score to 0 and divide by the temperature.
+__device__ __forceinline__ void temper(Row& row, Kept& kept, const Sums& sums) {
+  const RowSampler& sampler = row.sampler();
+  double temperature = sampler.temperature;
+  if (sums.count > 1) temperature = dynamic_temperature(sampler, sums);
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const Word key = row.keys()[id];
-    if (!kept.holds_before_xtc(key, id)) continue;
-    const double score = __dadd_rn(value_of(key), -kept.highest);
-    const Word mass = mass_of(score);
-    total += mass;
-    if (mass != 0) moment += __double2ull_rn(__dmul_rn(exp(score) * MASS_ONE, -score));
+    if (key == 0) continue;
+    const double score = kept.relative(key);
+    // A dynamic temperature may be 0: all but the highest become -inf.
+    const Word tempered = key_of(score == 0 ? 0.0 : __ddiv_rn(score, temperature));
+    row.keys()[id] = kept.starts_with(key, id) ? tempered : 0;
   }
-  total = reduce::over_block<AddWords, BLOCK_SIZE>(total);
-  moment = reduce::over_block<AddWords, BLOCK_SIZE>(moment);
-  if (threadIdx.x == 0) {
-    atomicAdd(&row.current().total, total);
-    atomicAdd(&row.current().moment, moment);
+  kept = Kept::all(0.0);
+}
+
+// Keep the scores of at least the highest minus n times the standard deviation of those that are finite.
+__device__ __forceinline__ void keep_near_highest(Row& row, Kept& kept) {
+  Word complement = 0;
+  for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
+    const Word key = row.keys()[id];
+    if (kept.starts_with(key, id) && value_of(key) > -infinity()) {
+      complement = LargerWord::combine(complement, ~key);
+    }
   }
-  row.end_round();
-  return Sums{__ull2double_rn(__ldcg(&row.previous().total)) / MASS_ONE,
-              __ull2double_rn(__ldcg(&row.previous().moment)) / MASS_ONE};
+  const double largest = fmax(-kept.relative(~find_extreme(row, complement)), 1.0);
+  const Sums sums = sum_up(row, kept, DISTANCES, largest, 0.0);
+  const double count = __ull2double_rn(sums.count);
+  const double mean = __ddiv_rn(sums.total.value(), count);
+  const double variance = __ddiv_rn(sum_up(row, kept, DEVIATIONS, largest, mean).total.value(), count);
+  const double sigma = __dmul_rn(__dsqrt_rn(variance), largest);
+  kept.raise(key_of(__dadd_rn(kept.highest, -__dmul_rn(row.sampler().top_n_sigma, sigma))));
 }
 
 // Exclude all tokens of at least the threshold but the least probable of them, unless one of them ends the text.
 __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
-  if (kept.reach < infinity()) kept.highest = find_highest(row, kept);  // else it is 0
-  kept.total = sum_masses(row, kept).total;
   const double threshold = row.sampler().xtc_threshold;
   Word least_viable = 0, likeliest_end = 0;
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const Word key = row.keys()[id];
-    if (!kept.holds_before_xtc(key, id)) continue;
+    if (!kept.starts_with(key, id)) continue;
     const double probability = kept.probability(key);
     const Word bits = __double_as_longlong(probability);  // in the order of the numbers, none being negative
     if (probability >= threshold) least_viable = LargerWord::combine(least_viable, ~bits);
@@ -98,45 +100,76 @@ __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   }
 }
 
-enum Filter { TOP_K, TOP_P, MIN_P, TYPICAL_P, NUM_FILTERS };
-
-__device__ __forceinline__ bool is_on(const RowSampler& sampler, int filter, int vocab_size) {
-  if (filter == TOP_K) return sampler.top_k > 0 && sampler.top_k < vocab_size;
-  if (filter == TOP_P) return sampler.top_p < 1;
-  return filter == MIN_P ? sampler.log_min_p > -infinity() : sampler.typical_p < 1;
+// Keep the tokens whose surprise is at most mu, and of none the likeliest.
+__device__ __forceinline__ void keep_unsurprising(const RowSampler& sampler, Kept& kept, double log_total) {
+  const double cut = __dadd_rn(log_total, -__dmul_rn(sampler.mirostat_mu, LN_2));
+  kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
 }
 
-// The filters, in the order of the chain.
-__device__ __forceinline__ Kept filter_candidates(
-    Row& row, const philox::Stream& stream, Scratch& scratch, Crossing& crossing) {
+// top_k, top_p, typical_p: keep as many, or as much of the mass, as these ask for.
+__device__ __forceinline__ void keep_until(
+    Row& row, Kept& kept, Step step, const Sums& sums, Scratch& scratch, Crossing& crossing) {
   const RowSampler& sampler = row.sampler();
-  Kept kept{1, ~0u, 0.0, infinity(), 0.0, 1.0, infinity()};
+  if (step == TYPICAL_P) kept.center = __dadd_rn(kept.highest, -__ddiv_rn(sums.moment.value(), kept.total));
+  const Selection selection{step == TYPICAL_P, step == TOP_K, step == TOP_P};
+  const double fraction = step == TOP_P ? sampler.top_p : sampler.typical_p;
+  const End end = select(row, kept, selection, fraction, step == TOP_K ? sampler.top_k : 0, scratch, crossing);
+  if (step == TYPICAL_P) {
+    kept.reach = __longlong_as_double(end.order);
+  } else {
+    kept.raise(~end.order, end.token_id);
+  }
+}
+
+// Whether the step asks for the candidates' masses.
+__device__ __forceinline__ bool needs_masses(const RowSampler& sampler, Step step) {
+  if (step == TEMPERATURE) return sampler.dynatemp_low != sampler.dynatemp_high;
+  return step == TYPICAL_P || step == XTC || step == MIROSTAT || step == TEXT_SURPRISE;
+}
+
+// The temperature and the filters that are on, in the row's order. All blocks of the row must call it.
+__device__ __forceinline__ Kept filter_candidates(
+    Row& row, const philox::Stream& stream, double highest, Scratch& scratch, Crossing& crossing) {
+  const RowSampler& sampler = row.sampler();
+  Kept kept = Kept::all(highest);
 #pragma unroll 1  // one copy of the long code of a selection
-  for (int filter = TOP_K; filter < NUM_FILTERS; ++filter) {
-    if (!is_on(sampler, filter, row.vocab_size)) continue;
-    if (filter == MIN_P) {  // the highest score, 0, is always left
-      const Word least_key = key_of(sampler.log_min_p);
-      if (least_key > kept.least_key) kept.last_id = ~0u;
-      kept.least_key = max(kept.least_key, least_key);
-      continue;
+  for (int i = 0; i < MAX_STEPS; ++i) {
+    const Step step = sampler.steps[i];
+    if (step == NO_STEP) break;
+    if (step == XTC) {
+      const unsigned long long coin = philox::random_bits(stream, 0, philox::PURPOSE_XTC);
+      if (philox::uniform(coin) >= sampler.xtc_probability) continue;
     }
-    if (filter == TYPICAL_P) {
-      const Sums sums = sum_masses(row, kept);
-      kept.center = -sums.moment / sums.total;
+    if (!kept.is_settled()) settle(row, kept);
+    Sums sums{};
+    if (needs_masses(sampler, step)) {
+      sums = sum_up(row, kept, MASSES, 1.0, 0.0);
+      kept.total = sums.total.value();
     }
-    const Selection selection{filter == TYPICAL_P, filter == TOP_K, filter == TOP_P};
-    const double fraction = filter == TOP_P ? sampler.top_p : sampler.typical_p;
-    const End end = select(row, kept, selection, fraction, filter == TOP_K ? sampler.top_k : 0, scratch, crossing);
-    if (filter == TYPICAL_P) {
-      kept.reach = __longlong_as_double(end.order);
-    } else {
-      kept.least_key = ~end.order;
-      kept.last_id = end.token_id;
+    if (step == TEMPERATURE) {
+      temper(row, kept, sums);
+    } else if (step == TOP_N_SIGMA) {
+      keep_near_highest(row, kept);
+    } else if (step == MIN_P) {  // the highest score is always left
+      kept.raise(key_of(__dadd_rn(kept.highest, sampler.log_min_p)));
+    } else if (step == XTC) {
+      exclude_top_choices(row, kept);
+    } else if (step == MIROSTAT) {
+      keep_unsurprising(sampler, kept, log(kept.total));
+    } else if (step != TEXT_SURPRISE) {
+      keep_until(row, kept, step, sums, scratch, crossing);
     }
   }
-  const unsigned long long coin = philox::random_bits(stream, 0, philox::PURPOSE_XTC);
-  if (philox::uniform(coin) < sampler.xtc_probability) exclude_top_choices(row, kept);
   return kept;
+}
+
+// Mirostat's next mu: lower by eta times what the token's surprise among the kept ones, in bits, is beyond tau.
+__device__ __forceinline__ double next_mu(const Row& row, const Kept& kept, unsigned token_id) {
+  const RowSampler& sampler = row.sampler();
+  const double score = kept.relative(__ldcg(&row.keys()[token_id]));
+  const double surprise = __ddiv_rn(__dadd_rn(log(kept.total), -score), LN_2);
+  const double excess = __dadd_rn(surprise, -sampler.mirostat_tau);
+  return add_clipped(sampler.mirostat_mu, -__dmul_rn(sampler.mirostat_eta, excess));
 }
 
 __device__ __forceinline__ Best run_race(const Row& row, const philox::Stream& stream, int id) {
@@ -153,7 +186,7 @@ __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const phi
     const Word key = row.keys()[id];
     if (!kept.holds(key, id)) continue;
     const unsigned long long bits = philox::random_bits(stream, id, philox::PURPOSE_NOISE);
-    const float estimate = static_cast<float>(value_of(key)) + philox::gumbel_estimate(bits);
+    const float estimate = static_cast<float>(kept.relative(key)) + philox::gumbel_estimate(bits);
     if (estimate > likeliest || likeliest_id < 0) {
       second = likeliest;
       likeliest = estimate;
@@ -204,19 +237,21 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   history += static_cast<size_t>(kv_row) * max_seq_len;
   const int length = positions[index] + 1;
 
-  if (uses_history(row.sampler())) {
+  const Before before(row.sampler(), length);
+  if (before.uses_history) {
     scan_history(row, history, length);
     row.barrier();
   }
-  Best best = score_tokens(row, logits + static_cast<size_t>(index) * vocab_size, length);
+  logits += static_cast<size_t>(index) * vocab_size;
+  Best best = before.is_any() ? score_tokens<true>(row, before, logits) : score_tokens<false>(row, before, logits);
   best = reduce::over_block<Better, BLOCK_SIZE>(best);
+  Kept kept = Kept::all(0.0);
   if (row.sampler().temperature > 0) {
     if (threadIdx.x == 0) atomicMax(&row.state().highest, best.key);
     row.barrier();
     if (first_problem(__ldcg(&row.state().problems)) == 0) {
-      temper(row);
       const philox::Stream stream{row.sampler().seed, row.sampler().sample_index, static_cast<unsigned>(length)};
-      const Kept kept = filter_candidates(row, stream, scratch, crossing);
+      kept = filter_candidates(row, stream, value_of(__ldcg(&row.state().highest)), scratch, crossing);
       best = reduce::over_block<Better, BLOCK_SIZE>(draw(row, kept, stream));
     }
   }
@@ -242,8 +277,15 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   }
   const unsigned step = row.sampler().step + 1;
   row.sampler().step = step;
+  Word* result = &results[kv_row * 2 * NUM_RESULTS + step % NUM_RESULTS];
+  if (problem == 0 && row.sampler().mirostat_tau != 0 && row.sampler().temperature > 0) {
+    const double mu = next_mu(row, kept, token_id);
+    row.sampler().mirostat_mu = mu;
+    *static_cast<volatile Word*>(&result[NUM_RESULTS]) = __double_as_longlong(mu);
+    __threadfence_system();  // the host sees mu whenever it sees the token
+  }
   // One store, so that the host sees the token whenever it sees the step.
-  *static_cast<volatile Word*>(&results[kv_row * NUM_RESULTS + step % NUM_RESULTS]) =
+  *static_cast<volatile Word*>(result) =
       static_cast<Word>(step) << 32 | (problem != 0 ? IS_PROBLEM | problem : token_id);
   row.state() = RowState{};
 }

@@ -20,24 +20,38 @@ constexpr double MASS_ONE = 0x1p44;
 
 // What the filters so far have left of the candidates, besides those with key 0.
 struct Kept {
+  double highest;  // score; those that a filter starts from include it
   Word least_key;  // of this key the token ids up to last_id
   unsigned last_id;
-  double center, reach;         // |score - center| <= reach; infinite while typical_p has not acted
-  double highest, total, most;  // exp(score - highest) / total <= most; infinite while XTC, the last, has not acted
+  double center, reach;  // |score - center| <= reach; infinite while typical_p has not acted
+  double total, most;    // exp(score - highest) / total <= most; infinite while XTC has not acted
 
-  __device__ __forceinline__ bool holds_before_xtc(Word key, unsigned token_id) const {
-    if (key < least_key || (key == least_key && token_id > last_id)) return false;
-    return !(reach < infinity()) || fabs(value_of(key) - center) <= reach;
+  static __device__ __forceinline__ Kept all(double highest) {
+    return Kept{highest, 1, ~0u, 0.0, infinity(), 1.0, infinity()};
+  }
+  // Whether it does. What a filter starts from has no bounds but the least key; see settle.
+  __device__ __forceinline__ bool is_settled() const { return !(reach < infinity() || most < infinity()); }
+  __device__ __forceinline__ bool starts_with(Word key, unsigned token_id) const {
+    return key > least_key || (key == least_key && token_id <= last_id);
   }
   __device__ __forceinline__ bool holds(Word key, unsigned token_id) const {
-    return holds_before_xtc(key, token_id) && (!(most < infinity()) || probability(key) <= most);
+    return starts_with(key, token_id) && (!(reach < infinity()) || fabs(value_of(key) - center) <= reach) &&
+           (!(most < infinity()) || probability(key) <= most);
   }
-  __device__ __forceinline__ double probability(Word key) const {
-    return __ddiv_rn(exp(__dadd_rn(value_of(key), -highest)), total);
+  // Keep what lies above this key as well, and of the key itself the token ids up to this one.
+  __device__ __forceinline__ void raise(Word key, unsigned token_id = ~0u) {
+    if (key > least_key) {
+      least_key = key;
+      last_id = token_id;
+    } else if (key == least_key) {
+      last_id = min(last_id, token_id);
+    }
   }
+  __device__ __forceinline__ double relative(Word key) const { return __dadd_rn(value_of(key), -highest); }
+  __device__ __forceinline__ double probability(Word key) const { return __ddiv_rn(exp(relative(key)), total); }
 };
 
-// A distribution after temperature has its highest score at 0; what is below exp(-31.5) rounds to 0.
+// Of a score relative to the highest; what is below exp(-31.5) rounds to 0.
 __device__ __forceinline__ Word mass_of(double score) {
   return score < -31.5 ? 0 : __double2ull_rn(exp(score) * MASS_ONE);
 }
@@ -51,10 +65,13 @@ struct Selection {
     return by_distance ? __double_as_longlong(fabs(value_of(key) - kept.center)) : ~key;
   }
   __device__ __forceinline__ int bin_of(Word key, const Kept& kept) const {
-    const double value = by_distance ? fabs(value_of(key) - kept.center) : -value_of(key);
-    return value < 32.0 ? static_cast<int>(value * 64.0) : NUM_BINS - 1;
+    const double value = value_of(key);
+    const double bin = by_distance ? fabs(value - kept.center) * 64.0 : fma(value, -64.0, kept.highest * 64.0);
+    return bin < NUM_BINS ? static_cast<int>(bin) : NUM_BINS - 1;
   }
-  __device__ __forceinline__ Word mass_of_key(Word key) const { return by_count ? 1 : mass_of(value_of(key)); }
+  __device__ __forceinline__ Word mass_of_key(Word key, const Kept& kept) const {
+    return by_count ? 1 : mass_of(kept.relative(key));
+  }
 };
 
 // The first digits of the candidates among which the sum crosses the target: bin, bits of order, bits of token id.
@@ -124,11 +141,11 @@ __device__ __forceinline__ void count_digits(
   Word far_mass = 0;
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const Word key = row.keys()[id];
-    if (!kept.holds_before_xtc(key, id)) continue;
+    if (!kept.starts_with(key, id)) continue;
     const int bin = selection.bin_of(key, kept);
     const Word order = selection.order_of(key, kept);
     if (!prefix.fits(bin, order, id)) continue;
-    const Word mass = selection.mass_of_key(key);
+    const Word mass = selection.mass_of_key(key, kept);
     const int digit = prefix.digit(bin, order, id);
     if (digit == NUM_BINS - 1) {
       ++num_far;
@@ -205,11 +222,11 @@ __device__ __forceinline__ void gather_members(
     const Row& row, const Kept& kept, const Selection& selection, const Prefix& prefix) {
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
     const Word key = row.keys()[id];
-    if (!kept.holds_before_xtc(key, id)) continue;
+    if (!kept.starts_with(key, id)) continue;
     const Word order = selection.order_of(key, kept);
     if (!prefix.fits(selection.bin_of(key, kept), order, id)) continue;
     const unsigned place = atomicAdd(&row.current().num_members, 1u);
-    row.members()[place] = Member{order, selection.mass_of_key(key), static_cast<unsigned>(id), 0};
+    row.members()[place] = Member{order, selection.mass_of_key(key, kept), static_cast<unsigned>(id), 0};
   }
 }
 

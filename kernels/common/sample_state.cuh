@@ -1,7 +1,7 @@
 // sample_state: what the sampler keeps on the card for each KV row, and how a row's blocks wait for each other.
 //
 // A row's state is one stretch of bytes, laid out by struct Row. llmcli/kernels/sample_token.py knows its size, and
-// where the host writes: the RowSampler, and bias and marks of each token.
+// where the host writes: the RowSampler, bias and marks of each token, and the sequences that have a bias.
 #pragma once
 
 #include "common/arrival.cuh"
@@ -16,29 +16,53 @@ constexpr int MAX_MEMBERS = BLOCK_SIZE;
 constexpr int MAX_BLOCKS = 64;
 constexpr int NUM_DRY_AMOUNTS = 65;
 constexpr int NUM_RESULTS = 16;
+constexpr int MAX_SEQUENCE_IDS = 8192;  // of all sequences of a row
 
-constexpr unsigned SEEN = 1u << 31;  // in `seen`; the bits below count the occurrences in the generated text
-constexpr unsigned char IS_END = 1;  // in `marks`
-constexpr unsigned char IS_BREAKER = 2;
+// In `seen`: in the penalty's window, in the prompt, with a bias in `keys`; below, the occurrences in generated text.
+constexpr unsigned SEEN = 1u << 31, IN_PROMPT = 1u << 30, HAS_SEQUENCE = 1u << 29;
+constexpr unsigned COUNT_MASK = HAS_SEQUENCE - 1;
+// In `marks`.
+constexpr unsigned char IS_END = 1, IS_BREAKER = 2, IS_SUPPRESSED = 4, IS_FORCED = 8;
 
-// In RowState::problems: what the row's logits are and what bias and bans left of them.
-constexpr unsigned HAS_NAN = 1, HAS_INFINITE = 2, HAS_FINITE = 4, HAS_UNBANNED = 8, HAS_LEFT = 16;
+// In RowState::problems: what the row's logits are, and behind which of the bans tokens are left, in their order.
+constexpr unsigned HAS_NAN = 1, HAS_INFINITE = 2, HAS_FINITE = 4;
+constexpr unsigned LEFT_BY_BIAS = 8, LEFT_BY_SEQUENCES = 16, LEFT_BY_BEGIN = 32, LEFT_BY_ENDS = 64, HAS_LEFT = 128;
+constexpr unsigned LEFT_BY_BANS = LEFT_BY_BIAS | LEFT_BY_SEQUENCES | LEFT_BY_BEGIN | LEFT_BY_ENDS;
 // A result is step << 32 | token id, or with this bit | number of the problem.
 constexpr unsigned IS_PROBLEM = 1u << 31;
 
+// The steps at a temperature above 0. TEXT_SURPRISE follows mirostat: what is drawn moves its mu.
+enum Step : unsigned char {
+  NO_STEP, TEMPERATURE, TOP_N_SIGMA, TOP_K, TOP_P, MIN_P, TYPICAL_P, XTC, MIROSTAT, TEXT_SURPRISE
+};
+constexpr int MAX_STEPS = 16;
+
 // A row's parameters as the host packs them; a step that is off has its neutral value.
 struct RowSampler {
-  double temperature, top_p, log_min_p, typical_p, xtc_probability, xtc_threshold;
-  double repetition_penalty, presence_penalty, frequency_penalty;
+  double temperature, dynatemp_low, dynatemp_high, dynatemp_exponent, top_n_sigma, top_p, log_min_p, typical_p;
+  double xtc_probability, xtc_threshold, mirostat_tau, mirostat_eta;
+  double mirostat_mu;  // before the next draw; the device moves it on
+  double encoder_repetition_penalty, repetition_penalty, presence_penalty, frequency_penalty;
   double dry_amounts[NUM_DRY_AMOUNTS];  // what to add for each further repeated token: -multiplier * base^i
   Word seed;
   unsigned sample_index;
   int top_k, penalty_window, num_prompt_tokens, min_new_tokens;
   int dry_window, dry_allowed_length, uses_dry;
-  int uses_bias, uses_ends, ignores_ends;
+  int uses_bias, uses_ends, ignores_ends, suppresses_begin;
+  int forced_position;  // -1: nowhere
+  int num_sequences;
   unsigned step;  // runs since the host packed this; counted by the device
+  Step steps[MAX_STEPS];  // those that are on, in their order; NO_STEP ends them
 };
-static_assert(sizeof(RowSampler) == 648, "sample_token.py packs this many bytes");
+static_assert(sizeof(RowSampler) == 744, "sample_token.py packs this many bytes");
+
+// A sequence with a bias. The table is in the order of token ids and ends with one more, of token id -1.
+struct Sequence {
+  double bias;
+  int token_id;   // its last
+  int ids_begin;  // where the ids before the last begin; they end where the next sequence's begin
+};
+static_assert(sizeof(Sequence) == 16, "sample_token.py packs this many bytes");
 
 // Zero between runs.
 struct RowState {
@@ -50,16 +74,38 @@ struct RowState {
 };
 static_assert(sizeof(RowState) == 128, "a line of its own");
 
+// Numbers from 0 to 1 added up: in units of 2^-44, and what that rounds off in units of 2^-87. The sum of 2^19 numbers
+// fits, and is as good as exact.
+struct FixedSum {
+  Word whole, rest;
+
+  __device__ __forceinline__ void add(double value) {
+    const double units = value * 0x1p44;
+    const Word nearest = __double2ull_rn(units);
+    whole += nearest;
+    rest += static_cast<Word>(__double2ll_rn((units - __ull2double_rn(nearest)) * 0x1p43));
+  }
+  __device__ __forceinline__ double value() const {
+    return __ull2double_rn(whole) * 0x1p-44 + __ll2double_rn(static_cast<long long>(rest)) * 0x1p-87;
+  }
+};
+
+// What is added up over all survivors of a row.
+struct Sums {
+  FixedSum total, moment;
+  Word count;
+};
+
 // What the blocks of a row add up between two barriers. Only integers: their sums do not depend on the order.
 struct Round {
   Word masses[NUM_BINS];
   unsigned counts[NUM_BINS];
-  Word highest;        // key of a survivor
-  Word total, moment;  // of all survivors: mass, and mass times -score
+  Word extreme;        // key of the highest survivor, or complement of that of the lowest
+  Sums sums;
   Word least_viable;   // complement of the bits of a probability
   Word likeliest_end;  // bits of a probability
   unsigned num_members, unused;
-  Word padding[10];
+  Word padding[7];
 };
 static_assert(sizeof(Round) == 24704 && sizeof(Round) % 128 == 0, "sample_token.py reserves this many bytes");
 
@@ -87,8 +133,12 @@ struct Row {
   static constexpr size_t ROUNDS = STATE + sizeof(RowState);
   static constexpr size_t MEMBERS = ROUNDS + 3 * sizeof(Round);
   static constexpr size_t FINALISTS = MEMBERS + MAX_MEMBERS * sizeof(Member);
-  static constexpr size_t TOKENS = FINALISTS + MAX_BLOCKS * sizeof(Best);
-  static_assert(sizeof(RowSampler) <= STATE && TOKENS == 88320, "sample_token.py reserves this many bytes");
+  static constexpr size_t SEQUENCES = FINALISTS + MAX_BLOCKS * sizeof(Best);
+  static constexpr size_t SEQUENCE_IDS = SEQUENCES + (MAX_SEQUENCE_IDS + 1) * sizeof(Sequence);
+  static constexpr size_t TOKENS = SEQUENCE_IDS + MAX_SEQUENCE_IDS * sizeof(int) + 112;
+  static_assert(sizeof(RowSampler) <= STATE, "the state is behind it");
+  static_assert(SEQUENCES == 88320 && SEQUENCE_IDS == 219408 && TOKENS == 252288, "sample_token.py knows these");
+  static_assert(TOKENS % 128 == 0, "the arrays begin with a line of their own");
 
   // What a row holds for each token; the arrays have room for a multiple of 16 tokens, which keeps them aligned.
   template <typename T>
@@ -107,6 +157,12 @@ struct Row {
   __device__ __forceinline__ Round* rounds() const { return reinterpret_cast<Round*>(memory + ROUNDS); }
   __device__ __forceinline__ Member* members() const { return reinterpret_cast<Member*>(memory + MEMBERS); }
   __device__ __forceinline__ Best* finalists() const { return reinterpret_cast<Best*>(memory + FINALISTS); }
+  __device__ __forceinline__ const Sequence* sequences() const {
+    return reinterpret_cast<const Sequence*>(memory + SEQUENCES);
+  }
+  __device__ __forceinline__ const int* sequence_ids() const {
+    return reinterpret_cast<const int*>(memory + SEQUENCE_IDS);
+  }
 
   __device__ __forceinline__ Round& current() const { return rounds()[num_rounds % 3]; }
   __device__ __forceinline__ Round& previous() const { return rounds()[(num_rounds + 2) % 3]; }
@@ -144,9 +200,13 @@ __device__ __forceinline__ double value_of(Word key) {
 }
 
 // Operations for reduce.cuh.
-struct AddWords {
-  static __device__ __forceinline__ Word combine(Word a, Word b) { return a + b; }
-  static __device__ __forceinline__ void set_identity(Word& value) { value = 0; }
+struct AddSums {
+  static __device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
+    return Sums{{a.total.whole + b.total.whole, a.total.rest + b.total.rest},
+                {a.moment.whole + b.moment.whole, a.moment.rest + b.moment.rest},
+                a.count + b.count};
+  }
+  static __device__ __forceinline__ void set_identity(Sums& value) { value = Sums{}; }
 };
 
 struct LargerWord {
@@ -164,6 +224,13 @@ struct Better {
 
 __device__ __forceinline__ Best shuffle_xor(Best value, int mask) {
   return Best{__shfl_xor_sync(0xffffffffu, value.key, mask), __shfl_xor_sync(0xffffffffu, value.token_id, mask)};
+}
+__device__ __forceinline__ FixedSum shuffle_xor(const FixedSum& value, int mask) {
+  return FixedSum{__shfl_xor_sync(0xffffffffu, value.whole, mask), __shfl_xor_sync(0xffffffffu, value.rest, mask)};
+}
+__device__ __forceinline__ Sums shuffle_xor(const Sums& value, int mask) {
+  return Sums{shuffle_xor(value.total, mask), shuffle_xor(value.moment, mask),
+              __shfl_xor_sync(0xffffffffu, value.count, mask)};
 }
 
 }  // namespace sampling

@@ -1,6 +1,7 @@
 """Launches sample_token.cu, the sampler chain on the card, and says how the state it keeps for each row is laid out."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,17 +21,38 @@ NUM_DRY_AMOUNTS = 65
 NUM_RESULTS = 16  # results that a row keeps for the host, one of each of its last runs
 IS_PROBLEM = 1 << 31  # in the low half of a result: the rest is the number of a problem, else it is the token id
 
-IS_END, IS_BREAKER = 1, 2  # in a token's mark
+IS_END, IS_BREAKER, IS_SUPPRESSED, IS_FORCED = 1, 2, 4, 8  # in a token's mark
 
-# struct RowSampler of kernels/common/sample_state.cuh
+# Token ids of all sequences with a bias. 8,192 are a list of two thousand phrases of four tokens; their tables are
+# 160 KiB of a row's state, which a vocabulary of 128,256 makes 3.1 MiB, and all of them are looked at in each step.
+MAX_SEQUENCE_IDS = 8192
+
+# enum Step of kernels/common/sample_state.cuh, from 1: how the header names the steps at a temperature above 0.
+STEPS = (
+    "temperature", "top_n_sigma", "top_k", "top_p", "min_p", "typical_p", "xtc", "mirostat", "text_surprise",
+)  # fmt: skip
+MAX_STEPS = 16
+
+# struct Sequence of the same file
+SEQUENCE = np.dtype([("bias", np.float64), ("token_id", np.int32), ("ids_begin", np.int32)], align=True)
+
+# struct RowSampler of the same file
 ROW_SAMPLER = np.dtype(
     [
         ("temperature", np.float64),
+        ("dynatemp_low", np.float64),
+        ("dynatemp_high", np.float64),
+        ("dynatemp_exponent", np.float64),
+        ("top_n_sigma", np.float64),
         ("top_p", np.float64),
         ("log_min_p", np.float64),
         ("typical_p", np.float64),
         ("xtc_probability", np.float64),
         ("xtc_threshold", np.float64),
+        ("mirostat_tau", np.float64),
+        ("mirostat_eta", np.float64),
+        ("mirostat_mu", np.float64),
+        ("encoder_repetition_penalty", np.float64),
         ("repetition_penalty", np.float64),
         ("presence_penalty", np.float64),
         ("frequency_penalty", np.float64),
@@ -47,7 +69,11 @@ ROW_SAMPLER = np.dtype(
         ("uses_bias", np.int32),
         ("uses_ends", np.int32),
         ("ignores_ends", np.int32),
+        ("suppresses_begin", np.int32),
+        ("forced_position", np.int32),
+        ("num_sequences", np.int32),
         ("step", np.uint32),
+        ("steps", np.uint8, MAX_STEPS),
     ],
     align=True,
 )
@@ -59,11 +85,17 @@ class RowLayout:
 
     The state starts with a ROW_SAMPLER; all that the host does not write is zero before the first run.
     Units: bytes
+
+    Attributes:
+        sequences_start: up to MAX_SEQUENCE_IDS + 1 of SEQUENCE, by token id, the last with token id -1
+        sequence_ids_start: up to MAX_SEQUENCE_IDS int32, the ids before each sequence's last
     """
 
     vocab_size: int
 
-    _BEFORE_TOKENS = 88320
+    sequences_start: ClassVar[int] = 88320
+    sequence_ids_start: ClassVar[int] = 219408
+    _BEFORE_TOKENS: ClassVar[int] = 252288
 
     @property
     def bias_start(self) -> int:
@@ -109,10 +141,11 @@ def sample_token(
     """Choose the token that follows each row's last, append it to `history`, and move `positions` and `token_ids` on.
 
     A row whose logits or bans leave no token stays as it is. `results` gets step << 32 | token id (or IS_PROBLEM |
-    problem) at [row, step % NUM_RESULTS]; the step is the number of the row's runs since its sampler was written.
+    problem) at [row, 0, step % NUM_RESULTS]; the step is the number of the row's runs since its sampler was written.
+    Before that, where mirostat is on, the bits of its next mu come to [row, 1, step % NUM_RESULTS].
 
     Shapes: logits [num_tokens, vocab_size] float32; rows, positions, token_ids [num_tokens] int32, rows all different;
-    history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see RowLayout; results [num_rows,
+    history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see RowLayout; results [num_rows, 2,
     NUM_RESULTS] uint64, host memory that the card can write
     """
     num_tokens, vocab_size = logits.shape
@@ -125,7 +158,7 @@ def sample_token(
         check(NAME, name, array, dtype=np.int32, shape=(num_tokens,), aligned=4)
     check(NAME, "history", history, dtype=np.int32, shape=(num_rows, max_seq_len), aligned=4)
     check(NAME, "state", state, dtype=np.uint8, shape=(num_rows, row_bytes), aligned=128)
-    check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, NUM_RESULTS))
+    check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, 2, NUM_RESULTS))
     device.launch(
         SPEC.stem,
         NAME,

@@ -18,7 +18,7 @@ def mirostat(candidates: Candidates, sampler: Sampler, history: History) -> Cand
     if sampler.params.mirostat_tau == 0:
         return candidates
     highest = float(candidates.scores.max())
-    cut = _log_sum(candidates) - _mu(sampler) * math.log(2)
+    cut = _log_sum(candidates) - current_mu(sampler) * math.log(2)
     return candidates.keep(candidates.scores >= highest + min(cut, 0.0))
 
 
@@ -32,11 +32,12 @@ def next_mu(candidates: Candidates, sampler: Sampler, token_id: int) -> float | 
         return None
     score = float(candidates.scores[candidates.token_ids == token_id][0] - candidates.scores.max())
     surprise = (_log_sum(candidates) - score) / math.log(2)
-    mu = _mu(sampler) - params.mirostat_eta * (surprise - params.mirostat_tau)
+    mu = current_mu(sampler) - params.mirostat_eta * (surprise - params.mirostat_tau)
     return min(max(mu, -LARGEST_SCORE), LARGEST_SCORE)
 
 
-def _mu(sampler: Sampler) -> float:
+def current_mu(sampler: Sampler) -> float:
+    """Return mu before a draw: what the sampler has, or 2 * tau at the first token of a text."""
     if sampler.mirostat_mu is not None:
         return sampler.mirostat_mu
     return min(2 * sampler.params.mirostat_tau, LARGEST_SCORE)

@@ -11,13 +11,36 @@ from sampling_chains import (
     NUM_PROMPT_TOKENS,
     Text,
     first_differences,
+    go_on,
     make_logits,
     make_sampler,
     prompts,
 )
 
-from llmcli.kernels.sample_token import MAX_BLOCKS, NUM_RESULTS, ROW_SAMPLER, RowLayout, blocks_per_row, sample_token
+from llmcli.kernels.compiler import compile_kernels
+from llmcli.kernels.sample_token import (
+    BLOCK_SIZE,
+    IS_BREAKER,
+    IS_END,
+    IS_FORCED,
+    IS_PROBLEM,
+    IS_SUPPRESSED,
+    MAX_BLOCKS,
+    MAX_SEQUENCE_IDS,
+    MAX_STEPS,
+    NUM_DRY_AMOUNTS,
+    NUM_RESULTS,
+    ROW_SAMPLER,
+    SEQUENCE,
+    STEPS,
+    RowLayout,
+    blocks_per_row,
+    sample_token,
+)
+from llmcli.kernels.sources import flatten
+from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
+from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 cupy = pytest.importorskip("cupy")
@@ -79,12 +102,37 @@ def write_texts(device, samplers, vocab_size, num_steps, lanes=None) -> list[Tex
     ]
 
 
-def test_the_packed_parameters_have_the_size_of_the_kernels_struct():
-    assert ROW_SAMPLER.itemsize == 648
+def test_the_parts_of_a_row_follow_each_other():
     layout = RowLayout(1001)
-    assert layout.bias_start == 88320 + 8 * 1008
+    assert layout.sequences_start % 16 == layout.sequence_ids_start % 16 == 0
+    assert layout.sequence_ids_start == layout.sequences_start + (MAX_SEQUENCE_IDS + 1) * SEQUENCE.itemsize
+    assert layout.bias_start >= layout.sequence_ids_start + 4 * MAX_SEQUENCE_IDS + 8 * 1008
+    assert layout.bias_start % 8 == 0
     assert layout.row_bytes % 128 == 0
     assert layout.row_bytes >= layout.marks_start + 1008
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_host_and_kernel_agree_on_names_sizes_and_places():
+    claims = [f"sizeof(sampling::RowSampler) == {ROW_SAMPLER.itemsize}"]
+    for struct, dtype in (("RowSampler", ROW_SAMPLER), ("Sequence", SEQUENCE)):
+        for name in dtype.names:
+            field, offset = dtype.fields[name][:2]
+            # NVRTC has no offsetof.
+            claims.append(f"__INTADDR__(&((sampling::{struct}*)0)->{name}) == {offset}")
+            claims.append(f"sizeof(sampling::{struct}::{name}) == {field.itemsize}")
+    claims += [f"sampling::{name.upper()} == {code}" for code, name in enumerate(STEPS, 1)]
+    numbers = {
+        "MAX_STEPS": MAX_STEPS, "MAX_SEQUENCE_IDS": MAX_SEQUENCE_IDS, "NUM_RESULTS": NUM_RESULTS,
+        "NUM_DRY_AMOUNTS": NUM_DRY_AMOUNTS, "BLOCK_SIZE": BLOCK_SIZE, "IS_PROBLEM": IS_PROBLEM, "IS_END": IS_END,
+        "IS_BREAKER": IS_BREAKER, "IS_SUPPRESSED": IS_SUPPRESSED, "IS_FORCED": IS_FORCED,
+        "Row::SEQUENCES": RowLayout.sequences_start, "Row::SEQUENCE_IDS": RowLayout.sequence_ids_start,
+        "Row::TOKENS": RowLayout(16).bias_start - 8 * 16,
+    }  # fmt: skip
+    claims += [f"sampling::{name} == {number}" for name, number in numbers.items()]
+    assert MAX_BLOCKS <= 64
+    source = flatten("sample_token") + "".join(f'static_assert({claim}, "");\n' for claim in claims)
+    compile_kernels(source, "sample_token", ["sample_token"], "sm_90")
 
 
 @pytest.mark.parametrize(
@@ -111,12 +159,59 @@ def test_ten_thousand_tokens_of_every_chain_are_the_hosts(device):
     assert first_differences(texts) == []
 
 
+# What may leave nothing of a small vocabulary.
+BANS = {"eos_token_ids", "logit_bias", "sequence_bias", "begin_suppress_token_ids", "forced_eos_token_ids"}
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("vocab_size", [512, 32_000, 128_256, 151_936])
+@pytest.mark.parametrize("vocab_size", [1, 2, 33, 260, 512, 32_000, 128_256, 151_936, 152_064, 300_000])
 def test_rows_of_all_chains_side_by_side(device, vocab_size):
-    samplers = [make_sampler(settings, 99, index) for index, settings in enumerate(CHAINS.values())]
-    texts = write_texts(device, samplers[:8], vocab_size, 40) + write_texts(device, samplers[8:], vocab_size, 40)
+    chains = [settings for settings in CHAINS.values() if vocab_size > 16 or not BANS & settings.keys()]
+    samplers = [make_sampler(settings, 99, index) for index, settings in enumerate(chains)]
+    texts = []
+    for begin_ in range(0, len(samplers), 8):
+        texts += write_texts(device, samplers[begin_ : begin_ + 8], vocab_size, 40)
     assert first_differences(texts) == []
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "name", [name for name, chain in CHAINS.items() if "mirostat_tau" in chain and chain.get("temperature") != 0]
+)
+def test_mu_over_200_steps_is_the_hosts(device, name):
+    vocab_size, num_steps = 5000, 200
+    pool = make_logits(24, vocab_size, 3)
+    on_card = cupy.asarray(pool)
+    sampler = make_sampler(CHAINS[name], 8)
+    batch = begin(device, [sampler], prompts(1, vocab_size, 5), vocab_size, NUM_PROMPT_TOKENS + num_steps)
+    for step in range(num_steps):
+        history = batch.texts()[0]
+        batch.step(on_card[step % 24 : step % 24 + 1])
+        expected = choose(pool[step % 24], history, sampler)
+        assert batch.sampler.wait(0, step + 1, len(history)) == expected.token_id
+        assert batch.sampler.mirostat_mu(0, step + 1) == pytest.approx(expected.mirostat_mu, rel=1e-12, abs=1e-12)
+        sampler = go_on(sampler, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_as_many_sequences_as_there_is_room_for(device, temperature):
+    """Many of one last id, one for each token, one as long as the history and one longer."""
+    vocab_size = 3000
+    history = [4, 2, 9, 4, 2, 7]
+    sequences = [((2, 7, 11), 0.1), ((7, 11), 1e-3), ((4, 2, 9, 4, 2, 7, 12), 2.0), ((1, 4, 2, 9, 4, 2, 7, 12), 50.0)]
+    sequences += [((7, token_id), 0.001 * (token_id % 700)) for token_id in range(2500)]
+    sequences += [((5 + index % 3, 13), 1e-5 * index) for index in range(1000)]
+    sequences += [((index % 9, 11), -0.003) for index in range(500)] + [((20,), -np.inf), ((7, 21), -np.inf)]
+    num_ids = sum(len(token_ids) for token_ids, _ in sequences)
+    sequences.append((tuple([7] * (MAX_SEQUENCE_IDS - num_ids)), 3.0))
+    settings = {"temperature": temperature, "sequence_bias": tuple(sequences)}
+    logits = make_logits(6, vocab_size, 4)
+    samplers = [make_sampler(settings, 5, index) for index in range(6)]
+    batch = begin(device, samplers, [history] * 6, vocab_size, 9)
+    batch.step(cupy.asarray(logits))
+    for index, text in enumerate(batch.texts()):
+        assert text[-1] == choose(logits[index], history, samplers[index]).token_id
 
 
 @pytest.mark.cuda
@@ -196,6 +291,13 @@ def tied(kind: str, vocab_size: int) -> np.ndarray:
         {"temperature": 1e-3},
         {"temperature": 1e300, "top_k": 9},
         {"top_k": 9000, "top_p": 0.999, "min_p": 1e-10, "typical_p": 0.95, "xtc_probability": 1},
+        {"top_n_sigma": 1.0},
+        {"top_n_sigma": 1e-9, "temperature": 1e-300},
+        {"dynatemp_range": 1.0, "top_p": 0.9},
+        {"mirostat_tau": 3.0, "mirostat_eta": 1.0},
+        {"top_p": 0.5, "top_k": 9000, "order": ("top_p", "top_k", "temperature")},
+        {"top_k": 9, "top_p": 0.5, "xtc_probability": 1, "order": ("xtc", "top_k", "top_p"), "top_n_sigma": 0},
+        {"typical_p": 0.5, "top_p": 0.5, "top_k": 700, "order": ("typical_p", "top_p", "top_k", "temperature")},
     ],
     ids=str,
 )
@@ -242,9 +344,8 @@ def test_only_the_next_place_is_written(device):
     history = fenced((2, max_seq_len), np.int32)
     integers = {name: fenced(1, np.int32) for name in ("rows", "positions", "token_ids")}
     state = fenced((2, RowLayout(vocab_size).row_bytes), np.uint8)
-    results = fenced((2, NUM_RESULTS), np.uint64)
-    greedy = np.zeros(1, ROW_SAMPLER)
-    greedy["repetition_penalty"] = 1
+    results = fenced((2, 2, NUM_RESULTS), np.uint64)
+    greedy = pack_sampler(Sampler(SamplingParams(temperature=0), 0), vocab_size).header
     state.array[:] = 0
     state.array[:, : ROW_SAMPLER.itemsize] = cupy.asarray(greedy.view(np.uint8))
     results.array[:] = 0
@@ -266,8 +367,8 @@ def test_only_the_next_place_is_written(device):
     np.testing.assert_array_equal(after, before)
     assert int(integers["positions"].array[0]) == 3
     assert int(integers["token_ids"].array[0]) == expected
-    assert int(results.array[1, 1]) == 1 << 32 | expected
-    assert not to_host(results.array)[0].any()
+    assert int(results.array[1, 0, 1]) == 1 << 32 | expected
+    assert np.count_nonzero(to_host(results.array)) == 1
 
 
 @pytest.mark.cuda

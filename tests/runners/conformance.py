@@ -185,6 +185,20 @@ class RunnerConformance:
         runner.truncate(0, 20)
         assert decode(runner, 15, first) == expected  # a stream begins with its sampler's mu, not with the row's
 
+    def test_mirostat_goes_on_in_a_stream_between_whose_tokens_the_row_was_used(self, runner: Runner) -> None:
+        sampler = Sampler(SamplingParams(temperature=1.0, top_p=1.0, mirostat_tau=3, mirostat_eta=0.4), seed=7)
+        prefill(runner, PROMPT[:20])
+        expected = decode(runner, 12, sampler)
+        runner.truncate(0, 20)
+        steps = runner.decode([0], [sampler])
+        found = []
+        for num_tokens in range(21, 33):
+            found += next(steps)
+            if num_tokens % 3 == 0:
+                runner.truncate(0, num_tokens)  # drops nothing but what was worked ahead
+        steps.close()
+        assert found == expected
+
     def test_decode_in_one_stream_equals_decode_in_many(self, runner: Runner) -> None:
         sampler = Sampler(WARM, seed=5)
         prefill(runner, PROMPT[:20])

@@ -6,6 +6,7 @@ What kernels do inside, alignment and timing it does not show: tests/kernels and
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ import simulated_kernels  # noqa: E402
 from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
-from llmcli.sampling.chain import choose  # noqa: E402
+from llmcli.runners.cuda.packed_sampler import pack_sampler  # noqa: E402
+from llmcli.sampling.chain import Choice, choose  # noqa: E402
 from llmcli.sampling.sampler import Sampler  # noqa: E402
 
 
@@ -84,12 +86,14 @@ class SimulatedSampler:
     """Stands for `DeviceSampler`, with the host's chain. A token arrives when its step is queued."""
 
     def __init__(self, device: Any, num_rows: int, vocab_size: int):
+        self._vocab_size = vocab_size
         self._samplers: dict[int, Sampler] = {}
-        self._results: dict[tuple[int, int], int | LLMCliError] = {}
+        self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
         self._steps: dict[int, int] = {}
 
     def set_samplers(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> None:
         for row, sampler in zip(rows, samplers, strict=True):
+            pack_sampler(sampler, self._vocab_size)  # for what it refuses
             self._samplers[row], self._steps[row] = sampler, 0
 
     def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
@@ -98,15 +102,23 @@ class SimulatedSampler:
             position = int(on_host(positions)[lane]) + 1
             tokens = on_host(history)[row]
             try:
-                chosen = choose(floats(logits[lane]), tokens[:position].tolist(), self._samplers[row]).token_id
+                choice = choose(floats(logits[lane]), tokens[:position].tolist(), self._samplers[row])
             except LLMCliError as error:
                 self._results[row, self._steps[row]] = error
                 continue
-            tokens[position] = on_host(token_ids)[lane] = chosen
-            on_host(positions)[lane] = position
-            self._results[row, self._steps[row]] = chosen
+            self._results[row, self._steps[row]] = choice
+            self._samplers[row] = replace(self._samplers[row], mirostat_mu=choice.mirostat_mu)
+            if position < len(tokens):  # of a full row the token is only told
+                tokens[position] = on_host(token_ids)[lane] = choice.token_id
+                on_host(positions)[lane] = position
 
     def wait(self, row: int, step: int, position: int) -> int:
+        return self._choice(row, step).token_id
+
+    def mirostat_mu(self, row: int, step: int) -> float | None:
+        return self._choice(row, step).mirostat_mu
+
+    def _choice(self, row: int, step: int) -> Choice:
         result = self._results[row, step]
         if isinstance(result, LLMCliError):
             raise result

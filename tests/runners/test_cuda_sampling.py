@@ -1,11 +1,13 @@
-"""The sampler's state on the card: packing, graphs that outlive samplers, tokens on the host, and the host's errors."""
+"""The sampler's state on the card: graphs that outlive samplers, tokens and mu on the host, and the host's errors."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from llmcli.errors import CheckpointError, DeviceError, UsageError
 from llmcli.kernels.device import Device
-from llmcli.kernels.sample_token import IS_BREAKER, IS_END, NUM_RESULTS
+from llmcli.kernels.sample_token import NUM_RESULTS
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -15,41 +17,6 @@ sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB_SIZE = 3000
-
-
-def test_packing_keeps_every_parameter():
-    params = SamplingParams(
-        temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, typical_p=0.8, xtc_probability=0.3, xtc_threshold=0.2,
-        repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=-0.3, penalty_window=5, dry_multiplier=2,
-        dry_base=3, dry_allowed_length=4, dry_window=6, min_new_tokens=8,
-    )  # fmt: skip
-    sampler = Sampler(
-        params, seed=2**64 - 1, sample_index=2**32 - 1, num_prompt_tokens=9, eos_token_ids=frozenset({1, 50}),
-        ignore_eos=True, logit_bias={2: -np.inf, 3: 1.5, 60: 1.0}, dry_breaker_token_ids=frozenset({1, 4}),
-    )  # fmt: skip
-    header, bias, marks = sampling.pack_sampler(sampler, 10)
-    packed = header[0]
-    for name in (
-        "temperature", "top_k", "top_p", "typical_p", "xtc_probability", "xtc_threshold", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "penalty_window", "dry_allowed_length", "dry_window", "min_new_tokens",
-    ):  # fmt: skip
-        assert packed[name] == getattr(params, name)
-    assert packed["log_min_p"] == np.log(0.1)
-    assert (packed["seed"], packed["sample_index"], packed["num_prompt_tokens"]) == (2**64 - 1, 2**32 - 1, 9)
-    np.testing.assert_array_equal(packed["dry_amounts"][:4], [-2, -6, -18, -54])
-    assert [packed[name] for name in ("uses_dry", "uses_bias", "uses_ends", "ignores_ends", "step")] == [1, 1, 1, 1, 0]
-    np.testing.assert_array_equal(bias, [0, 0, -np.inf, 1.5, 0, 0, 0, 0, 0, 0])
-    np.testing.assert_array_equal(marks, [0, IS_END | IS_BREAKER, 0, 0, IS_BREAKER, 0, 0, 0, 0, 0])
-
-
-def test_packing_leaves_out_what_is_off_and_bounds_what_is_huge():
-    header, bias, marks = sampling.pack_sampler(Sampler(SamplingParams(top_k=10**20, min_new_tokens=10**20), 0), 10)
-    assert bias is None
-    assert marks is None
-    assert header[0]["log_min_p"] == -np.inf
-    assert header[0]["top_k"] == header[0]["min_new_tokens"] > 2**30
-    # DRY looks at the marks of all tokens.
-    assert not sampling.pack_sampler(Sampler(SamplingParams(dry_multiplier=1), 0), 10).marks.any()
 
 
 def host_error(logits, sampler, position):
@@ -64,17 +31,36 @@ PROBLEMS = [
     ([0, np.inf, 1], Sampler(SamplingParams(), 0), 2),
     ([-np.inf] * 3, Sampler(SamplingParams(), 0), 3),
     ([-np.inf] * 3, Sampler(SamplingParams(), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS, ignore_eos=True), 3),
+    ([-np.inf] * 3, Sampler(GREEDY, 0, forced_eos_token_ids=EOS, forced_eos_position=4), 3),
     ([0, -np.inf, 2], Sampler(SamplingParams(), 0, logit_bias={0: -np.inf, 2: -np.inf}), 4),
-    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 5),
-    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 5),
+    ([0, -np.inf, 2], Sampler(GREEDY, 0, sequence_bias=(((0, 0), -np.inf), ((2,), 1.0), ((0, 2), -np.inf))), 5),
+    ([0, 1, 2], Sampler(SamplingParams(), 0, logit_bias={1: -np.inf, 2: -np.inf}, sequence_bias=(((0,), -np.inf),)), 5),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, num_prompt_tokens=4, begin_suppress_token_ids=frozenset({0, 1})), 6),
+    (
+        [0, 1, 2],
+        Sampler(
+            SamplingParams(), 0, num_prompt_tokens=4, begin_suppress_token_ids=EOS, sequence_bias=(((0, 0), -np.inf),)
+        ),
+        6,
+    ),
+    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 7),
+    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 7),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, forced_eos_token_ids=frozenset({2, 9}), forced_eos_position=4), 8),
+    (
+        [0, 1, 2],
+        Sampler(
+            SamplingParams(), 0, logit_bias={0: -np.inf}, forced_eos_token_ids=frozenset({9}), forced_eos_position=4
+        ),
+        8,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("logits", "sampler", "problem"), PROBLEMS)
 def test_problems_raise_what_the_host_raises(logits, sampler, problem):
-    expected = host_error(np.asarray(logits, np.float32), sampler, 6)
+    expected = host_error(np.asarray(logits, np.float32), sampler, 4)
     with pytest.raises(type(expected)) as error:
-        sampling.raise_problem(problem, 6)
+        sampling.raise_problem(problem, 4)
     assert str(error.value) == str(expected)
 
 
@@ -94,7 +80,7 @@ def device(opened_device):
 class Rows:
     """Rows on the card and what a step needs of them."""
 
-    def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=200):
+    def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
         self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size)
         self.rows = cupy.arange(num_rows, dtype=cupy.int32)
         self.positions = cupy.zeros(num_rows, cupy.int32)
@@ -184,3 +170,35 @@ def test_a_token_that_never_comes_is_an_error(device):
     rows.sampler.set_samplers([0], [Sampler(GREEDY, 0)])
     with pytest.raises(DeviceError, match="without sampling step 1 of row 0"):
         rows.sampler.wait(0, 1, 1)
+
+
+@pytest.mark.cuda
+def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(device):
+    """A host that drops the token ahead starts again with the mu of the last token that counts."""
+    rows = Rows(device, 2)
+    logits = (np.random.default_rng(5).standard_normal((2, VOCAB_SIZE)) * 3).astype(np.float32)
+    rows.logits.set(logits)
+    params = SamplingParams(top_p=1, mirostat_tau=4, mirostat_eta=0.5)
+    samplers = [Sampler(params, 3), Sampler(SamplingParams(), 4)]
+    rows.sampler.set_samplers([0, 1], samplers)
+    history: list[int] = [0]
+    mu = None
+    for step in range(1, 201):
+        if step % 7 == 0:  # the token that was drawn ahead is dropped
+            rows.enqueue()
+            device.synchronize()
+            rows.sampler.set_samplers([0, 1], [replace(samplers[0], mirostat_mu=mu), samplers[1]])
+            rows.positions -= 1
+            first = step
+        elif step == 1:
+            first = 1
+        rows.enqueue()
+        choice = choose(logits[0], history, replace(samplers[0], mirostat_mu=mu))
+        assert rows.sampler.wait(0, step - first + 1, len(history)) == choice.token_id
+        mu = rows.sampler.mirostat_mu(0, step - first + 1)
+        assert mu == pytest.approx(choice.mirostat_mu, rel=1e-12)
+        assert rows.sampler.wait(1, step - first + 1, len(history)) >= 0
+        assert rows.sampler.mirostat_mu(1, step - first + 1) is None
+        history.append(choice.token_id)
+    device.synchronize()
+    assert rows.positions.get().tolist() == [200, 200]

@@ -7,7 +7,7 @@ are still where the step ahead has read them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,9 +107,11 @@ class DecodeRun:
     def __init__(self, decoder: Decoder, rows: Sequence[Row], samplers: Sequence[Sampler]):
         self._decoder = decoder
         self._rows = rows
+        self._samplers = samplers
         self._lengths = [len(row.token_ids) for row in rows]
         self._room = decoder.max_seq_len - max(self._lengths)
         self._num_given = 0
+        self._mus: list[float | None] = [None] * len(rows)
         decoder.set_lanes(rows, samplers)
         decoder.queue_step(len(rows), 0)
 
@@ -128,8 +130,17 @@ class DecodeRun:
             self._decoder.queue_step(len(self._rows), (step + 1) % 2)
         for row, token_id in zip(self._rows, token_ids, strict=True):
             row.token_ids.append(token_id)
+            row.mirostat_mu = sampler.mirostat_mu(row.index, step + 1)
+        self._mus = [row.mirostat_mu for row in self._rows]
         self._num_given = step + 1
         return token_ids
+
+    def samplers_to_go_on(self) -> list[Sampler]:
+        """The samplers with which another run goes on where this one stands: with its mirostat_mu where that is on."""
+        return [
+            sampler if mu is None else replace(sampler, mirostat_mu=mu)
+            for sampler, mu in zip(self._samplers, self._mus, strict=True)
+        ]
 
     def logits_of(self, row: Row) -> Any:
         """The logits after a row's last token where this run has computed them, else None."""

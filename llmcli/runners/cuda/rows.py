@@ -22,6 +22,7 @@ class Row:
     num_cached: int = 0
     logits: Any = None
     prefill_end: int = 0  # 0: the prefill buffer holds nothing
+    mirostat_mu: float | None = None  # after the last token that a decode has given out; None if it was off
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens; the last runs again for its logits, unless a prefill ended there."""

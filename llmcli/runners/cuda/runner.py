@@ -114,11 +114,17 @@ class CudaRunner:
                     self._settle()
                     for row in rows:
                         self._make_logits_ready(row)
+                    if run is not None:
+                        samplers = run.samplers_to_go_on()
                     run = self._run = self._decoder.begin(rows, samplers)
                 yield run.next_tokens()
         finally:
             if run is not None and self._run is run:
                 self._settle()
+
+    def mirostat_mu(self, row: int) -> float | None:
+        """Mirostat's state after the row's last choice; see `Runner.mirostat_mu`."""
+        return self._rows[row].mirostat_mu
 
     def logits(self, row: int) -> Logits:
         """Logits [vocab_size] float32 of the token that would follow the row's last."""
