@@ -17,8 +17,8 @@ from llmcli.quantization.schemes import WeightScheme
 # Weights widened at a time: a block stays in the cache while it is used.
 BLOCK_ELEMENTS = 2**18
 
-# What torch's int8 operator for CPUs takes and does not check: it reads inputs by the 16 (8 without AVX-512) to the last,
-# whatever their number. Source: ATen/native/cpu/int8mm_kernel.cpp
+# What torch's int8 operator for CPUs takes and does not check: it reads inputs by the 16, or by the 8 without AVX-512,
+# beyond the end of a row that is not a multiple. Source: ATen/native/cpu/int8mm_kernel.cpp
 INT8_INPUT_MULTIPLE = 16
 
 # What torch's int4 operator for CPUs takes: these groups, and rows by the 16. Source: ATen/native/cpu/int4mm_kernel.cpp
