@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 
+BASE_PREFIX = "model."
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 WEIGHT_SUFFIX = ".weight"

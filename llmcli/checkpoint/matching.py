@@ -1,9 +1,9 @@
 """Matches the tensors of a folder with what the config asks for, before anything is read."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from llmcli.checkpoint.layout import EMBEDDING, HEAD, ExpectedTensor, expected_tensors, packed_tensors
+from llmcli.checkpoint.layout import BASE_PREFIX, EMBEDDING, HEAD, ExpectedTensor, expected_tensors, packed_tensors
 from llmcli.checkpoint.safetensors_file import TensorInfo, printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -29,10 +29,11 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """The tensors of one model, matched by name: `tensors` holds what the model uses, `unused` the names it does not.
+    """The tensors of one model by the model's own names, which each bears whatever its name in the file.
 
-    `head` names the output head's weight: the embedding's own name where the two share one tensor. `packed` holds the
-    quantized layers by module name (`model.layers.0.mlp.up_proj`); their parts stand in `tensors`.
+    `unused` names what the model does not use, as the files do. `head` names the output head's weight: the embedding's
+    own name where the two share one tensor. `packed` holds the quantized layers by module name
+    (`model.layers.0.mlp.up_proj`); their parts stand in `tensors`.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -51,10 +52,12 @@ def match_tensors(
 
     The stored tensors decide about the head, then the config, as in Hugging Face's tie_weights: an lm_head.weight
     that is there is used; without one, tie_word_embeddings shares the embedding. A tied model may also store its one
-    matrix as lm_head.weight only.
+    matrix as lm_head.weight only. Names may lack the prefix `model.` or bear it twice, as in transformers.
     Raises: CheckpointError naming missing or misshapen tensors; UnsupportedModelError for a dtype that is no weight.
     """
     weights = list(expected_tensors(config))
+    stored = tensors
+    tensors = _by_own_name(stored, {*(_module(tensor.name) for tensor in weights), _module(HEAD)})
     if config.tie_word_embeddings and HEAD in tensors and EMBEDDING not in tensors:
         tensors = {**tensors, EMBEDDING: tensors[HEAD]}
     has_own_head = tensors.get(HEAD) not in (None, tensors.get(EMBEDDING)) or f"{HEAD}_packed" in tensors
@@ -78,11 +81,31 @@ def match_tensors(
         )
     for tensor in expected:
         _check(tensor, tensors[tensor.name])
-    used = {tensor.name: tensors[tensor.name] for tensor in expected}
-    seen = set(used.values())  # by place, since a tied matrix may stand under another name
-    names = sorted(name for name, info in tensors.items() if info not in seen)
+    used = {tensor.name: replace(tensors[tensor.name], name=tensor.name) for tensor in expected}
+    seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may stand under another name
+    names = sorted(name for name, info in stored.items() if id(info) not in seen)
     unused = tuple(printable(name) for name in names if not name.endswith(_IGNORED_SUFFIXES))
     return ModelTensors(used, EMBEDDING if is_shared else HEAD, unused, packed)
+
+
+def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) -> dict[str, TensorInfo]:
+    """Tensors by the names of the model, whose modules are given; one of no module keeps the name it has.
+
+    Where several stand for one, the first in the order of the files' names counts, as in transformers.
+    """
+    named: dict[str, TensorInfo] = {}
+    for name in sorted(tensors):
+        module, _, parameter = name.rpartition(".")
+        for candidate in (module.removeprefix(BASE_PREFIX), BASE_PREFIX + module):
+            if candidate in modules:
+                module = candidate
+                break
+        named.setdefault(f"{module}.{parameter}" if module else parameter, tensors[name])
+    return named
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _packed_layers(

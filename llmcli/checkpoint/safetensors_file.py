@@ -4,6 +4,7 @@ Refuses whatever the safetensors library refuses, and also duplicate names, unkn
 """
 
 import json
+import re
 import reprlib
 from collections import Counter
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ LENGTH_BYTES = 8  # the file begins with the header's length, unsigned and littl
 MAX_TENSOR_BYTES = 2**63 - 1  # the largest file offset; also bounds the product of a hostile shape
 ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 GIT_LFS_START = b"version https://git-lfs"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = 200
@@ -164,7 +167,7 @@ def _bounded_int(digits: str) -> int:
 
 def _is_text(value: object) -> bool:
     """Whether a value is a string that UTF-8 can hold: JSON escapes allow half a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
 
 
 def _maps_text_to_text(value: object) -> bool:
@@ -173,9 +176,9 @@ def _maps_text_to_text(value: object) -> bool:
 
 def _tensor_info(name: str, entry: Any, data_start: int, path: Path) -> TensorInfo:
     """One checked entry of the header. Whether it fits beside the others and into the file is for the caller."""
-    where = f"tensor {printable(name)}"
     if not _is_text(name) or not isinstance(entry, dict) or entry.keys() != ENTRY_KEYS:
-        raise _bad_header(path, f"describes {where} by {printable(entry)}, expected an object of {sorted(ENTRY_KEYS)}")
+        expected = f"expected an object of {sorted(ENTRY_KEYS)}"
+        raise _bad_header(path, f"describes tensor {printable(name)} by {printable(entry)}, {expected}")
     dtype, shape, data_offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE_BYTES:
         raise UnsupportedModelError(
@@ -183,20 +186,21 @@ def _tensor_info(name: str, entry: Any, data_start: int, path: Path) -> TensorIn
             "use a model stored in BF16, F16 or F32"
         )
     if not _are_sizes(shape):
-        raise _bad_header(path, f"gives {where} the shape {printable(shape)}, expected a list of integers from 0 up")
+        what = f"the shape {printable(shape)}, expected a list of integers from 0 up"
+        raise _bad_header(path, f"gives tensor {printable(name)} {what}")
     if not _are_sizes(data_offsets) or len(data_offsets) != 2 or data_offsets[0] > data_offsets[1]:
-        raise _bad_header(path, f"gives {where} data_offsets {printable(data_offsets)}, expected [begin, end]")
+        what = f"data_offsets {printable(data_offsets)}, expected [begin, end]"
+        raise _bad_header(path, f"gives tensor {printable(name)} {what}")
     begin, end = data_offsets
     if end - begin != _num_bytes(shape, ITEMSIZE_BYTES[dtype]):
-        raise _bad_header(
-            path, f"gives {where} {end - begin} bytes of data, which is not {dtype} of shape {printable(shape)}"
-        )
+        what = f"{end - begin} bytes of data, which is not {dtype} of shape {printable(shape)}"
+        raise _bad_header(path, f"gives tensor {printable(name)} {what}")
     return TensorInfo(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
 def _are_sizes(value: object) -> bool:
-    # bool is an int in Python, but `true` is no size.
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    # bool is an int in Python, but `true` is not a size.
+    return isinstance(value, list) and all([type(item) is int and item >= 0 for item in value])  # faster than lazily
 
 
 def _num_bytes(shape: list[int], itemsize_bytes: int) -> int | None:

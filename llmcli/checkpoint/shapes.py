@@ -3,7 +3,6 @@
 What such a model would be as an export is known as well, so its memory can be planned without a file.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
 from llmcli.quantization.config import QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder
 
 # What a shape can be measured as. The schemes are what `llmcli quantize` takes without a --group-size.
@@ -40,7 +40,7 @@ def shape_source(name: str, form: str) -> Model:
     path = _shapes_folder() / f"{name}.json"
     if name not in shape_names():
         raise UsageError(f"{name!r} is no shape; there are {', '.join(shape_names())}")
-    config_json = json.loads(path.read_text(encoding="utf-8"))
+    config_json = CONFIG.read_json_object(path)
     if form == "bf16":
         config_json["dtype"] = "bfloat16"
     config = LlamaConfig.from_dict(config_json, str(path))

@@ -1,16 +1,18 @@
 """Model folders: every layout that is taken, and every folder that is refused with its message."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from llmcli.checkpoint import folder as folder_module
 from llmcli.checkpoint.folder import open_checkpoint, refuse_quantization
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.reading import CONFIG
 
 
 def write_json(path: Path, value: object) -> None:
@@ -174,14 +176,18 @@ def test_lora_adapter(folder, names):
         (b"{", "is not valid JSON: Expecting property name"),
         (b"", "is not valid JSON"),
         (b"\xff{}", "is not valid JSON: 'utf-8' codec"),
-        (b'{"a": ' * 100_000, "is not valid JSON: maximum recursion depth"),
+        (b'{"a": ' * 100_000, "is not valid JSON: nested more than 64 levels deep"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "is not valid JSON: nested more than 64 levels deep"),
+        (b'{"a": 1' + b"0" * 400 + b"}", "is not valid JSON: an integer has more than 100 digits"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "is not valid JSON: an integer has more than 100 digits"),
+        (b'{"a": "\\ud800"}', "is not valid JSON: 'utf-8' codec can't encode"),
         (b"[]", "holds a JSON list, expected an object"),
-        (b"{}" + b" " * 1000, "is over 1000 bytes long"),
+        (b" " * (CONFIG.max_bytes + 1), "is longer than 16 MiB, too long for a config"),
     ],
+    ids=lambda value: str(value[:20]),
 )
-def test_damaged_json_file(folder, monkeypatch, name, content, message):
+def test_damaged_json_file(folder, name, content, message):
     save(folder / "model.safetensors", a=1)
-    monkeypatch.setattr(folder_module, "MAX_JSON_BYTES", 1000 if "over" in message else 10**6)
     (folder / name).write_bytes(content)
     assert f"{folder / name} {message}" in refusal(folder)
 
@@ -189,7 +195,57 @@ def test_damaged_json_file(folder, monkeypatch, name, content, message):
 def test_config_that_is_a_broken_link(folder):
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to(folder / "absent")
-    assert "config.json cannot be read: No such file or directory; incomplete download?" in refusal(folder)
+    assert "config.json cannot be read: No such file or directory" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors", "a-1.safetensors"],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+def test_what_is_not_a_regular_file_is_not_waited_for(folder, name, kind):
+    save(folder / "a-1.safetensors", a=1)
+    write_json(folder / "model.safetensors.index.json", {"weight_map": {"a": "a-1.safetensors"}})
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    message = refusal(folder)
+    assert f"{path} " in message
+    assert re.search("is not a regular file|or not a file|Too many levels of symbolic links", message)
+
+
+def test_a_folder_without_permission(folder):
+    if os.geteuid() == 0:
+        pytest.skip("root may read any folder")
+    folder.chmod(0)
+    try:
+        assert "cannot be read: Permission denied; check the path and its permissions" in refusal(folder)
+    finally:
+        folder.chmod(0o700)
+
+
+def test_odd_paths(tmp_path):
+    with pytest.raises(CheckpointError, match="is not a valid path: embedded null byte"):
+        open_checkpoint(Path("a\0b"))
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "cannot be read: Too many levels of symbolic links" in refusal(loop)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_checkpoint(tmp_path / os.fsdecode(b"m\xff"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "cannot be read: Not a directory" in refusal(pipe)
+
+
+def test_names_that_are_not_utf8(folder):
+    save(folder / "model.safetensors", a=1)
+    (folder / os.fsdecode(b"x\xff.json")).write_text("{}")
+    assert read_values(folder) == {"a": 1}
 
 
 @pytest.mark.parametrize(

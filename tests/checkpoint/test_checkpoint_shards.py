@@ -2,6 +2,8 @@
 
 import json
 import re
+import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,26 @@ def test_index_that_is_no_json(folder):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"weight_map": ' + "[" * 100_000, "nested more than 64 levels deep"),
+        ('{"metadata": {"total_size": 1' + "0" * 400 + "}}", "an integer has more than 100 digits"),
+        ('{"metadata": {"total_size": ' + "1" * 5000 + "}}", "an integer has more than 100 digits"),
+    ],
+    ids=["deep", "10**400", "5,000 digits"],
+)
+def test_index_beyond_the_bounds(folder, content, message):
+    write_shards(folder)
+    (folder / INDEX_NAME).write_text(content)
+    assert f"{INDEX_NAME} is not valid JSON: {message}" in refusal(folder)
+
+
+def test_a_long_list_of_missing_shards_is_cut(folder):
+    write_json(folder / INDEX_NAME, {"weight_map": {f"x{n}": f"x-{n:03}.safetensors" for n in range(300)}})
+    assert "x-099.safetensors and 200 more; incomplete" in refusal(folder)
+
+
+@pytest.mark.parametrize(
     "index", [{}, {"weight_map": None}, {"weight_map": []}, {"weight_map": ["a"]}, {"weight_map": {}}]
 )
 def test_index_without_weight_map(folder, index):
@@ -195,6 +217,39 @@ def test_stale_index(folder, name, shard):
     assert re.search(rf"1 of [34] tensors are not in the shard where .* places them: {name}; an index", refusal(folder))
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.lm_head.weight"])
+def test_a_head_that_only_the_index_knows(folder, name):
+    write_shards(folder, **{name: SHARDS[1]})
+    assert read_values(folder) == {"a": 1, "b": 2, "c": 3}
+    save(folder / SHARDS[0], a=1, b=2, **{name: 4})  # it is there, but elsewhere
+    assert f"1 of 4 tensors are not in the shard where {folder / INDEX_NAME} places them: {name}; an" in refusal(folder)
+
+
+def write_many(path: Path, names: list[str]) -> str:
+    """A sparse file of tensors of four bytes each; its header."""
+    entries = {n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}
+    header = json.dumps(entries)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header.encode())
+        file.truncate(8 + len(header) + 4 * len(names))
+    return header
+
+
+def test_200000_tensors_take_little_more_than_their_json(folder):
+    names = [f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.up_proj.weight" for i in range(200_000)]
+    texts = [write_many(folder / shard, part) for shard, part in zip(SHARDS, (names[::2], names[1::2]), strict=True)]
+    texts.append(json.dumps({"weight_map": dict(zip(names, SHARDS * 100_000, strict=True))}))
+    (folder / INDEX_NAME).write_text(texts[-1])
+    start = time.process_time()
+    parsed = list(map(json.loads, texts))
+    json_seconds = time.process_time() - start
+    del parsed
+    start = time.process_time()
+    assert len(open_checkpoint(folder).tensors) == 200_000
+    seconds = time.process_time() - start
+    assert seconds < 2 * json_seconds
+
+
 def test_tensor_in_two_shards(folder):
     write_shards(folder)
     save(folder / SHARDS[1], c=3, a=9)
@@ -204,7 +259,9 @@ def test_tensor_in_two_shards(folder):
 
 def test_names_from_an_index_cannot_break_the_line_or_the_terminal(folder):
     write_shards(folder)
-    write_json(folder / INDEX_NAME, {"weight_map": {"a\n\x1b[2J": "\ud800\n.safetensors"}})
-    assert r"'\ud800\n.safetensors'" in refusal(folder)
+    write_json(folder / INDEX_NAME, {"weight_map": {"a\n\x1b[2J": "\n\x1b[2J.safetensors"}})
+    assert r"'\n\x1b[2J.safetensors'" in refusal(folder)
+    write_json(folder / INDEX_NAME, {"weight_map": {"a": "\ud800.safetensors"}})
+    assert r"is not valid JSON: 'utf-8' codec can't encode character '\ud800'" in refusal(folder)
     write_shards(folder, **{"b\n\x1b[2J": SHARDS[0]})
     assert r"places them: 'b\n\x1b[2J'; an index" in refusal(folder)

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
+from llmcli.errors import DeviceError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
@@ -28,22 +30,23 @@ def load(
 
     `timeline` gets the time that the weights take.
 
-    Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory;
-            CheckpointError for a tensor with NaN or infinity, and for read errors.
+    Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
+            the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
-    with (timeline or Timeline()).part("read and convert weights"):
-        weights = read_weights(model, DTYPES[dtype], on_progress)
-        llama = _build(model, weights, DTYPES[dtype])
-    threads = torch.get_num_threads()
-    cache_type = cache_type_of(dtype, kv_cache)
-    cache = "" if cache_type == dtype else f", KV cache {cache_type}"
-    description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
-    return TorchRunner(
-        llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
-    )
+    with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
+        with (timeline or Timeline()).part("read and convert weights"):
+            weights = read_weights(model, DTYPES[dtype], on_progress)
+            llama = _build(model, weights, DTYPES[dtype])
+        threads = torch.get_num_threads()
+        cache_type = cache_type_of(dtype, kv_cache)
+        cache = "" if cache_type == dtype else f", KV cache {cache_type}"
+        description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
+        return TorchRunner(
+            llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
+        )
 
 
 def _build(model: Model, weights: dict[str, Tensor], dtype: torch.dtype) -> Llama:

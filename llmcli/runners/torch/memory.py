@@ -18,6 +18,7 @@ STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 _SMALLEST_USEFUL_CONTEXT = 128
 _CGROUP = Path("/sys/fs/cgroup")
+_USUAL_STACK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,33 @@ def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
 
 
 def available_memory() -> int:
-    """Bytes this process may still take: what the system has left, or less where a cgroup (a container) says so."""
+    """Bytes this process may still take: what the system has left, or less by a cgroup (a container) or `ulimit -v`."""
     available = int(psutil.virtual_memory().available)
+    return max(min(available, _left_in_cgroup(available), _left_of_address_space(available)), 0)
+
+
+def _left_in_cgroup(unlimited: int) -> int:
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         # File pages count as used there, but are given up on demand.
-        return min(available, limit - used + int(statistics["inactive_file"]))
+        return limit - used + int(statistics["inactive_file"])
     except (OSError, ValueError, KeyError):  # no cgroup v2 here, or its limit is "max"
-        return available
+        return unlimited
+
+
+def _left_of_address_space(unlimited: int) -> int:
+    """What `ulimit -v` leaves, less the stacks of threads that are not started yet: OpenMP ends the process there."""
+    if not hasattr(psutil, "RLIMIT_AS"):  # it is Linux's
+        return unlimited
+    process = psutil.Process()
+    limit, stack = (process.rlimit(kind)[0] for kind in (psutil.RLIMIT_AS, psutil.RLIMIT_STACK))
+    if limit == psutil.RLIM_INFINITY:
+        return unlimited
+    if stack == psutil.RLIM_INFINITY:
+        stack = _USUAL_STACK_BYTES
+    return int(limit) - process.memory_info().vms - (torch.get_num_threads() - 1) * int(stack)
 
 
 def _gib(num_bytes: int) -> str:

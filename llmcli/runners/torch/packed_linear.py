@@ -4,6 +4,7 @@ In float32 the weights are widened a block of rows at a time, which only has to 
 runners. In bfloat16 they go through torch's own packed operators, which read each weight byte once.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,10 +17,17 @@ from llmcli.quantization.schemes import WeightScheme
 # Weights widened at a time: a block stays in the cache while it is used.
 BLOCK_ELEMENTS = 2**18
 
-# What torch's int4 operator for CPUs takes: these groups, and rows by the 16.
+# What torch's int8 operator for CPUs takes and does not check: it reads inputs by the 16, or by the 8 without AVX-512,
+# beyond the end of a row that is not a multiple. Source: ATen/native/cpu/int8mm_kernel.cpp
+INT8_INPUT_MULTIPLE = 16
+
+# What torch's int4 operator for CPUs takes: these groups, and rows by the 16. Source: ATen/native/cpu/int4mm_kernel.cpp
 INT4_GROUP_SIZES = (256, 128, 64, 32)
 INT4_ROW_MULTIPLE = 16
 INT4_OFFSET = 8
+
+# Both operators count the weights of a matrix in 32 bits.
+MAX_OPERATOR_WEIGHTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -84,16 +92,29 @@ class WideningProduct:
 
 
 class ChannelInt8Product:
-    """Symmetric int8 with one scale a row, in bfloat16, by torch's int8 operator."""
+    """Symmetric int8 with one scale a row, in bfloat16, by torch's int8 operator; its rows are padded with zeros."""
 
     def __init__(self, weight: PackedWeight):
+        output_size, input_size = weight.shape
+        self._padding = -input_size % INT8_INPUT_MULTIPLE
+        q = torch.zeros(output_size, input_size + self._padding, dtype=torch.uint8)
         # q = code - 128 in one byte: flipping the highest bit.
-        self._q = (weight.unpacked(slice(None)) ^ 128).view(torch.int8)
+        torch.bitwise_xor(weight.unpacked(slice(None)), 128, out=q[:, :input_size])
+        self._q = q.view(torch.int8)
         self._scales = weight.scales[:, 0].to(torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        return torch._weight_int8pack_mm(x.to(torch.bfloat16), self._q, self._scales).float()
+        x = x.to(torch.bfloat16)
+        if self._padding:
+            x = F.pad(x, (0, self._padding))
+        return torch._weight_int8pack_mm(x, self._q, self._scales).float()
+
+    @staticmethod
+    def takes(weight: PackedWeight) -> bool:
+        """Whether the weight is of this form."""
+        scheme = weight.scheme
+        return scheme.num_bits == 8 and scheme.group_size is None and scheme.is_symmetric
 
 
 class Int4Product:
@@ -155,9 +176,8 @@ class PackedLinear:
 
 def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
     """The fastest form that computes in `dtype`."""
-    if dtype == torch.bfloat16:
-        scheme = weight.scheme
-        if scheme.num_bits == 8 and scheme.group_size is None and scheme.is_symmetric:
+    if dtype == torch.bfloat16 and math.prod(weight.shape) <= MAX_OPERATOR_WEIGHTS:
+        if ChannelInt8Product.takes(weight):
             return ChannelInt8Product(weight)
         if Int4Product.takes(weight):
             return Int4Product(weight)

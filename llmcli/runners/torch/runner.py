@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.errors import DeviceError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import AllLogits, Logits
 from llmcli.runners.torch.cache import RowCache
 from llmcli.runners.torch.llama import Llama
@@ -184,7 +186,8 @@ class TorchRunner:
         Shapes: result [waiting and new tokens, hidden_size] float32
         """
         waiting = row.token_ids[row.num_cached :] + new_token_ids
-        hidden = self._llama.forward(torch.tensor(waiting, dtype=torch.int64), row.num_cached, row.cache)
+        with foreign_errors_explained("running the model", DeviceError):
+            hidden = self._llama.forward(torch.tensor(waiting, dtype=torch.int64), row.num_cached, row.cache)
         row.logits = None
         row.token_ids.extend(new_token_ids)
         row.num_cached = len(row.token_ids)
@@ -193,7 +196,8 @@ class TorchRunner:
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> AllLogits:
         """Shapes: hidden [num_tokens, hidden_size]; result [num_tokens, vocab_size] float32."""
-        logits: AllLogits = self._llama.logits(hidden).numpy()
+        with foreign_errors_explained("running the model", DeviceError):
+            logits: AllLogits = self._llama.logits(hidden).numpy()
         return logits
 
 
