@@ -4,6 +4,7 @@ Owns the byte form of each token, which follows from the decoder that the file d
 """
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -86,7 +87,9 @@ def _load(
     with _library_errors(f"{path} is not a readable tokenizer.json", "; download the file again"):
         document = read_document(content.decode())
         is_quick = document.is_known_to_be_quick()
-        tokenizer = tokenizers.Tokenizer.from_str((document if is_quick else document.without_steps()).text())
+        text = (document if is_quick else document.without_steps()).text()
+        with _stderr_kept_clean():
+            tokenizer = tokenizers.Tokenizer.from_str(text)
         added_tokens = _added_tokens(tokenizer, settings)
         tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in added_tokens])
     return tokenizer, None if is_quick else EncodingProcess(path, document.text(), added_tokens)
@@ -114,6 +117,24 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) 
         if content in known and known[content].special:
             added[content] = replace(token, special=True)
     return [asdict(token) for token in added.values()]
+
+
+@contextmanager
+def _stderr_kept_clean() -> Iterator[None]:
+    """Drop what the library itself writes to stderr: a panic's report, of up to fifty lines, before the exception."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

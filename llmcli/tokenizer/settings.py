@@ -94,7 +94,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
             named[name] = _token(token_map_path, name, token_map[name])
     extra: dict[str, AddedToken] = {}
     for path, declared in ((config_path, config), (token_map_path, token_map)):
-        more_named, more = _extra_special_tokens(path, declared)
+        more_named, more = _extra_special_tokens(path, declared, is_first=not extra)
         named |= more_named
         extra |= {token.content: token for token in more}
 
@@ -158,10 +158,15 @@ def _named_tokens(path: Path, declared: dict[str, Any]) -> dict[str, AddedToken 
 
 
 def _extra_special_tokens(
-    path: Path, declared: dict[str, Any]
+    path: Path, declared: dict[str, Any], is_first: bool
 ) -> tuple[dict[str, AddedToken | None], list[AddedToken]]:
-    """The tokens with a name and those without, as `extra_special_tokens` or its older name has them."""
-    name = "extra_special_tokens" if declared.get("extra_special_tokens") else "additional_special_tokens"
+    """The tokens with a name and those without, as `extra_special_tokens` has them.
+
+    Its older name counts where nothing else does; transformers carries it over only then.
+    """
+    name = "extra_special_tokens"
+    if is_first and not declared.get(name):
+        name = "additional_special_tokens"
     values = declared.get(name) or []
     if isinstance(values, dict):
         return {key: _token(path, name, value) for key, value in values.items()}, []

@@ -42,7 +42,8 @@ class SentencePieceTokenizer(Tokenizer):
         # "▁" alone decodes to nothing exactly where the decoder takes the leading space away.
         space_id = self.token_id("▁")
         self.strips_leading_space = space_id is not None and self._processor.decode([space_id]) == ""
-        self._unknown_surface: bytes = self._processor.decode([self._processor.unk_id()]).encode()
+        unk_id = self._processor.unk_id()  # -1: the model has none, as it may where every byte is a piece
+        self._unknown_surface: bytes = self._processor.decode([unk_id]).encode() if unk_id >= 0 else b""
         self._sentinel_ids = self._processor.encode(SENTINEL)
         self._prepare_search()
 
@@ -123,8 +124,8 @@ class SentencePieceTokenizer(Tokenizer):
         """The id of a token given its vocabulary string, or None."""
         if content in self._added_ids:
             return self._added_ids[content]
-        token_id: int = self._processor.piece_to_id(content)  # the unknown token's id for a string it does not know
-        return token_id if self._pieces[token_id] == content else None
+        token_id: int = self._processor.piece_to_id(content)  # for a string it does not know the unknown token's, or -1
+        return token_id if token_id >= 0 and self._pieces[token_id] == content else None
 
     def piece(self, token_id: int) -> str:
         """The vocabulary string of a token, such as "▁the"; "" for an id outside the vocabulary."""
