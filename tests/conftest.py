@@ -16,6 +16,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Longer runs of tests that draw their cases."""
+    parser.addoption("--odd-tokenizers", type=int, metavar="N", help="run N random tokenizers and chat templates")
+
+
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
     """A trained LLaMA of 260 thousand parameters with its author's published greedy text."""

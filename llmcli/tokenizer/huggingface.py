@@ -110,6 +110,8 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) 
             added[content] = replace(added[content], special=True)
         elif content in known:
             old = known[content]
+            if content not in settings.named_contents:
+                continue  # what tokenizer.json calls ordinary remains so if it is only among the extra ones
             added[content] = AddedToken(content, True, old.lstrip, old.rstrip, old.single_word, old.normalized)
         elif tokenizer.token_to_id(content) is not None:
             added[content] = token

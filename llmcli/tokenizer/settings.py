@@ -65,9 +65,27 @@ class TokenizerSettings:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, AddedToken]:
-        """Every token that must never be shown, by its content: the named, the extra and the added special ones."""
-        tokens = [*self.named_tokens.values(), *self.extra_tokens, *self.added_tokens.values()]
-        return {token.content: token for token in tokens if token.special and token.content}
+        """Every token that must never be shown, by its content.
+
+        These are the named ones, the added ones that are called special, and the extra ones; but an extra one that is
+        an ordinary added token remains one.
+        """
+        added = {token.content: token for token in self.added_tokens.values()}
+        tokens: dict[str, AddedToken] = {}
+        for token in [*self.named_tokens.values(), *self.extra_tokens]:
+            # One that a name gives without its behaviour does not change the behaviour that another gives.
+            if token.content and (token.content not in tokens or token != AddedToken(token.content, special=True)):
+                tokens[token.content] = token
+        ordinary = {content for content, token in added.items() if not token.special} - self.named_contents
+        special = {content: replace(token, special=True) for content, token in added.items()}
+        return {content: special.get(content, token) for content, token in tokens.items() if content not in ordinary} | {
+            content: token for content, token in added.items() if token.special
+        }
+
+    @cached_property
+    def named_contents(self) -> frozenset[str]:
+        """The strings of the named tokens."""
+        return frozenset(token.content for token in self.named_tokens.values())
 
     def _named(self, name: str) -> str | None:
         return self.named_tokens[name].content or None if name in self.named_tokens else None

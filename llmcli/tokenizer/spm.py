@@ -65,7 +65,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.special_token_ids = frozenset(controls | {i for i in declared if i is not None})
 
     def _prepare_search(self) -> None:
-        behaviour = {**self._settings.special_tokens} | {t.content: t for t in self._settings.added_tokens.values()}
+        behaviour = self._settings.special_tokens
         contents = sorted({self.piece(token_id) for token_id in self.special_token_ids} - {""})
         special = [behaviour.get(content) or AddedToken(content, special=True) for content in contents]
         ordinary = [token for i, token in self._added_tokens.items() if i not in self.special_token_ids]
