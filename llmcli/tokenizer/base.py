@@ -17,8 +17,8 @@ class Tokenizer(ABC):
     `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
     put one there.
 
-    **BOS.** `encode` gives the ids of transformers 5.23, except that a BOS is never doubled and a declared one never
-    lost:
+    **BOS.** `encode` gives the ids of transformers 5.23 (with a tokenizer.model those of sentencepiece, which differ in
+    runs of spaces), except that a BOS is never doubled and a declared one never lost:
 
     1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are not looked at.
     2. tokenizer.model: BOS is added unless tokenizer_config.json says `add_bos_token: false`, and EOS if it says

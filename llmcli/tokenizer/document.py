@@ -64,21 +64,28 @@ class TokenizerDocument:
         and nothing that may follow the model in the file matters."""
         return f'{{"model": {self.model}, {json.dumps(self.head)[1:]}'
 
-    def without_steps(self) -> "TokenizerDocument":
-        """The same without what a text passes before the model, for looking up tokens alone."""
-        return replace(self, head=self.head | {"normalizer": None, "pre_tokenizer": None})
+    def for_looking_up(self) -> "TokenizerDocument":
+        """The same without what is not known to be quick; it has the same tokens, and gives other ids to a text.
+
+        The library passes added tokens through the normalizer, so a quick one stays.
+        """
+        normalizer = self.head["normalizer"] if self._has_quick_normalizer() else None
+        return replace(self, head=self.head | {"normalizer": normalizer, "pre_tokenizer": None})
 
     def is_known_to_be_quick(self) -> bool:
         """Whether every step is one of the known ones; see the module docstring."""
-        normalizers = list(_steps(self.head["normalizer"], "normalizers"))
         pre_tokenizers = list(_steps(self.head["pre_tokenizer"], "pretokenizers"))
         processors = list(_steps(self.head["post_processor"], "processors"))
         return (
-            len(normalizers) + len(pre_tokenizers) + len(processors) <= MAX_STEPS
-            and all(map(_is_quick_normalizer, normalizers))
+            self._has_quick_normalizer()
+            and len(pre_tokenizers) + len(processors) <= MAX_STEPS
             and all(map(_is_quick_pre_tokenizer, pre_tokenizers))
             and all(map(_is_quick_processor, processors))
         )
+
+    def _has_quick_normalizer(self) -> bool:
+        normalizers = list(_steps(self.head["normalizer"], "normalizers"))
+        return len(normalizers) <= MAX_STEPS and all(map(_is_quick_normalizer, normalizers))
 
 
 def read_document(text: str) -> TokenizerDocument:

@@ -35,7 +35,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Tokens that the files beside it add go in as transformers adds them: those with an id in the order of their ids,
     whether or not the vocabulary has them. A token that is only named special counts if the vocabulary has it;
-    transformers would give it an id beyond the vocabulary, which no model was trained with.
+    transformers would give it an id beyond the vocabulary, which no model was trained with. A named token is special,
+    even if tokenizer.json calls it ordinary.
     """
 
     def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
@@ -87,7 +88,7 @@ def _load(
     with _library_errors(f"{path} is not a readable tokenizer.json", "; download the file again"):
         document = read_document(content.decode())
         is_quick = document.is_known_to_be_quick()
-        text = (document if is_quick else document.without_steps()).text()
+        text = (document if is_quick else document.for_looking_up()).text()
         with _stderr_kept_clean():
             tokenizer = tokenizers.Tokenizer.from_str(text)
         added_tokens = _added_tokens(tokenizer, settings)
@@ -101,10 +102,13 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) 
     A token that it has already takes over the behaviour given here; once special, it remains so.
     Source: transformers 5.23, `TokenizersBackend.__init__` and `PreTrainedTokenizerBase._from_pretrained`.
     """
-    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    added = {token.content: token for token in settings.added_tokens.values()}
-    if not settings.is_complete:  # then tokenizer.json goes before added_tokens.json
-        added = {content: token for content, token in added.items() if content not in known}
+    known_ids = tokenizer.get_added_tokens_decoder()
+    known = {token.content: token for token in known_ids.values()}
+    added = {
+        token.content: token
+        for token_id, token in settings.added_tokens.items()
+        if settings.is_complete or token_id not in known_ids  # tokenizer.json goes before added_tokens.json
+    }
     for content, token in settings.special_tokens.items():
         if content in added:
             added[content] = replace(added[content], special=True)

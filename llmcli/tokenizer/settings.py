@@ -78,9 +78,9 @@ class TokenizerSettings:
                 tokens[token.content] = token
         ordinary = {content for content, token in added.items() if not token.special} - self.named_contents
         special = {content: replace(token, special=True) for content, token in added.items()}
-        return {content: special.get(content, token) for content, token in tokens.items() if content not in ordinary} | {
-            content: token for content, token in added.items() if token.special
-        }
+        return {
+            content: special.get(content, token) for content, token in tokens.items() if content not in ordinary
+        } | {content: token for content, token in added.items() if token.special}
 
     @cached_property
     def named_contents(self) -> frozenset[str]:

@@ -26,7 +26,11 @@ CONFIG = {
     "chat_template": [{"name": "default", "template": "{% for m in messages %}{{ m.content }}{% endfor %}"}],
     "added_tokens_decoder": {"3": {"content": "<pad>", "special": True, "lstrip": True, "rstrip": True}},
 }
-TOKEN_MAP = {"bos_token": "<s>", "mask_token": {"content": "<mask>", "lstrip": True}, "additional_special_tokens": ["a"]}
+TOKEN_MAP = {
+    "bos_token": "<s>",
+    "mask_token": {"content": "<mask>", "lstrip": True},
+    "additional_special_tokens": ["a"],
+}
 ADDED = {"<call>": 300, "<image>": 301}
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[{{ m.content | trim }}]{% else %}"
@@ -44,7 +48,9 @@ def small_tokenizers(corpus: list[str]) -> dict[str, dict[str, Any]]:
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    library.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=120, special_tokens=special, show_progress=False))
+    library.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=120, special_tokens=special, show_progress=False)
+    )
     library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made["byte_level"] = library
 
@@ -76,7 +82,9 @@ def small_tokenizers(corpus: list[str]) -> dict[str, dict[str, Any]]:
     )
     for library in made.values():
         library.add_special_tokens(special)
-        library.add_tokens([tokenizers.AddedToken("<mask>", lstrip=True), tokenizers.AddedToken("<x>", single_word=True)])
+        library.add_tokens(
+            [tokenizers.AddedToken("<mask>", lstrip=True), tokenizers.AddedToken("<x>", single_word=True)]
+        )
     return {name: json.loads(library.to_str()) for name, library in made.items()}
 
 

@@ -10,32 +10,36 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-WORDS = "the quick brown fox's naïve café 12 3456 Привет мир 世界 こんにちは don't x=1; ﬁne Å e\u0301 foo_bar 👍🏽".split()
+from llmcli.tokenizer.document import KNOWN_PATTERNS
+
+WORDS = ["the", "quick", "brown", "fox's", "naïve", "café", "12", "3456", "Привет", "мир", "世界", "こんにちは"]
+WORDS += ["don't", "x=1;", "ﬁne", "Å", "e\u0301", "foo_bar", "👍🏽"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<|end|>"]
 ADDED = ["<tool>", "<mask>", "fox", "a b", "日本", "<img>", " <sp>", "<NEW>"]
 NAMES = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "image_token"]
-PATTERNS = [
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"\p{N}{1,3}",
-    r"[A-Za-z]+|[^A-Za-z]",  # not one of those that are known to be quick
-]
+PATTERNS = [*sorted(KNOWN_PATTERNS), r"[A-Za-z]+|[^A-Za-z]"]  # the last is not one that is known to be quick
 SOURCES = [
     "{{ bos_token }}",
     "{{ eos_token | default('-') }}",
     "{{ NAME is defined }}{{ NAME }}",
     "{{ [bos_token, pad_token, unk_token, mask_token, cls_token, sep_token, image_token, call_token] }}",
-    "{{ additional_special_tokens is defined }}{{ extra_special_tokens is defined }}{{ special_tokens_map is defined }}",
-    "{% for m in messages %}\n  {%- if m.role == 'user' -%} U:{{ m.content | trim }}\n{% else %}A:{{ m.content }}{% endif %}{% endfor %}",
-    "{%- for m in messages %}{{ loop.index0 }}{{ m['role'] | upper }}{{ m | tojson }}{% if not loop.last %},{% endif %}{% endfor -%}",
+    "{{ additional_special_tokens is defined }}{{ extra_special_tokens is defined }}",
+    "{% for m in messages %}\n  {%- if m.role == 'user' -%} U:{{ m.content | trim }}\n{% else %}A:{{ m.content }}"
+    "{% endif %}{% endfor %}",
+    "{%- for m in messages %}{{ loop.index0 }}{{ m['role'] | upper }}{{ m | tojson }}"
+    "{% if not loop.last %},{% endif %}{% endfor -%}",
     "{% if tools %}{{ tools | tojson(indent=2) }}{% else %}no tools{% endif %}\n",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}{% endfor %}{{ ns.n }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}{% endfor %}"
+    "{{ ns.n }}",
     "{% macro say(x) %}<{{ x }}>{% endmacro %}{{ say(messages[0].content) }}",
     "{% if add_generation_prompt %}{{ '<|end|>assistant\\n' }}{% endif %}",
     "  \n{% generation %}{{ messages[-1].content }}{% endgeneration %}\n",
     "{{ documents is none }}{{ flag }}{{ number + 1 }}{{ messages | map(attribute='role') | join('+') }}",
+    "{{ messages[0].content[::-1] }}{{ dict(a=1) }}{{ 'é' | tojson }}{# a remark #}",
+]
+FAILING = [
     "{% if messages[0].role != 'system' %}{{ raise_exception('No system prompt') }}{% endif %}",
     "{{ nothing.at.all }}",
-    "{{ messages[0].content[::-1] }}{{ dict(a=1) }}{{ 'é' | tojson }}{# a remark #}",
 ]
 MESSAGES = [
     {"role": "system", "content": " Be kind.\n"},
@@ -52,7 +56,7 @@ def random_text(rng: random.Random, tokens: list[str]) -> str:
 
 def random_template(rng: random.Random) -> str:
     """A template of a few parts; now and then one that fails."""
-    parts = rng.choices(SOURCES[:-3] + SOURCES[-1:] if rng.random() < 0.8 else SOURCES, k=rng.randrange(1, 6))
+    parts = rng.choices(SOURCES if rng.random() < 0.8 else SOURCES + FAILING, k=rng.randrange(1, 6))
     return "".join(parts).replace("NAME", rng.choice(NAMES))
 
 
@@ -99,7 +103,9 @@ def write_settings(
     defaults: dict[str, Any] | None = None,
 ) -> None:
     """Some of the three JSON files: new added tokens, and names for known tokens in each form that occurs."""
-    config: dict[str, Any] = {"tokenizer_class": tokenizer_class, "chat_template": random_template(rng)} | (defaults or {})
+    config: dict[str, Any] = {"tokenizer_class": tokenizer_class, "chat_template": random_template(rng)} | (
+        defaults or {}
+    )
     token_map: dict[str, Any] = {}
     new = rng.sample(["<tool>", "<mask>", "<img>"], k=rng.randrange(3))
     # One form for each token: what transformers makes of two that contradict each other depends on their order.
@@ -112,11 +118,12 @@ def write_settings(
     for name in NAMES:
         if rng.random() < 0.4 and not (defaults and name in defaults):
             rng.choice([config, token_map])[name] = forms[rng.choice([*known, *new_ids])]
-    extra = rng.sample(known, k=rng.randrange(len(known)))[:3]
+    forms["<unk>"] = "<unk>"
+    plain = [token for token in known if isinstance(forms[token], str)]
+    extra = rng.sample(plain, k=rng.randrange(len(plain) + 1))[:3]
     form = rng.randrange(5)
     if form == 0:
-        names = [token for token in known if isinstance(forms[token], str)] or ["<unk>"]
-        config["extra_special_tokens"] = {"call_token": rng.choice(names), "image_token": rng.choice(names)}
+        config["extra_special_tokens"] = {"call_token": rng.choice(plain), "image_token": rng.choice(plain)}
     elif form == 1:
         config["extra_special_tokens"] = extra
     elif form == 2:
@@ -125,7 +132,10 @@ def write_settings(
         token_map["additional_special_tokens"] = extra
     if new_ids and rng.random() < 0.6:
         config["added_tokens_decoder"] = {
-            str(token_id): {**_behaviour(rng), **(forms[token] if isinstance(forms[token], dict) else {"content": token})}
+            str(token_id): {
+                **_behaviour(rng),
+                **(forms[token] if isinstance(forms[token], dict) else {"content": token}),
+            }
             for token, token_id in new_ids.items()
         }
     elif new_ids:
@@ -146,7 +156,9 @@ def _form(token: str, rng: random.Random) -> Any:
 def _typed(config: dict[str, Any]) -> dict[str, Any]:
     """With the mark that transformers wants in this file, and not in the other."""
     return {
-        name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) and "content" in value else value
+        name: {"__type": "AddedToken", **value, "special": True}
+        if isinstance(value, dict) and "content" in value
+        else value
         for name, value in config.items()
     }
 
@@ -203,7 +215,9 @@ def _random_byte_level(rng: random.Random) -> Any:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.3, use_regex=rng.random() < 0.6)
     if rng.random() < 0.4:
         return byte_level
-    split = pre_tokenizers.Split(tokenizers.Regex(rng.choice(PATTERNS)), rng.choice(["isolated", "merged_with_previous"]))
+    split = pre_tokenizers.Split(
+        tokenizers.Regex(rng.choice(PATTERNS)), rng.choice(["isolated", "merged_with_previous"])
+    )
     digits = pre_tokenizers.Digits(individual_digits=rng.random() < 0.5)
     return pre_tokenizers.Sequence([rng.choice([split, digits]), byte_level])
 
