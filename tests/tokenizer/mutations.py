@@ -96,7 +96,8 @@ def damaged_folders(documents: dict[str, dict[str, Any]], spm_model: bytes, seed
         files: Files = {"chat_template.jinja": TEMPLATE.encode()} if rng.random() < 0.5 else {}
         files |= {name: json.dumps(value).encode() for name, value in jsons.items() if rng.random() < 0.5}
         is_spm = rng.random() < 0.4
-        document = {} if is_spm else documents[rng.choice(list(documents))]
+        weights = [1 if name == "split" else 4 for name in documents]  # that kind takes a process
+        document = {} if is_spm else documents[rng.choices(list(documents), weights)[0]]
         main = "tokenizer.model" if is_spm else "tokenizer.json"
         files[main] = spm_model if is_spm else json.dumps(document).encode()
         target = main if rng.random() < 0.6 else rng.choice(list(files))

@@ -1,4 +1,4 @@
-"""Tokens that only the files beside a tokenizer name: special, hidden, and variables of templates, as in transformers."""
+"""Tokens that only the files beside a tokenizer name, against transformers: special, hidden, variables of templates."""
 
 import json
 
