@@ -119,7 +119,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
     if is_complete:
         added_tokens = _added_tokens_decoder(config_path, config["added_tokens_decoder"])
     else:
-        declared_special = {token.content for token in [*named.values(), *extra.values()] if token is not None}
+        # As transformers has it here: the seven names, and no object in tokenizer_config.json.
+        names = [n for n in TOKEN_NAMES if n in token_map or isinstance(config.get(n), str)]
+        declared_special = {token.content for n in names if (token := named[n]) is not None} | extra.keys()
         added_tokens = _added_tokens_file(folder / "added_tokens.json", declared_special)
     return TokenizerSettings(
         named_tokens={name: token for name, token in named.items() if token is not None},

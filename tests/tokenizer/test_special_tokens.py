@@ -84,12 +84,34 @@ def test_a_named_token_keeps_its_behaviour(folder):
         {"config": {"added_tokens_decoder": {"500": {"content": "<new>", "special": True}}}},
         {"config": {"added_tokens_decoder": {"2": {"content": "<|eot|>", "special": False, "lstrip": True}}}},
         {"config": {"added_tokens_decoder": {"1": {"content": "<|eos|>", "special": False}}, "pad_token": "<|eos|>"}},
+        {"config": {"added_tokens_decoder": {"1": {"content": "<|eos|>", "special": False}}}},
         {"config": {"pad_token": "<new>"}, "added": {"<new>": 500, "<tool>": 501}},
     ],
 )  # fmt: skip
 def test_each_way_to_declare_special_tokens(files, folder):
     declare(folder, **files)
     assert_equals_transformers(folder, TEXT + "<|eos|>")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config": {"pad_token": "<New>"}},
+        {"config": {"image_token": "<New>"}},
+        {"config": {"pad_token": {"content": "<New>", **TYPED, "lstrip": False}}},
+        {"token_map": {"pad_token": {"content": "<New>", "lstrip": False}}},
+        {"config": {"additional_special_tokens": ["<New>"]}},
+        {},
+    ],
+)
+def test_which_tokens_of_added_tokens_json_are_looked_for_in_normalized_text(files, folder):
+    document = json.loads((folder / "tokenizer.json").read_text())
+    write_json(folder / "tokenizer.json", document | {"normalizer": {"type": "Lowercase"}})
+    declare(folder, **files, added={"<New>": 500})
+    reference, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    for text in ("a<New>b<new>", "<NEW>"):
+        token_ids = reference(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.encode(text, add_special_tokens=False) == token_ids
 
 
 def test_a_name_cannot_take_the_place_of_the_conversation(folder):
