@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import sentencepiece
 from conftest import write_json
 from transformers import AutoTokenizer
 
@@ -134,6 +135,15 @@ def test_a_named_piece_of_a_tokenizer_model_is_special(name, spm_model, folder_o
     assert decode(tokenizer, token_ids, at_start=True) == reference.decode(token_ids, skip_special_tokens=True)
     ordinary = tokenizer.encode("<unk>", add_special_tokens=False, parse_special_tokens=False)
     assert 0 not in ordinary
+
+
+def test_the_unknown_token_in_ordinary_text_is_text(no_fallback_folder, folder_of):
+    model = (no_fallback_folder / "tokenizer.model").read_bytes()
+    folder = folder_of(tokenizer__model=model, tokenizer_config__json={"unk_token": "<unk>"})
+    library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    for text in ("hello <unk> the", "<unk>hello"):
+        token_ids = load_tokenizer(folder).encode(text, add_special_tokens=False, parse_special_tokens=False)
+        assert token_ids == library.encode(text)
 
 
 def test_a_token_that_swallows_spaces_is_found_quickly_in_a_million_of_them(spm_model, folder_of):

@@ -111,6 +111,13 @@ def test_an_unknown_expression_gives_the_libraries_ids(byte_level_library, folde
             assert tokenizer.encode(text, add_special_tokens=add) == library.encode(text, add_special_tokens=add).ids
 
 
+def test_an_unknown_expression_leaves_special_strings_ordinary_where_they_are(document, folder_of):
+    tokenizer = load_tokenizer(folder_of(tokenizer__json=document | {"pre_tokenizer": split({"Regex": "zzz"})}))
+    eot = tokenizer.token_id("<|eot|>")
+    assert eot not in tokenizer.encode("a<|eot|>", parse_special_tokens=False)
+    assert eot in tokenizer.encode("a<|eot|>")
+
+
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "metaspace", "llama3", "qwen2"])
 def test_usual_tokenizers_start_no_process(name, load):
     assert load(name)._encoder is None
