@@ -61,6 +61,7 @@ def _parse_ids(text: str, vocab_size: int) -> list[int]:
     for word in words:
         if not (word.isascii() and word.isdecimal() and len(word) < MAX_DIGITS) or int(word) >= vocab_size:
             raise UsageError(
-                f"{word[:MAX_DIGITS]!r} is no token id of this tokenizer, expected numbers from 0 to {vocab_size - 1}"
+                f"{word[:MAX_DIGITS]!r} is not a token id of this tokenizer, "
+                f"expected numbers from 0 to {vocab_size - 1}"
             )
     return [int(word) for word in words]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from llmcli.errors import TokenizerError, UsageError
-from llmcli.tokenizer.settings import TokenizerSettings
+from llmcli.tokenizer.settings import MAX_TOKEN_ID, TokenizerSettings
 
 
 class Tokenizer(ABC):
@@ -17,8 +17,8 @@ class Tokenizer(ABC):
     `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
     put one there.
 
-    **BOS.** `encode` gives the ids of transformers 5.23, except that a BOS is never doubled and a declared one never
-    lost:
+    **BOS.** `encode` gives the ids of transformers 5.23 (with a tokenizer.model those of sentencepiece, which differ in
+    runs of spaces), except that a BOS is never doubled and a declared one never lost:
 
     1. tokenizer.json: its post-processor decides alone; `add_bos_token` and `add_eos_token` are not looked at.
     2. tokenizer.model: BOS is added unless tokenizer_config.json says `add_bos_token: false`, and EOS if it says
@@ -87,6 +87,12 @@ class Tokenizer(ABC):
 
         Models pad their embedding, so such ids do occur.
         """
+
+    def _checked_vocab_size(self, size: int) -> int:
+        """Raises: TokenizerError for a vocabulary so large that a loop over its ids would not end."""
+        if size > MAX_TOKEN_ID + 1:
+            raise TokenizerError(f"{self._path} has the token id {size - 1}, expected ids up to {MAX_TOKEN_ID}")
+        return size
 
     def _find_declared(self, name: str, content: str | None, *, is_added: bool) -> int | None:
         """The id of the declared bos_token or eos_token; None if there is none, or if the vocabulary has not got it.

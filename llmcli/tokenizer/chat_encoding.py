@@ -35,8 +35,9 @@ def encode_chat(
 ) -> list[int]:
     """The ids of a conversation as the template writes it, with a BOS only if the template writes one.
 
-    They equal those of transformers' `apply_chat_template`, except that the strings of special tokens inside
-    messages and variables are encoded as ordinary text.
+    They equal those of transformers' `apply_chat_template`, with two exceptions. The strings of special tokens inside
+    messages and variables are encoded as ordinary text. With a tokenizer.model, text with runs of spaces gets the ids
+    of the sentencepiece library; the merges that transformers makes of that file join such runs otherwise.
 
     While the template is rendered, a stand-in replaces the first character of each such string: the template sees
     texts of unchanged length in which no special token can be found, however it cuts them.

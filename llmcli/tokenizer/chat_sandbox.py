@@ -1,17 +1,13 @@
-"""The program of the child process that renders chat templates: jinja2's sandbox, one JSON line in, one out.
+"""The program of the child process that renders chat templates: jinja2's sandbox.
 
 A template comes from a model folder, so it is a stranger's program. It sees JSON values and no files; the memory and
 the output that it may use are bounded here, its time by the parent. Only the child imports this module, because jinja2
 takes 0.1 s to import.
 """
 
-import contextlib
 import datetime
-import faulthandler
 import functools
-import importlib
 import json
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -24,48 +20,15 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from llmcli.tokenizer.sandbox import printable, serve
+
 MEMORY_LIMIT_MB = 256
 OUTPUT_LIMIT_MB = 4
-# Longer than the parent waits: this ends a rendering only where the parent was killed before it could.
-ORPHAN_SECONDS = 3
 
 
 def main() -> None:
-    """Answers `{"source": ..., "variables": {...}}` with `{"text": ...}` or `{"error": ...}` until stdin is closed.
-
-    Begins with an empty line, which says that it is ready.
-    """
-    _limit_memory()
-    reply = b""
-    while True:
-        sys.stdout.buffer.write(reply + b"\n")
-        sys.stdout.buffer.flush()
-        request = sys.stdin.buffer.readline()
-        if not request:
-            return
-        # A thread of C code, which ends this process even within one endless operation on big numbers.
-        faulthandler.dump_traceback_later(ORPHAN_SECONDS, exit=True)
-        reply = _answer(request)
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _limit_memory() -> None:
-    """POSIX only. The limit counts what the interpreter and jinja2 hold, about 11 MB."""
-    if sys.platform == "win32":
-        return
-    resource = importlib.import_module("resource")  # there is no such module on Windows
-    limit_bytes = MEMORY_LIMIT_MB * 2**20
-    with contextlib.suppress(ValueError, OSError):  # macOS has the call and may refuse it
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-
-
-def _answer(request: bytes) -> bytes:
-    try:
-        return json.dumps({"text": _render(**json.loads(request))}).encode()
-    except MemoryError:
-        return json.dumps({"error": f"it needs more than {MEMORY_LIMIT_MB} MB of memory"}).encode()
-    except Exception as error:  # a template can raise whatever Python's operators and methods raise
-        return json.dumps({"error": _describe(error)}).encode()
+    """Answers `{"source": ..., "variables": {...}}` with the text."""
+    serve(lambda request: _render(**request), _describe, MEMORY_LIMIT_MB)
 
 
 def _render(source: str, variables: dict[str, Any]) -> str:
@@ -79,8 +42,8 @@ def _render(source: str, variables: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def _describe(error: Exception) -> str:
-    """What went wrong and the line of the template, as printable text of limited length: it goes to a terminal."""
+def _describe(error: BaseException) -> str:
+    """What went wrong and the line of the template. It raises whatever Python's operators and methods raise."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         reason, lines = error.message, [error.lineno]
     else:
@@ -88,8 +51,7 @@ def _describe(error: Exception) -> str:
         frames = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
         reason = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-    reason = "".join(c if c.isprintable() else " " for c in str(reason)[:400])
-    return " ".join(reason.split()) + (f" (line {lines[-1]})" if lines else "")
+    return printable(str(reason)) + (f" (line {lines[-1]})" if lines else "")
 
 
 @functools.lru_cache(maxsize=1)

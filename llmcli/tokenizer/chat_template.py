@@ -4,14 +4,16 @@ Refuses a folder without a template, with the ways to name one. Token ids are ch
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmcli.errors import TokenizerError, UsageError
+from llmcli.reading import CHAT_TEMPLATE
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.chat_process import TemplateProcess
-from llmcli.tokenizer.settings import read_settings
+from llmcli.tokenizer.bounded_process import BoundedProcess
+from llmcli.tokenizer.settings import read_optional_object, read_settings
 
 PLAIN = "plain"
 # For models that were trained on text alone. No space after the last colon: it belongs to the next word's token.
@@ -30,8 +32,7 @@ PLAIN_SOURCE = """\
 """
 PLAIN_STOP_STRING = "\nUser:"
 
-# Source: transformers 5.23, `PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES`.
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TIME_LIMIT_SECONDS = 2
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -49,7 +50,8 @@ class ChatTemplate:
         self.origin = origin
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
-        self._process = TemplateProcess(source, origin)
+        remedy = "choose another one with --chat-template FILE"
+        self._process = BoundedProcess("chat_sandbox", "jinja2", origin, remedy)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
@@ -66,7 +68,8 @@ class ChatTemplate:
         """
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
-        return self._process.render(prompt | self.special_tokens | variables)
+        request = {"source": self.source, "variables": self.special_tokens | prompt | variables}
+        return str(self._process.ask(request, TIME_LIMIT_SECONDS))
 
     def close(self) -> None:
         """Ends the child process; the next rendering starts another. Without this it ends with the program."""
@@ -96,28 +99,19 @@ def load_chat_template(folder: Path, tokenizer: Tokenizer, choice: str | None = 
 
 
 def _read_chosen(path: Path) -> str:
-    expected = f"expected a file that holds a Jinja template, or `{PLAIN}`"
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read --chat-template {path}: {error.strerror}; {expected}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--chat-template {path} is not UTF-8 text; {expected}") from error
+        return CHAT_TEMPLATE.read_text(path)
+    except TokenizerError as error:
+        raise UsageError(f"{error}; expected a file that holds a Jinja template, or `{PLAIN}`") from error
 
 
 def _find_in(folder: Path) -> tuple[str, str]:
     path = folder / "chat_template.jinja"
-    try:
-        return path.read_text(encoding="utf-8"), f"the chat template {path}"
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is not UTF-8 text; download the file again") from error
+    if os.path.lexists(path):
+        return CHAT_TEMPLATE.read_text(path), f"the chat template {path}"
 
     path = folder / "tokenizer_config.json"
-    source = _read_object(path).get("chat_template")
+    source = read_optional_object(path).get("chat_template")
     if source is None:
         raise UsageError(
             f"{folder} has no chat template: there is no chat_template.jinja, and no chat_template in "
@@ -126,9 +120,9 @@ def _find_in(folder: Path) -> tuple[str, str]:
         )
     origin = f"chat_template in {path}"
     if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
-        named = {entry.get("name"): entry.get("template") for entry in source}
+        named = {str(entry.get("name")): entry.get("template") for entry in source}
         if "default" not in named:
-            names = ", ".join(str(name) for name in named) or "none"
+            names = ", ".join(named) or "none"
             raise TokenizerError(
                 f"{origin} has no template named default, only {names}; choose one with --chat-template FILE"
             )
@@ -138,29 +132,17 @@ def _find_in(folder: Path) -> tuple[str, str]:
     return source, f"the {origin}"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that `read_settings` has accepted, {} if there is none."""
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
-
-
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them."""
+    """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them.
+
+    As in transformers, the special tokens without a name are no variable.
+    """
     tokens = {}
     if tokenizer.bos_token_id is not None:
         tokens["bos_token"] = tokenizer.piece(tokenizer.bos_token_id)
     if len(tokenizer.eos_token_ids) == 1:  # where there are more, the folder names the one that ends a text
         tokens["eos_token"] = tokenizer.piece(min(tokenizer.eos_token_ids))
-
-    read_settings(folder)  # refuses broken files in words
-    declared = _read_object(folder / "tokenizer_config.json")
-    if declared.get("added_tokens_decoder") is None:  # else the older file is not looked at, as in transformers
-        declared |= _read_object(folder / "special_tokens_map.json")
-    for name in TOKEN_NAMES:
-        token = declared.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
+    return tokens | {name: token.content for name, token in read_settings(folder).named_tokens.items()}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

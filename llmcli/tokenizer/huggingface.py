@@ -4,17 +4,23 @@ Owns the byte form of each token, which follows from the decoder that the file d
 """
 
 import json
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from llmcli.errors import TokenizerError
+from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.settings import TokenizerSettings
+from llmcli.tokenizer.document import read_document
+from llmcli.tokenizer.encoding_process import EncodingProcess
+from llmcli.tokenizer.settings import AddedToken, TokenizerSettings
 
 LLAMA_SEQUENCE = [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -25,14 +31,20 @@ STRIP_ONE_LEFT = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json. Tokens that tokenizer_config.json declares and the vocabulary has not got are ignored."""
+    """A tokenizer.json.
 
-    def __init__(self, path: Path, settings: TokenizerSettings) -> None:
+    Tokens that the files beside it add go in as transformers adds them: those with an id in the order of their ids,
+    whether or not the vocabulary has them. A token that is only named special counts if the vocabulary has it;
+    transformers would give it an id beyond the vocabulary, which no model was trained with. A named token is special,
+    even if tokenizer.json calls it ordinary.
+    """
+
+    def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
         super().__init__(path, settings)
-        self._tokenizer = _load(path, settings.special_tokens)
+        self._tokenizer, self._encoder = _load(path, content, settings)
         self._lock = threading.Lock()
         self._piece_bytes, self.strips_leading_space = _decoding_rule(path, _state(self._tokenizer.decoder))
-        self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        self.vocab_size = self._checked_vocab_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added_tokens.items() if token.special)
         bos_token = settings.bos_token or _template_bos(_state(self._tokenizer.post_processor))
@@ -41,9 +53,11 @@ class HuggingFaceTokenizer(Tokenizer):
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset({eos_token_id})
 
     def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
+        if self._encoder is not None:
+            return self._encoder.encode(text, add_special_tokens, parse_special_tokens)
         # The library keeps this choice as a setting of the tokenizer. A second tokenizer would cost Llama 3 0.6 s and
         # 100 MB, so every call sets it anew, one call at a time.
-        with self._lock:
+        with self._lock, _library_errors(f"{self._path} cannot encode the text"):
             self._tokenizer.encode_special_tokens = not parse_special_tokens
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -64,30 +78,82 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._piece_bytes(self.piece(token_id))
 
 
-def _load(path: Path, special_tokens: frozenset[str]) -> tokenizers.Tokenizer:
-    """Loads the file without its truncation and padding, with the given tokens marked special if it has them.
+def _load(
+    path: Path, content: bytes, settings: TokenizerSettings
+) -> tuple[tokenizers.Tokenizer, EncodingProcess | None]:
+    """The file without its truncation and padding and with the tokens that the settings add.
 
-    Some folders declare a token special in tokenizer_config.json and not in tokenizer.json; transformers merges the
-    two. The mark is set in the JSON because adding the token to the loaded tokenizer may give it a second id.
+    If its steps are not known to be quick, the tokenizer is for looking up tokens alone, and the process encodes.
     """
+    with _library_errors(f"{path} is not a readable tokenizer.json", "; download the file again"):
+        document = read_document(content.decode())
+        is_quick = document.is_known_to_be_quick()
+        text = (document if is_quick else document.for_looking_up()).text()
+        with _stderr_kept_clean():
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+        added_tokens = _added_tokens(tokenizer, settings)
+        tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in added_tokens])
+    return tokenizer, None if is_quick else EncodingProcess(path, document.text(), added_tokens)
+
+
+def _added_tokens(tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings) -> list[dict[str, Any]]:
+    """What the library is to add to a loaded tokenizer, as arguments of its `AddedToken`.
+
+    A token that it has already takes over the behaviour given here; once special, it remains so.
+    Source: transformers 5.23, `TokenizersBackend.__init__` and `PreTrainedTokenizerBase._from_pretrained`.
+    """
+    known_ids = tokenizer.get_added_tokens_decoder()
+    known = {token.content: token for token in known_ids.values()}
+    added = {
+        token.content: token
+        for token_id, token in settings.added_tokens.items()
+        if settings.is_complete or token_id not in known_ids  # tokenizer.json goes before added_tokens.json
+    }
+    for content, token in settings.special_tokens.items():
+        if content in added:
+            added[content] = replace(added[content], special=True)
+        elif content in known:
+            old = known[content]
+            if content not in settings.named_contents:
+                continue  # what tokenizer.json calls ordinary remains so if it is only among the extra ones
+            added[content] = AddedToken(content, True, old.lstrip, old.rstrip, old.single_word, old.normalized)
+        elif tokenizer.token_to_id(content) is not None:
+            added[content] = token
+    for content, token in added.items():
+        if content in known and known[content].special:
+            added[content] = replace(token, special=True)
+    return [asdict(token) for token in added.values()]
+
+
+@contextmanager
+def _stderr_kept_clean() -> Iterator[None]:
+    """Drop what the library itself writes to stderr: a panic's report, of up to fifty lines, before the exception."""
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        marked = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        unmarked = {content for content in special_tokens - marked if tokenizer.token_to_id(content) is not None}
-        if unmarked:
-            document = json.loads(path.read_bytes())
-            added_tokens = [token for token in document["added_tokens"] if token["content"] not in unmarked]
-            for content in unmarked:
-                mark = {"id": tokenizer.token_to_id(content), "content": content, "special": True, "normalized": False}
-                added_tokens.append({**mark, "single_word": False, "lstrip": False, "rstrip": False})
-            document["added_tokens"] = sorted(added_tokens, key=lambda token: token["id"])
-            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # the library raises nothing more specific
-        reason = " ".join(str(error).split())
-        raise TokenizerError(f"{path} is not a readable tokenizer.json ({reason}); download the file again") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextmanager
+def _library_errors(what: str, next_step: str = "") -> Iterator[None]:
+    """Raise a TokenizerError in place of what the library raises, which is a bare Exception or a panic."""
+    with foreign_errors_explained(what, TokenizerError):
+        try:
+            yield
+        except Exception as error:
+            if type(error) not in (Exception, TokenizerError):
+                raise
+            reason = " ".join(str(error).split())
+            raise TokenizerError(f"{what} ({reason}){next_step}") from error
 
 
 def _state(component: Any) -> dict[str, Any]:
@@ -98,8 +164,9 @@ def _state(component: Any) -> dict[str, Any]:
 def _template_bos(post_processor: dict[str, Any]) -> str | None:
     """The special token that a post-processor puts before the text."""
     for processor in post_processor.get("processors", [post_processor]):
-        if processor.get("type") == "TemplateProcessing" and "SpecialToken" in processor["single"][0]:
-            return str(processor["single"][0]["SpecialToken"]["id"])
+        for first in processor["single"][:1] if processor.get("type") == "TemplateProcessing" else []:
+            if "SpecialToken" in first:
+                return str(first["SpecialToken"]["id"])
     return None
 
 

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 from llmcli.errors import TokenizerError
+from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.reading import TOKENIZER_MODEL
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.settings import read_settings
 
@@ -20,15 +22,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     # A broken link counts as present, so that its name is reported.
     if os.path.lexists(json_path):
-        _check_kind(json_path)
+        content = _read(json_path)
         from llmcli.tokenizer.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer(json_path, read_settings(folder))
+        with foreign_errors_explained(str(json_path), TokenizerError):
+            return HuggingFaceTokenizer(json_path, content, read_settings(folder))
     if os.path.lexists(model_path):
-        _check_kind(model_path)
+        content = _read(model_path)
         from llmcli.tokenizer.spm import SentencePieceTokenizer
 
-        return SentencePieceTokenizer(model_path, read_settings(folder))
+        with foreign_errors_explained(str(model_path), TokenizerError):
+            return SentencePieceTokenizer(model_path, content, read_settings(folder))
     if not folder.is_dir():
         raise TokenizerError(f"model folder {folder} {'is a file' if folder.exists() else 'does not exist'}")
     raise TokenizerError(
@@ -37,13 +41,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
-def _check_kind(path: Path) -> None:
-    """Raises: TokenizerError if the file cannot be read or is a well-known wrong kind of file."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(1024)
-    except OSError as error:
-        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
+def _read(path: Path) -> bytes:
+    """The content of the file.
+
+    Raises: TokenizerError if it cannot be read or is a well-known wrong kind of file.
+    """
+    content = TOKENIZER_MODEL.read_bytes(path)
+    head = content[:1024]
     if not head:
         raise TokenizerError(f"{path} is empty; download the file again")
     if head.startswith(b"version https://git-lfs"):
@@ -53,3 +57,4 @@ def _check_kind(path: Path) -> None:
             f"{path} is a tiktoken file, as Meta ships it with Llama 3, expected a SentencePiece model; "
             f"put the tokenizer.json of the same model into {path.parent}"
         )
+    return content

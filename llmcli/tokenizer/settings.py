@@ -5,144 +5,227 @@ Refuses malformed values; every other key of these files is ignored.
 """
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llmcli.errors import TokenizerError
+from llmcli.reading import TOKENIZER_SETTINGS
+
+# Source: transformers 5.23, `PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES`.
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_TOKEN_ID = 2**22  # four times the largest vocabulary known; loops over all ids must end
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token beside the trained vocabulary; `lstrip` and `rstrip` let it swallow the white space around it."""
+    """A token beside the trained vocabulary; `lstrip` and `rstrip` let it swallow the white space around it.
 
-    token_id: int
+    With `normalized` it is looked for in the normalized text, as the `tokenizers` library does it.
+    """
+
     content: str
     special: bool
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
+    normalized: bool = False
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
     """The declarations of one model folder; the defaults are those of a folder without any of the three files.
 
-    `special_tokens` holds the strings of every token that must never be shown. `legacy` is Hugging Face's word for
-    a LLaMA tokenizer that puts a space after each special token and not only at the start of the text.
+    `named_tokens` holds those with a name, as in `"pad_token": "<pad>"`; `extra_tokens` the special ones without.
+    `added_tokens` goes by id; `is_complete` says that it is `added_tokens_decoder`, and goes before what tokenizer.json
+    says of a token. `legacy` is Hugging Face's word for a LLaMA tokenizer that puts a space after each
+    special token and not only at the start of the text.
     """
 
-    bos_token: str | None = None
-    eos_token: str | None = None
+    named_tokens: Mapping[str, AddedToken] = field(default_factory=dict)
+    extra_tokens: tuple[AddedToken, ...] = ()
+    added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
+    is_complete: bool = False
     add_bos_token: bool | None = None  # None: not said
     add_eos_token: bool = False
     legacy: bool = False
-    added_tokens: tuple[AddedToken, ...] = ()
-    special_tokens: frozenset[str] = frozenset()
+
+    @property
+    def bos_token(self) -> str | None:
+        """The content of the named BOS token, None if there is none."""
+        return self._named("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The content of the named EOS token, None if there is none."""
+        return self._named("eos_token")
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, AddedToken]:
+        """Every token that must never be shown, by its content.
+
+        These are the named ones, the added ones that are called special, and the extra ones; but an extra one that is
+        an ordinary added token remains one.
+        """
+        added = {token.content: token for token in self.added_tokens.values()}
+        tokens: dict[str, AddedToken] = {}
+        for token in [*self.named_tokens.values(), *self.extra_tokens]:
+            # One that a name gives without its behaviour does not change the behaviour that another gives.
+            if token.content and (token.content not in tokens or token != AddedToken(token.content, special=True)):
+                tokens[token.content] = token
+        ordinary = {content for content, token in added.items() if not token.special} - self.named_contents
+        special = {content: replace(token, special=True) for content, token in added.items()}
+        return {
+            content: special.get(content, token) for content, token in tokens.items() if content not in ordinary
+        } | {content: token for content, token in added.items() if token.special}
+
+    @cached_property
+    def named_contents(self) -> frozenset[str]:
+        """The strings of the named tokens."""
+        return frozenset(token.content for token in self.named_tokens.values())
+
+    def _named(self, name: str) -> str | None:
+        return self.named_tokens[name].content or None if name in self.named_tokens else None
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """Reads the declarations of a model folder; a missing file declares nothing.
 
     As in transformers, a tokenizer_config.json with `added_tokens_decoder` is complete, and the two older files are
-    read only when it has none.
+    read only when it has none. Named are the seven of `TOKEN_NAMES`, every other key that ends in `_token`, and those
+    of an `extra_special_tokens` that is an object. `additional_special_tokens` is that key's older name.
 
     Raises: TokenizerError, naming the file, for broken JSON or a value of the wrong type.
-    Source: transformers 5.23, `PreTrainedTokenizerBase._from_pretrained`.
+    Source: transformers 5.23, `_from_pretrained` and `__init__` of `PreTrainedTokenizerBase`.
     """
-    config_path = folder / "tokenizer_config.json"
-    config = _read_object(config_path)
+    config_path, token_map_path = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    config = read_optional_object(config_path)
     is_complete = config.get("added_tokens_decoder") is not None
-    token_map_path = folder / "special_tokens_map.json"
-    token_map = {} if is_complete else _read_object(token_map_path)
+    token_map = {} if is_complete else read_optional_object(token_map_path)
 
-    def named_token(name: str) -> str | None:
-        path = token_map_path if name in token_map else config_path
-        return _token_string(path, name, token_map.get(name, config.get(name)))
-
-    bos_token, eos_token = named_token("bos_token"), named_token("eos_token")
-    special = {token for token in (bos_token, eos_token) if token is not None}
-    special |= _additional_special_tokens(config_path, config) | _additional_special_tokens(token_map_path, token_map)
+    named = _named_tokens(token_map_path, token_map) | _named_tokens(config_path, config)
+    for name in TOKEN_NAMES:  # of these the older file's goes first, and its null too
+        if name in token_map:
+            named[name] = _token(token_map_path, name, token_map[name])
+    extra: dict[str, AddedToken] = {}
+    for path, declared in ((config_path, config), (token_map_path, token_map)):
+        more_named, more = _extra_special_tokens(path, declared, is_first=not extra)
+        named |= more_named
+        extra |= {token.content: token for token in more}
 
     if is_complete:
         added_tokens = _added_tokens_decoder(config_path, config["added_tokens_decoder"])
     else:
-        added_tokens = _added_tokens_file(folder / "added_tokens.json", special)
+        # As transformers has it here: the seven names, and no object in tokenizer_config.json.
+        names = [n for n in TOKEN_NAMES if n in token_map or isinstance(config.get(n), str)]
+        declared_special = {token.content for n in names if (token := named[n]) is not None} | extra.keys()
+        added_tokens = _added_tokens_file(folder / "added_tokens.json", declared_special)
     return TokenizerSettings(
-        bos_token=bos_token,
-        eos_token=eos_token,
+        named_tokens={name: token for name, token in named.items() if token is not None},
+        extra_tokens=tuple(extra.values()),
+        added_tokens=dict(sorted(added_tokens.items())),
+        is_complete=is_complete,
         add_bos_token=_flag(config_path, config, "add_bos_token"),
         add_eos_token=bool(_flag(config_path, config, "add_eos_token")),
         legacy=bool(_flag(config_path, config, "legacy")),
-        added_tokens=added_tokens,
-        special_tokens=frozenset(special | {token.content for token in added_tokens if token.special}),
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not valid JSON ({error}); download the file again") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a {type(value).__name__}, expected a JSON object; download the file again")
-    return value
+def read_optional_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of settings, {} if there is no such file.
+
+    Raises: TokenizerError, as `SmallFile.read_json_object`.
+    """
+    # A broken link counts as present, so that its name is reported.
+    return TOKENIZER_SETTINGS.read_json_object(path) if os.path.lexists(path) else {}
 
 
 def _flag(path: Path, config: dict[str, Any], name: str) -> bool | None:
     value = config.get(name)
     if not isinstance(value, bool | None):
-        raise TokenizerError(f"{name} in {path} is {json.dumps(value)}, expected true, false or null")
+        raise TokenizerError(f"{name} in {path} is {_shown(value)}, expected true, false or null")
     return value
 
 
-def _token_string(path: Path, name: str, value: Any) -> str | None:
-    """A token as these files write it: null, a string, or an object with "content"; an empty string is no token."""
-    content = value.get("content") if isinstance(value, dict) else value
-    if content is None and not isinstance(value, dict):
+def _token(path: Path, name: str, value: Any) -> AddedToken | None:
+    """A special token as these files write it: null, a string, or an object with "content"."""
+    if value is None:
         return None
-    if not isinstance(content, str):
-        expected = 'a string, an object with "content", or null'
-        raise TokenizerError(f"{name} in {path} is {json.dumps(value)}, expected {expected}")
-    return content or None
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        return replace(_added_token(value, {"special": True}), special=True)
+    expected = 'a string, an object with "content", or null'
+    raise TokenizerError(f"{name} in {path} is {_shown(value)}, expected {expected}")
 
 
-def _additional_special_tokens(path: Path, config: dict[str, Any]) -> set[str]:
-    tokens: set[str] = set()
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        values = config.get(name) or []
-        if isinstance(values, dict):  # extra_special_tokens may also map names to tokens
-            values = list(values.values())
-        if not isinstance(values, list):
-            raise TokenizerError(f"{name} in {path} is {json.dumps(values)}, expected a list of tokens")
-        tokens.update(token for value in values if (token := _token_string(path, name, value)) is not None)
+def _added_token(entry: dict[str, Any], defaults: dict[str, bool]) -> AddedToken:
+    behaviour = {name: bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")} | defaults
+    return AddedToken(entry["content"], **behaviour, normalized=bool(entry.get("normalized", not behaviour["special"])))
+
+
+def _named_tokens(path: Path, declared: dict[str, Any]) -> dict[str, AddedToken | None]:
+    """Tokens by name; of a key that ends in `_token` and is not one of the seven, only what is a token."""
+    tokens = {name: _token(path, name, declared[name]) for name in TOKEN_NAMES if name in declared}
+    for name, value in declared.items():
+        is_token = isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+        if name.endswith("_token") and name not in tokens and is_token:
+            tokens[name] = _token(path, name, value)
     return tokens
 
 
-def _added_tokens_decoder(path: Path, entries: Any) -> tuple[AddedToken, ...]:
+def _extra_special_tokens(
+    path: Path, declared: dict[str, Any], is_first: bool
+) -> tuple[dict[str, AddedToken | None], list[AddedToken]]:
+    """The tokens with a name and those without, as `extra_special_tokens` has them.
+
+    Its older name counts where nothing else does; transformers carries it over only then.
+    """
+    name = "extra_special_tokens"
+    if is_first and not declared.get(name):
+        name = "additional_special_tokens"
+    values = declared.get(name) or []
+    if isinstance(values, dict):
+        return {key: _token(path, name, value) for key, value in values.items()}, []
+    if not isinstance(values, list):
+        raise TokenizerError(f"{name} in {path} is {_shown(values)}, expected a list of tokens or an object")
+    return {}, [token for value in values if (token := _token(path, name, value)) is not None]
+
+
+def _added_tokens_decoder(path: Path, entries: Any) -> dict[int, AddedToken]:
     if not isinstance(entries, dict):
-        raise TokenizerError(f"added_tokens_decoder in {path} is {json.dumps(entries)}, expected an object")
-    tokens = []
+        raise TokenizerError(f"added_tokens_decoder in {path} is {_shown(entries)}, expected an object")
+    tokens = {}
     for key, entry in entries.items():
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not (key.isascii() and key.isdigit()) or not isinstance(content, str) or not content:
+        is_number = key.isascii() and key.isdigit() and len(key) < 20
+        if not is_number or not isinstance(content, str) or not content:
             expected = 'a token id with an object that has "content"'
-            raise TokenizerError(
-                f"added_tokens_decoder in {path} holds {json.dumps({key: entry})}, expected {expected}"
-            )
-        behaviour = {name: bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")}
-        tokens.append(AddedToken(int(key), content, **behaviour))
-    return tuple(tokens)
+            raise TokenizerError(f"added_tokens_decoder in {path} holds {_shown({key: entry})}, expected {expected}")
+        tokens[_token_id(path, int(key), content)] = _added_token(entry, {})
+    return tokens
 
 
-def _added_tokens_file(path: Path, special: set[str]) -> tuple[AddedToken, ...]:
-    tokens = []
-    for content, token_id in _read_object(path).items():
-        if not isinstance(token_id, int) or token_id < 0 or not content:
-            raise TokenizerError(f"{path} holds {json.dumps({content: token_id})}, expected token strings with ids")
-        tokens.append(AddedToken(token_id, content, special=content in special))
-    return tuple(tokens)
+def _added_tokens_file(path: Path, special: set[str]) -> dict[int, AddedToken]:
+    tokens = {}
+    for content, token_id in read_optional_object(path).items():
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not content:
+            raise TokenizerError(f"{path} holds {_shown({content: token_id})}, expected token strings with ids")
+        is_special = content in special
+        tokens[_token_id(path, token_id, content)] = AddedToken(content, is_special, normalized=not is_special)
+    return tokens
+
+
+def _token_id(path: Path, token_id: int, content: str) -> int:
+    if not 0 <= token_id <= MAX_TOKEN_ID:
+        raise TokenizerError(f"{path} gives {_shown(content)} the id {token_id}, expected 0 to {MAX_TOKEN_ID}")
+    return token_id
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a wrong value, as JSON: it goes to a terminal, and may be long."""
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -25,24 +25,25 @@ class SentencePieceTokenizer(Tokenizer):
     as sentencepiece shows it, " ⁇ ", unless the folder declares it special.
     """
 
-    def __init__(self, path: Path, settings: TokenizerSettings) -> None:
+    def __init__(self, path: Path, content: bytes, settings: TokenizerSettings) -> None:
         super().__init__(path, settings)
-        self._processor = _load(path)
-        self._num_pieces: int = self._processor.get_piece_size()
+        self._processor, self._pieces = _load(path, content)
         # An entry that only repeats a piece of the model adds nothing.
         self._added_tokens = {
-            token.token_id: token
-            for token in settings.added_tokens
-            if token.token_id >= self._num_pieces or self._processor.id_to_piece(token.token_id) != token.content
+            token_id: token
+            for token_id, token in settings.added_tokens.items()
+            if self._pieces[token_id : token_id + 1] != [token.content]
         }
         self._added_ids = {token.content: token_id for token_id, token in self._added_tokens.items()}
-        self.vocab_size = max([self._num_pieces, *(token_id + 1 for token_id in self._added_tokens)])
+        size = max([len(self._pieces), *(token_id + 1 for token_id in self._added_tokens)])
+        self.vocab_size = self._checked_vocab_size(size)
 
         self._read_special_tokens()
         # "▁" alone decodes to nothing exactly where the decoder takes the leading space away.
         space_id = self.token_id("▁")
         self.strips_leading_space = space_id is not None and self._processor.decode([space_id]) == ""
-        self._unknown_surface: bytes = self._processor.decode([self._processor.unk_id()]).encode()
+        unk_id = self._processor.unk_id()  # -1: the model has none, as it may where every byte is a piece
+        self._unknown_surface: bytes = self._processor.decode([unk_id]).encode() if unk_id >= 0 else b""
         self._sentinel_ids = self._processor.encode(SENTINEL)
         self._prepare_search()
 
@@ -59,26 +60,35 @@ class SentencePieceTokenizer(Tokenizer):
         if settings.eos_token is None and model_eos >= 0:
             self._final_eos_id = model_eos
         self.eos_token_ids = frozenset(i for i in (self._final_eos_id, model_eos) if i is not None and i >= 0)
-        controls = {token_id for token_id in range(self._num_pieces) if self._processor.is_control(token_id)}
+        controls = {token_id for token_id in range(len(self._pieces)) if self._processor.is_control(token_id)}
         declared = {self.token_id(content) for content in settings.special_tokens}
         self.special_token_ids = frozenset(controls | {i for i in declared if i is not None})
 
     def _prepare_search(self) -> None:
-        behaviour = {token.token_id: token for token in self._settings.added_tokens}
-        special = [behaviour.get(i) or AddedToken(i, self.piece(i), special=True) for i in self.special_token_ids]
+        behaviour = self._settings.special_tokens
+        contents = sorted({self.piece(token_id) for token_id in self.special_token_ids} - {""})
+        special = [behaviour.get(content) or AddedToken(content, special=True) for content in contents]
         ordinary = [token for i, token in self._added_tokens.items() if i not in self.special_token_ids]
         self._every_added_token = _finder([*special, *ordinary])
         self._ordinary_added_token = _finder(ordinary)
+        self._strips_left = frozenset(token.content for token in [*special, *ordinary] if token.lstrip)
         # Declared special, yet a piece that the model itself finds in any text ("user defined").
-        found_anyway = [token.content for token in special if token.token_id in self._processor.encode(token.content)]
+        found_anyway = [content for content in contents if self._is_found_by_model(content)]
         self._found_anyway = re.compile("|".join(f"(?={re.escape(content)})" for content in found_anyway) or "(?!)")
+
+    def _is_found_by_model(self, content: str) -> bool:
+        token_id = self.token_id(content)
+        return token_id != self._processor.unk_id() and token_id in self._processor.encode(content)
 
     def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
         finder = self._every_added_token if parse_special_tokens else self._ordinary_added_token
         token_ids: list[int] = []
         position = 0
         for match in finder.finditer(text):
-            token_ids += self._encode_between(text[position : match.start()], position == 0, parse_special_tokens)
+            before = text[position : match.start()]
+            if match[match.lastindex or 0] in self._strips_left:
+                before = before.rstrip()
+            token_ids += self._encode_between(before, position == 0, parse_special_tokens)
             token_id = self.token_id(match[match.lastindex or 0])
             assert token_id is not None, "the finder is made of tokens that have an id"
             token_ids.append(token_id)
@@ -114,14 +124,14 @@ class SentencePieceTokenizer(Tokenizer):
         """The id of a token given its vocabulary string, or None."""
         if content in self._added_ids:
             return self._added_ids[content]
-        token_id: int = self._processor.piece_to_id(content)  # the unknown token's id for a string it does not know
-        return token_id if self._processor.id_to_piece(token_id) == content else None
+        token_id: int = self._processor.piece_to_id(content)  # for a string it does not know the unknown token's, or -1
+        return token_id if token_id >= 0 and self._pieces[token_id] == content else None
 
     def piece(self, token_id: int) -> str:
         """The vocabulary string of a token, such as "▁the"; "" for an id outside the vocabulary."""
         if token_id in self._added_tokens:
             return self._added_tokens[token_id].content
-        return str(self._processor.id_to_piece(token_id)) if 0 <= token_id < self._num_pieces else ""
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to decoded text; b"" for a special token and for an id outside the vocabulary."""
@@ -137,14 +147,18 @@ class SentencePieceTokenizer(Tokenizer):
         return piece.replace("▁", " ").encode()
 
 
-def _load(path: Path) -> sentencepiece.SentencePieceProcessor:
+def _load(path: Path, content: bytes) -> tuple[sentencepiece.SentencePieceProcessor, list[str]]:
+    """The model and its pieces by id."""
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    except OSError as error:
-        raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise TokenizerError(f"{path} is not a SentencePiece model ({reason}); download the file again") from error
+    pieces = list(processor.id_to_piece(list(range(processor.get_piece_size()))))
+    for token_id, piece in enumerate(pieces):
+        if processor.is_byte(token_id) and not re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            raise TokenizerError(f"{path} calls its piece {piece!r} a byte, expected <0x00> to <0xFF>")
+    return processor, pieces
 
 
 def _finder(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
@@ -154,5 +168,5 @@ def _finder(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
         pattern = f"({re.escape(token.content)})"
         if token.single_word:
             pattern = rf"(?<!\w){pattern}(?!\w)"
-        patterns.append((r"\s*" if token.lstrip else "") + pattern + (r"\s*" if token.rstrip else ""))
+        patterns.append(pattern + (r"\s*" if token.rstrip else ""))
     return re.compile("|".join(patterns) or "(?!)")

@@ -31,7 +31,7 @@ def test_tokenize_json_and_the_way_back(llmcli: Callable[..., Result], tiny_llam
 @pytest.mark.parametrize("ids", ["1 two", "-1", "258", "1.5", "9" * 5000, "\u0661"])
 def test_decode_refuses_what_is_no_token_id(llmcli: Callable[..., Result], tiny_llama: Path, ids: str) -> None:
     result = llmcli("tokenize", "-m", tiny_llama, "--decode", "--", ids)
-    result.expect_error(2, "is no token id of this tokenizer, expected numbers from 0 to 257")
+    result.expect_error(2, "is not a token id of this tokenizer, expected numbers from 0 to 257")
 
 
 def test_tokenize_needs_no_weights(llmcli: Callable[..., Result], tmp_path: Path) -> None:

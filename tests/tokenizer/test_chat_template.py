@@ -142,20 +142,22 @@ def test_malformed_in_tokenizer_config(value, reason, folder):
 def test_unreadable_in_the_folder(folder):
     path = folder / "chat_template.jinja"
     path.write_bytes(b"\xff\xfe")
-    assert failure_of(folder, TokenizerError) == f"{path} is not UTF-8 text; download the file again"
+    assert failure_of(folder, TokenizerError) == f"{path} is not UTF-8 text; give another with --chat-template FILE"
     path.unlink()
     path.mkdir()
-    assert failure_of(folder, TokenizerError) == f"cannot read {path}: Is a directory"
+    assert failure_of(folder, TokenizerError) == f"{path} is not a regular file, expected a chat template"
 
 
 def test_unreadable_choice(folder):
     expected = "; expected a file that holds a Jinja template, or `plain`"
     missing = folder / "missing.jinja"
     assert failure_of(folder, UsageError, str(missing)) == (
-        f"cannot read --chat-template {missing}: No such file or directory{expected}"
+        f"{missing} cannot be read: No such file or directory{expected}"
     )
     missing.write_bytes(b"\xff")
-    assert failure_of(folder, UsageError, str(missing)) == f"--chat-template {missing} is not UTF-8 text{expected}"
+    assert failure_of(folder, UsageError, str(missing)) == (
+        f"{missing} is not UTF-8 text; give another with --chat-template FILE{expected}"
+    )
 
 
 def test_failures_name_the_origin(folder):

@@ -44,7 +44,7 @@ def test_empty_file(name, tmp_path):
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
 def test_broken_link(name, tmp_path):
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
-    assert message_of(tmp_path) == f"cannot read {tmp_path / name}: No such file or directory"
+    assert message_of(tmp_path) == f"{tmp_path / name} cannot be read: No such file or directory"
 
 
 def test_tiktoken_file(tmp_path):
@@ -102,20 +102,21 @@ def test_llama_sequence_with_other_values_is_unknown(byte_fallback_library, fold
 def test_settings_that_are_not_json(spm_model, folder_of):
     folder = folder_of(tokenizer__model=spm_model, tokenizer_config__json=b"{oops")
     message = message_of(folder)
-    assert message.startswith(f"{folder / 'tokenizer_config.json'} is not valid JSON (")
-    assert message.endswith("); download the file again")
+    assert message.startswith(f"{folder / 'tokenizer_config.json'} is not valid JSON: ")
+    assert message.endswith("; download it again")
 
 
 def test_settings_that_are_a_folder(spm_model, folder_of):
     folder = folder_of(tokenizer__model=spm_model)
     (folder / "special_tokens_map.json").mkdir()
-    assert message_of(folder) == f"cannot read {folder / 'special_tokens_map.json'}: Is a directory"
+    path = folder / "special_tokens_map.json"
+    assert message_of(folder) == f"{path} is not a regular file, expected tokenizer settings"
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ([], "{path} holds a list, expected a JSON object; download the file again"),
+        ([], "{path} holds a JSON list, expected an object; download it again"),
         ({"add_bos_token": "yes"}, 'add_bos_token in {path} is "yes", expected true, false or null'),
         ({"legacy": 1}, "legacy in {path} is 1, expected true, false or null"),
         (
@@ -128,7 +129,7 @@ def test_settings_that_are_a_folder(spm_model, folder_of):
         ),
         (
             {"additional_special_tokens": "<x>"},
-            'additional_special_tokens in {path} is "<x>", expected a list of tokens',
+            'additional_special_tokens in {path} is "<x>", expected a list of tokens or an object',
         ),
         ({"added_tokens_decoder": []}, "added_tokens_decoder in {path} is [], expected an object"),
         (

@@ -1,7 +1,7 @@
-"""The parent's side of the child process that renders one chat template: its start, its time limit, its end.
+"""A child process for work that a stranger's file decides on: its start, its time limits, its end.
 
-The process starts with the first rendering, serves the later ones, and is killed when it is late or no longer needed.
-What it runs is in chat_sandbox.py.
+The process starts with the first request, serves the later ones, and is killed when it is late or no longer needed.
+The programs that it runs, chat_sandbox.py and encoding_sandbox.py, answer through sandbox.py.
 """
 
 import json
@@ -16,57 +16,67 @@ from typing import Any
 
 from llmcli.errors import TokenizerError
 
-TIME_LIMIT_SECONDS = 2
 START_LIMIT_SECONDS = 60  # our own program starts in 0.2 s; a cold disk takes longer
-# 4 MB of output at up to six bytes a character ("\u0001") and the braces around it.
-REPLY_LIMIT_BYTES = 6 * 2**22 + 1024
+# The longest answers: 4 MB of a template's output at up to six bytes a character ("\u0001"), or the ids of a long text.
+REPLY_LIMIT_BYTES = 2**30
 
 # The isolated interpreter (-I) leaves out PYTHONPATH, the user's own packages and a source tree, so what the parent
 # finds its packages by is added, after the interpreter's own.
-BOOTSTRAP = "import sys; sys.path += sys.argv[1:]; from llmcli.tokenizer.chat_sandbox import main; main()"
+BOOTSTRAP = "import sys; sys.path += sys.argv[1:]; from llmcli.tokenizer.{module} import main; main()"
 
 
-class TemplateProcess:
-    """Renders one template in a child process with bounds on time, memory and output.
+class BoundedProcess:
+    """Answers requests in a child process with bounds on time and memory.
 
-    One process serves every rendering: starting it takes 0.1 s, and a short conversation less than 1 ms. It never
-    sees the terminal's Ctrl-C, and it ends with this object or with the program, whichever is first.
+    One process serves every request: starting it takes 0.1 s, a short request less than 1 ms. It never sees the
+    terminal's Ctrl-C, its stderr goes nowhere, and it ends with this object or with the program, whichever is first.
+
+    `module` is that of the child's program, which needs the package `package`; `origin` names the file at work, and
+    `remedy` ends the message when it fails. `setup` is the request that a new process answers first, if any, within
+    its own limit.
     """
 
-    def __init__(self, source: str, origin: str) -> None:
-        self._source = source
+    def __init__(
+        self,
+        module: str,
+        package: str,
+        origin: str,
+        remedy: str,
+        setup: tuple[Mapping[str, Any], float] | None = None,
+    ) -> None:
+        self._module = module
+        self._package = package
         self._origin = origin
+        self._remedy = remedy
+        self._setup = setup
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """The text that the template writes for these variables, which are JSON values.
+    def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Any:
+        """The child's result for a request, which is made of JSON values.
 
-        Raises: TokenizerError, naming the origin of the template, if it fails or oversteps a bound.
+        Raises: TokenizerError, naming the origin, if the work fails or oversteps a bound.
         """
-        request = json.dumps({"source": self._source, "variables": variables}).encode() + b"\n"
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                reply = self._ask(request)
+                reply = self._exchange(request, limit_seconds)
             except BaseException:  # Ctrl-C too: an answer that is not read would be taken for the next one
                 self._stop()
                 raise
-        answer = json.loads(reply)
-        if "error" in answer:
-            raise TokenizerError(f"{self._origin} failed: {answer['error']}")
-        return str(answer["text"])
+        return self._result(reply)
 
     def close(self) -> None:
-        """Ends the process, if there is one; the next rendering starts another."""
+        """Ends the process, if there is one; the next request starts another."""
         with self._lock:
             self._stop()
 
     def _start(self) -> None:
         self._stop()
-        command = [sys.executable, "-I", "-c", BOOTSTRAP, *filter(os.path.isabs, sys.path)]
+        program = BOOTSTRAP.format(module=self._module)
+        command = [sys.executable, "-I", "-c", program, *filter(os.path.isabs, sys.path)]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -77,25 +87,34 @@ class TemplateProcess:
                 creationflags=_windows_flags(),
             )
         except OSError as error:
-            raise TokenizerError(f"cannot start {sys.executable} to render {self._origin}: {error.strerror}") from error
+            raise TokenizerError(f"cannot start {sys.executable} for {self._origin}: {error.strerror}") from error
         self._finalizer = weakref.finalize(self, _end, self._process)
         if _exchange(self._process, b"", START_LIMIT_SECONDS) != b"\n":
             raise TokenizerError(
-                f"the process that renders {self._origin} does not start; see what `{sys.executable} -c "
-                f"'import jinja2'` says, and install llmcli again"
+                f"the process for {self._origin} does not start; see what `{sys.executable} -c "
+                f"'import {self._package}'` says, and install llmcli again"
             )
+        if self._setup is not None:
+            self._result(self._exchange(*self._setup))
 
-    def _ask(self, request: bytes) -> bytes:
+    def _exchange(self, request: Mapping[str, Any], limit_seconds: float) -> bytes:
         assert self._process is not None
+        line = json.dumps({"limit_seconds": limit_seconds, "request": request}).encode() + b"\n"
         started = time.monotonic()
-        reply = _exchange(self._process, request, TIME_LIMIT_SECONDS)
-        is_late = time.monotonic() - started >= TIME_LIMIT_SECONDS
+        reply = _exchange(self._process, line, limit_seconds)
+        is_late = time.monotonic() - started >= limit_seconds
         if not reply.endswith(b"\n"):
-            reason = f"it does not end within {TIME_LIMIT_SECONDS} s" if is_late else "its process ended before it did"
-            raise TokenizerError(f"{self._origin} failed: {reason}; choose another one with --chat-template FILE")
+            reason = f"it does not end within {limit_seconds:g} s" if is_late else "its process ended before it did"
+            raise TokenizerError(f"{self._origin} failed: {reason}; {self._remedy}")
         if is_late:  # the timer struck while the answer arrived
             self._stop()
         return reply
+
+    def _result(self, reply: bytes) -> Any:
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise TokenizerError(f"{self._origin} failed: {answer['error']}")
+        return answer["result"]
 
     def _stop(self) -> None:
         if self._finalizer is not None:
