@@ -174,6 +174,8 @@ class Session:
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
+        for note in self.model.config.notes:
+            terminal.warn(f"{self.name}: {note}")
         with terminal.progress(f"loading {self.name}") as on_progress:
             runner = load_runner(self.model, options, context, num_samples, on_progress, timeline)
         return runner, time.perf_counter() - start_time

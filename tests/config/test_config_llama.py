@@ -46,7 +46,7 @@ def test_several_end_tokens() -> None:
             {"model_type": "gpt2"},
             "model_type 'gpt2' is not supported, expected one of: llama, mistral, qwen2, qwen3, smollm3",
         ),
-        ({"model_type": None}, "model_type None is not supported"),
+        ({"model_type": None}, "model_type null is not supported"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
             "architectures .*SequenceClassification.* not supported",

@@ -46,7 +46,7 @@ def test_a_file_is_a_preset(tmp_path: Path) -> None:
         ("", r"holds nothing, expected a table \[sampling\]"),
         ("sampling = 3", r"expected a table \[sampling\]"),
         ("description = 3\n[sampling]", "holds description, sampling, expected"),
-        ("[sampling", "cannot be read"),
+        ("[sampling", "is not valid TOML"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.config.rope import read_rope_parameters
+from llmcli.config.fields import Fields
+from llmcli.config.rope import RopeParameters, read_rope_parameters
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 transformers = pytest.importorskip("transformers")
@@ -45,13 +46,17 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+def read(config: dict[str, Any]) -> RopeParameters:
+    return read_rope_parameters(Fields(config, "config.json"))
+
+
 @pytest.mark.parametrize("head_dim", [8, 48, 64, 80, 128, 256])
 @pytest.mark.parametrize("name", ROPES)
 def test_inverse_frequencies_equal_transformers(name: str, head_dim: int) -> None:
     config = {"max_position_embeddings": 131072, **ROPES[name]}
     hf_config = transformers.LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, **config)
     reference = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(hf_config).inv_freq.numpy()
-    ours = read_rope_parameters(config, "config.json").inverse_frequencies(head_dim)
+    ours = read(config).inverse_frequencies(head_dim)
     assert ours.dtype == np.float32
     assert ours.shape == (head_dim // 2,)
     # The last bit may differ in one of hundreds of places, where the two libraries round a power differently; the
@@ -60,14 +65,14 @@ def test_inverse_frequencies_equal_transformers(name: str, head_dim: int) -> Non
     assert np.mean(ours != reference) < 0.05
     # At position 1,000,000 such a last bit is an angle, and must still be a small one.
     rope = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(hf_config)
-    assert read_rope_parameters(config, "config.json").attention_factor == pytest.approx(rope.attention_scaling, 1e-12)
+    assert read(config).attention_factor == pytest.approx(rope.attention_scaling, 1e-12)
     angles, expected = np.float32(1e6) * ours.astype(np.float64), np.float32(1e6) * reference.astype(np.float64)
     assert np.abs(np.cos(angles) - np.cos(expected)).max() < 0.05
 
 
 def test_llama3_values_by_hand() -> None:
     """Short wavelengths are kept, long ones divided by the factor."""
-    rope = read_rope_parameters({"rope_theta": 500000.0, "rope_scaling": LLAMA31}, "config.json")
+    rope = read({"rope_theta": 500000.0, "rope_scaling": LLAMA31})
     plain = 500000.0 ** -(np.arange(0, 128, 2) / 128)
     ours = rope.inverse_frequencies(128)
     short, long = 2 * np.pi / plain < 8192 / 4, 2 * np.pi / plain > 8192
@@ -82,7 +87,7 @@ def test_llama3_values_by_hand() -> None:
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "mrope", "su"])
 def test_unknown_rotary_types_are_refused_by_name(rope_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"rotary type '{rope_type}' is not supported, expected one of"):
-        read_rope_parameters({"rope_scaling": {"rope_type": rope_type, "factor": 2.0}}, "config.json")
+        read({"rope_scaling": {"rope_type": rope_type, "factor": 2.0}})
 
 
 @pytest.mark.parametrize(
@@ -100,4 +105,4 @@ def test_unknown_rotary_types_are_refused_by_name(rope_type: str) -> None:
 )
 def test_impossible_rotary_parameters_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_rope_parameters(config, "config.json")
+        read(config)
