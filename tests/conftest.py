@@ -16,6 +16,10 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--odd-configs", type=int, default=300, help="how many odd configurations to compare")
+
+
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
     """A trained LLaMA of 260 thousand parameters with its author's published greedy text."""

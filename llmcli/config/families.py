@@ -58,18 +58,17 @@ def _traits(num_layers: int, *, has_bias: bool = False, **traits: Any) -> Traits
 
 
 def _llama(fields: Fields, num_layers: int) -> Traits:
+    if SLIDING in _layer_types(fields, [FULL] * num_layers):
+        # transformers has its own prompt see everything then, and the tokens after it a window.
+        raise UnsupportedModelError(f"{fields.where}: layer type {SLIDING} is not supported for llama")
     return _traits(
         num_layers, has_bias=fields.boolean("attention_bias", False), mlp_bias=fields.boolean("mlp_bias", False)
     )
 
 
 def _mistral(fields: Fields, num_layers: int) -> Traits:
-    window = None if fields.is_null("sliding_window") else fields.positive_int("sliding_window")
-    asked_for = {layer_type == SLIDING for layer_type in fields.string_list("layer_types", [])}
-    if asked_for - {window is not None}:
-        seen = "everything" if window is None else f"{window} tokens"
-        fields.notes.append(f"layer_types is not followed: every layer sees {seen}, as sliding_window says")
-    return _traits(num_layers, sliding_windows=(window,) * num_layers)
+    default = FULL if fields.is_null("sliding_window") else SLIDING
+    return _traits(num_layers, sliding_windows=_windows(fields, _layer_types(fields, [default] * num_layers)))
 
 
 def _qwen2(fields: Fields, num_layers: int) -> Traits:

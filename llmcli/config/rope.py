@@ -53,9 +53,10 @@ class RopeParameters:
     def _llama3(self, inverse: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
         context = self.original_max_position_embeddings
-        wavelength = np.float32(2 * np.pi) / inverse
+        # torch divides a number by a tensor as the reciprocal times the number, and so these lines do.
+        wavelength = np.float32(1) / inverse * np.float32(2 * np.pi)
         stretched = inverse / np.float32(self.factor)
-        smooth = (np.float32(context) / wavelength - np.float32(self.low_freq_factor)) / np.float32(
+        smooth = (np.float32(1) / wavelength * np.float32(context) - np.float32(self.low_freq_factor)) / np.float32(
             self.high_freq_factor - self.low_freq_factor
         )
         blended = (np.float32(1) - smooth) * inverse / np.float32(self.factor) + smooth * inverse

@@ -35,7 +35,7 @@ def odd_config(number: int) -> OddConfig:
     """Configuration `number`."""
     rng = Random(f"odd configuration {number}")
     values = _draw_values(rng)
-    if rng.random() < 0.25:  # one key of any kind becomes null
+    if rng.random() < 0.12:  # one key of any kind becomes null
         values[rng.choice(sorted(values))] = None
     if rng.random() < 0.1:  # or goes missing, where there is a default
         values.pop(rng.choice(["num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "rope_theta"]), None)
@@ -76,19 +76,27 @@ def _draw_values(rng: Random) -> dict[str, Any]:
         "tie_word_embeddings": [MISSING, True, False],
         "attention_bias": [MISSING, MISSING, True, False],
         "mlp_bias": [MISSING, MISSING, True, False],
-        "hidden_act": ["silu"] * 10 + [MISSING, "gelu"],
-        "architectures": [MISSING, None, [transformers.AutoModelForCausalLM._model_mapping[_config_class(family)].__name__]],
+        "hidden_act": ["silu"] * 40 + [MISSING, "gelu"],
+        "architectures": [
+            MISSING,
+            None,
+            [transformers.AutoModelForCausalLM._model_mapping[_config_class(family)].__name__],
+        ],
         "rope_theta": [MISSING, 10000.0, 10000, 500.0, 1e6, 0.5, 1.0],
-        "partial_rotary_factor": [MISSING] * 20 + [None, 1.0, 1, 0.5],
-        "original_max_position_embeddings": [MISSING] * 8 + [None, 8, 16, 24],
-        "is_causal": [MISSING] * 40 + [True, False, None],
-        "per_layer_config": [MISSING] * 40 + [None, {"0": {"head_dim": 4}}],
+        "partial_rotary_factor": [MISSING] * 60 + [None, 1.0, 1, 0.5],
+        "original_max_position_embeddings": [MISSING] * 20 + [None] + [8, 16, 24] * 2,
+        "is_causal": [MISSING] * 100 + [True, False, None],
+        "per_layer_config": [MISSING] * 100 + [None, {"0": {"head_dim": 4}}],
         "sliding_window": [MISSING, None, 1, 3, 8, 16, 64],
         "use_sliding_window": [MISSING, True, True, False],
         "max_window_layers": [MISSING, 0, 1, 2, num_layers, 28, -1],
-        "layer_types": [MISSING] * 6 + [None, _layer_types(rng, num_layers), _layer_types(rng, num_layers)],
-        "no_rope_layers": [MISSING, None, [rng.randint(0, 1) for _ in range(num_layers + rng.choice([0, 0, 0, 1, -1]))]],
-        "no_rope_layer_interval": [MISSING, MISSING, 2, 3, 1, 0, -2],
+        "layer_types": [MISSING] * 8 + [None, _layer_types(rng, num_layers), _layer_types(rng, num_layers)],
+        "no_rope_layers": [
+            MISSING,
+            None,
+            [rng.randint(0, 1) for _ in range(num_layers + rng.choice([0] * 6 + [1, -1]))],
+        ],
+        "no_rope_layer_interval": [MISSING, MISSING, 2, 3, 1, -2] * 3 + [0],
     }
     for key, choices in optional.items():
         if (value := rng.choice(choices)) is not MISSING:
@@ -114,29 +122,31 @@ def _layer_types(rng: Random, num_layers: int) -> list[str]:
 
 
 def _rotary_object(rng: Random) -> dict[str, Any] | None:
-    rope_type = rng.choice(["default", "linear", "llama3", "llama3", "yarn", "yarn", "yarn", "yarn", "dynamic", None, {}])
+    rope_type = rng.choice(
+        ["default", "linear", "llama3", "llama3", "yarn", "yarn", "yarn", "yarn"] * 4 + ["dynamic", None, {}]
+    )
     if not rope_type:
         return rope_type
     choices: dict[str, list[Any]] = {
         rng.choice(["rope_type", "rope_type", "type"]): [rope_type],
-        "rope_theta": [MISSING, MISSING, 10000.0, 300, 2e5, None],
-        "factor": [4.0, 4.0, 8, 2.5, 1.0, 0.5] + rng.choice([[], [MISSING, None]]),
-        "original_max_position_embeddings": [8, 16, 16, 24, 32.0, MISSING] + rng.choice([[], [None]]),
-        "partial_rotary_factor": [MISSING] * 20 + [1.0, 0.5, None],
+        "rope_theta": [MISSING, MISSING, 10000.0, 300, 2e5] * 4 + [None],
+        "factor": [4.0, 4.0, 8, 2.5, 1.0, 0.5] + rng.choice([[], [], [], [MISSING, None]]),
+        "original_max_position_embeddings": [8, 16, 16, 24, 32.0, MISSING] + rng.choice([[], [], [], [None]]),
+        "partial_rotary_factor": [MISSING] * 60 + [1.0, 0.5, None],
     }
-    if rng.random() < 0.05:
+    if rng.random() < 0.02:
         choices["full_attention"] = [{"rope_type": "linear", "factor": 2.0}]
     if rope_type == "llama3":
         choices |= {
-            "low_freq_factor": [1.0, 1.0, 1, 2.0] + rng.choice([[], [MISSING, None, 8.0]]),
-            "high_freq_factor": [4.0, 4.0, 4, 2.5] + rng.choice([[], [MISSING, None]]),
+            "low_freq_factor": [1.0, 1.0, 1, 2.0] + rng.choice([[], [], [], [MISSING, None, 8.0]]),
+            "high_freq_factor": [4.0, 4.0, 4, 2.5] + rng.choice([[], [], [], [MISSING, None]]),
         }
     if rope_type == "yarn":
         choices |= {
             "mscale": [MISSING, MISSING, None, 0, 0.0, 1.0, 0.7, -1.5],
             "mscale_all_dim": [MISSING, MISSING, None, 0, 0.0, 1.0, 0.4],
             "attention_factor": [MISSING] * 5 + [None, 1.3, 1, 0, 0.0, -0.8],
-            "beta_fast": [MISSING, MISSING, None, 0, 16, 64.0, 2] + rng.choice([[], [], [-1.0]]),
+            "beta_fast": [MISSING, MISSING, None, 0, 16, 64.0, 2] + rng.choice([[], [], [], [-1.0]]),
             "beta_slow": [MISSING, MISSING, None, 0, 2, 0.25],
             "truncate": [MISSING, MISSING, None, True, False],
         }
@@ -147,9 +157,11 @@ def _rotary_object(rng: Random) -> dict[str, Any] | None:
 def write_odd_model(config: OddConfig, folder: Path, seed: int) -> None:
     """A folder of that configuration with random weights; the names and shapes are transformers' own.
 
-    Raises: whatever transformers raises for a configuration that it refuses
+    Raises: whatever transformers raises for a configuration that it refuses; config.json is there all the same
     """
-    hf_config = _config_class(config.values["model_type"]).from_dict(json.loads(json.dumps(config.values)))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config.values))
+    hf_config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(hf_config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: _random(name, tensor.shape, generator) for name, tensor in model.state_dict().items()}
@@ -160,13 +172,9 @@ def write_odd_model(config: OddConfig, folder: Path, seed: int) -> None:
             tensors[head] = tensors[embedding].clone()
         elif config.head == "stored and different":
             tensors[head] = _random(head, tensors[embedding].shape, generator)
-    tensors = {name: tensor.to(config.dtype) for name, tensor in tensors.items()}
-    folder.mkdir(parents=True)
     if config.saved_by_transformers:
         hf_config.save_pretrained(folder)
-    else:
-        (folder / "config.json").write_text(json.dumps(config.values))
-    _save(tensors, folder, config.num_shards)
+    _save({name: tensor.to(config.dtype) for name, tensor in tensors.items()}, folder, config.num_shards)
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
