@@ -69,11 +69,12 @@ class Session:
 
     @property
     def _generation_config(self) -> Fields:
-        """The model's own defaults for generation."""
+        """The model's own defaults for generation, in which a null says nothing."""
         from llmcli.config.fields import Fields
 
         checkpoint = self.model.checkpoint
-        return Fields(checkpoint.generation_config, str(checkpoint.folder / "generation_config.json"))
+        values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
+        return Fields(values, str(checkpoint.folder / "generation_config.json"))
 
     def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
         """The context to allocate: the one requested, or the model's maximum up to a default.

@@ -53,4 +53,13 @@ def _read_preset(path: Path) -> Preset:
     if not isinstance(sampling, dict) or not isinstance(description, str) or unknown:
         found = ", ".join(sorted(content)) or "nothing"
         raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
+    if strange := [name for name, value in sampling.items() if not _is_plain(value)]:
+        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, which no parameter takes")
     return Preset(path.stem, path, description, sampling)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value of TOML is one of JSON as well."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float)
