@@ -124,6 +124,11 @@ def test_null_is_refused_where_transformers_refuses_it(family: str, key: str) ->
         LlamaConfig.from_dict({**CONFIG, "model_type": family, "architectures": None, key: None}, "config.json")
 
 
+def test_null_is_not_causal_in_transformers() -> None:
+    with pytest.raises(UnsupportedModelError, match="is_causal other than true is not supported"):
+        LlamaConfig.from_dict({**CONFIG, "is_causal": None}, "config.json")
+
+
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
