@@ -73,11 +73,12 @@ class Session:
 
     @property
     def _generation_config(self) -> Fields:
-        """The model's own defaults for generation."""
+        """The model's own defaults for generation, in which a null says nothing."""
         from llmcli.config.fields import Fields
 
         checkpoint = self.model.checkpoint
-        return Fields(checkpoint.generation_config, str(checkpoint.folder / "generation_config.json"))
+        values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
+        return Fields(values, str(checkpoint.folder / "generation_config.json"))
 
     def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
         """The context to allocate: the one requested, or the model's maximum up to a default.
@@ -211,6 +212,8 @@ class Session:
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
+        for note in self.model.config.notes:
+            terminal.warn(f"{self.name}: {note}")
         with terminal.progress(f"loading {self.name}") as on_progress:
             runner = load_runner(self.model, options, context, num_samples, on_progress, timeline)
         return runner, time.perf_counter() - start_time

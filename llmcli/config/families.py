@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.config.fields import Fields
+from llmcli.config.fields import Fields, shown
 from llmcli.errors import CheckpointError, UnsupportedModelError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,21 @@ class Traits:
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`. `defaults` are the values Hugging Face assumes where config.json lacks a key."""
+    """One `model_type`.
+
+    `defaults` are the values Hugging Face assumes where config.json lacks a key. `derived_if_null` are the keys whose
+    null means a value that follows from the others, not the default; other families refuse that null.
+    """
 
     architecture: str
     read_traits: Callable[[Fields, int], Traits]
     defaults: Mapping[str, Any]
+    derived_if_null: frozenset[str]
+
+    def complete(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The object with the defaults, and without the nulls that mean a derived value."""
+        values = {**self.defaults, **config}
+        return {key: value for key, value in values.items() if value is not None or key not in self.derived_if_null}
 
 
 def _traits(num_layers: int, *, has_bias: bool = False, **traits: Any) -> Traits:
@@ -46,13 +58,17 @@ def _traits(num_layers: int, *, has_bias: bool = False, **traits: Any) -> Traits
 
 
 def _llama(fields: Fields, num_layers: int) -> Traits:
+    if SLIDING in _layer_types(fields, [FULL] * num_layers):
+        # transformers has its own prompt see everything then, and the tokens after it a window.
+        raise UnsupportedModelError(f"{fields.where}: layer type {SLIDING} is not supported for llama")
     return _traits(
         num_layers, has_bias=fields.boolean("attention_bias", False), mlp_bias=fields.boolean("mlp_bias", False)
     )
 
 
 def _mistral(fields: Fields, num_layers: int) -> Traits:
-    return _traits(num_layers, sliding_windows=(_window(fields),) * num_layers)
+    default = FULL if fields.is_null("sliding_window") else SLIDING
+    return _traits(num_layers, sliding_windows=_windows(fields, _layer_types(fields, [default] * num_layers)))
 
 
 def _qwen2(fields: Fields, num_layers: int) -> Traits:
@@ -69,57 +85,80 @@ def _qwen3(fields: Fields, num_layers: int) -> Traits:
 
 
 def _smollm3(fields: Fields, num_layers: int) -> Traits:
-    interval = fields.positive_int("no_rope_layer_interval", 4)
-    by_interval = [int((index + 1) % interval != 0) for index in range(num_layers)]
-    flags = fields.int_list("no_rope_layers", by_interval)  # despite its name, 1 means that the layer has rotary
-    if len(flags) < num_layers:
-        raise CheckpointError(f"{fields.where}: no_rope_layers has {len(flags)} entries, expected {num_layers}")
-    uses_rope = tuple(flag != 0 for flag in flags[:num_layers])
-    window = _window(fields) if fields.boolean("use_sliding_window", False) else None
-    by_rope = ["full_attention" if has_rope else "sliding_attention" for has_rope in uses_rope]
+    uses_rope = _smollm3_rope(fields, num_layers)
+    is_used = fields.boolean("use_sliding_window", False)
+    has_window = is_used and not fields.is_null("sliding_window")
+    types = _layer_types(fields, [SLIDING if has_window and not has_rope else FULL for has_rope in uses_rope])
+    if SLIDING in types and not is_used:
+        # transformers masks by layer_types and never asks use_sliding_window there.
+        fields.notes.append("use_sliding_window is false, but layer_types wants sliding windows: they are applied")
     return _traits(
         num_layers,
         has_bias=fields.boolean("attention_bias", False),
         mlp_bias=fields.boolean("mlp_bias", False),
-        sliding_windows=_windows_by_type(fields, window, by_rope),
+        sliding_windows=_windows(fields, types),
         uses_rope=uses_rope,
     )
 
 
-def _window(fields: Fields) -> int | None:
-    return None if fields.values.get("sliding_window") is None else fields.positive_int("sliding_window")
+def _smollm3_rope(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers rotate: those that no_rope_layers gives a 1, despite its name, or all but every fourth one."""
+    interval = fields.integer("no_rope_layer_interval", 4)
+    if fields.is_null("no_rope_layers"):
+        if interval == 0:
+            raise fields.wrong("no_rope_layer_interval", "another number than 0")
+        return tuple((index + 1) % interval != 0 for index in range(num_layers))
+    flags = fields.int_list("no_rope_layers", [])
+    if len(flags) < num_layers:
+        raise CheckpointError(f"{fields.where}: no_rope_layers has {len(flags)} entries, expected {num_layers}")
+    return tuple(flag != 0 for flag in flags[:num_layers])
 
 
 def _qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """The first max_window_layers layers see everything, the others a window, unless layer_types says otherwise."""
-    window = _window(fields) if fields.boolean("use_sliding_window", False) else None
-    full = fields.positive_int("max_window_layers", 28)
-    types = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
-    return _windows_by_type(fields, window, types)
+    is_used = fields.boolean("use_sliding_window", False)
+    has_window = is_used and not fields.is_null("sliding_window")
+    first = fields.integer("max_window_layers", 28)
+    types = _layer_types(fields, [SLIDING if has_window and index >= first else FULL for index in range(num_layers)])
+    if SLIDING in types and not is_used:
+        raise CheckpointError(f"{fields.where}: layer_types has {SLIDING}, but use_sliding_window is not true")
+    return _windows(fields, types)
 
 
-def _windows_by_type(fields: Fields, window: int | None, default_types: list[str]) -> tuple[int | None, ...]:
-    types = fields.string_list("layer_types", default_types)
-    if len(types) != len(default_types):
-        raise CheckpointError(f"{fields.where}: layer_types has {len(types)} entries, expected {len(default_types)}")
-    if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
+def _layer_types(fields: Fields, default: list[str]) -> list[str]:
+    types = fields.string_list("layer_types", default)
+    if len(types) != len(default):
+        raise CheckpointError(f"{fields.where}: layer_types has {len(types)} entries, expected {len(default)}")
+    if unknown := sorted(set(types) - {FULL, SLIDING}):
         raise UnsupportedModelError(
-            f"{fields.where}: layer type {unknown[0]!r} is not supported, expected full_attention or sliding_attention"
+            f"{fields.where}: layer type {shown(unknown[0])} is not supported, expected {FULL} or {SLIDING}"
         )
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+    return types
 
+
+def _windows(fields: Fields, types: list[str]) -> tuple[int | None, ...]:
+    if SLIDING not in types:
+        return (None,) * len(types)
+    if fields.is_null("sliding_window"):
+        raise CheckpointError(f"{fields.where}: layer_types has {SLIDING}, but there is no sliding_window")
+    window = fields.positive_int("sliding_window")
+    return tuple(window if layer_type == SLIDING else None for layer_type in types)
+
+
+_BOTH = frozenset({"head_dim", "num_key_value_heads"})
+_KV_HEADS = frozenset({"num_key_value_heads"})
+_QWEN = {"sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768}
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", _llama, {}),
+    "llama": Family("LlamaForCausalLM", _llama, {}, _BOTH),
     "mistral": Family(
         "MistralForCausalLM",
         _mistral,
         {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        frozenset({"head_dim"}),
     ),
-    "qwen2": Family("Qwen2ForCausalLM", _qwen2, {"sliding_window": 4096, "max_position_embeddings": 32768}),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", _qwen3, {"sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128}
-    ),
+    "qwen2": Family("Qwen2ForCausalLM", _qwen2, _QWEN, _KV_HEADS),
+    "qwen3": Family("Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}, _KV_HEADS),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
         _smollm3,
@@ -129,6 +168,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 2000000.0,
             "tie_word_embeddings": True,
         },
+        _KV_HEADS,
     ),
 }
 
@@ -143,11 +183,11 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     if family is None:
         supported = ", ".join(sorted(FAMILIES))
         raise UnsupportedModelError(
-            f"{where}: model_type {model_type!r} is not supported, expected one of: {supported}"
+            f"{where}: model_type {shown(model_type)} is not supported, expected one of: {supported}"
         )
     architectures = config.get("architectures") or [family.architecture]
     if architectures != [family.architecture]:
         raise UnsupportedModelError(
-            f"{where}: architectures {architectures!r} is not supported, expected [{family.architecture!r}]"
+            f"{where}: architectures {shown(architectures)} is not supported, expected [{family.architecture!r}]"
         )
     return family

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.config.families import Traits, family_of
-from llmcli.config.fields import Fields
+from llmcli.config.fields import Fields, shown
 from llmcli.config.rope import RopeParameters, read_rope_parameters
 from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.reading import check_value
 
-MAX_LAYERS = 10_000  # far beyond any model, so that a damaged number does not fill the memory with names
+# Far beyond any model: a damaged number shall neither fill the memory with names of tensors, nor give a matrix more
+# bytes than 64 bits count.
+MAX_LAYERS = 10_000
+MAX_WIDTH = 2**24
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class LlamaConfig:
     traits: Traits
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    notes: tuple[str, ...]  # what a user should know about settings that contradict each other, one line each
 
     @property
     def q_size(self) -> int:
@@ -57,43 +62,62 @@ class LlamaConfig:
         Raises: UnsupportedModelError for another architecture, activation or rotary type; CheckpointError for
                 missing or impossible values.
         """
+        try:
+            check_value(config)
+        except ValueError as error:
+            raise CheckpointError(f"{where}: {error}") from error
         family = family_of(config, where)
-        config = {**family.defaults, **config}
-        fields = Fields(config, where)
-        if (activation := fields.string("hidden_act", "silu")) != "silu":
-            raise UnsupportedModelError(f"{where}: hidden_act {activation!r} is not supported, expected 'silu'")
-        hidden_size = fields.positive_int("hidden_size")
-        num_attention_heads = fields.positive_int("num_attention_heads")
+        fields = Fields(family.complete(config), where)
+        _refuse_other_forward_passes(fields)
+        hidden_size = fields.positive_int("hidden_size", at_most=MAX_WIDTH)
+        num_attention_heads = fields.positive_int("num_attention_heads", at_most=MAX_WIDTH)
         num_key_value_heads = fields.positive_int("num_key_value_heads", num_attention_heads)
-        num_hidden_layers = fields.positive_int("num_hidden_layers")
-        if num_hidden_layers > MAX_LAYERS:
-            raise CheckpointError(f"{where}: num_hidden_layers is {num_hidden_layers}, expected at most {MAX_LAYERS}")
-        if config.get("head_dim") is None and hidden_size % num_attention_heads:
-            raise CheckpointError(
-                f"{where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"
-            )
-        head_dim = fields.positive_int("head_dim", hidden_size // num_attention_heads)
-        if head_dim % 2:
-            raise CheckpointError(f"{where}: head_dim {head_dim} is odd, rotary embedding needs pairs")
-        if num_attention_heads % num_key_value_heads:
-            raise CheckpointError(
-                f"{where}: num_attention_heads {num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {num_key_value_heads}"
-            )
+        num_hidden_layers = fields.positive_int("num_hidden_layers", at_most=MAX_LAYERS)
         return cls(
             model_type=fields.string("model_type"),
             vocab_size=fields.positive_int("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.positive_int("intermediate_size"),
+            intermediate_size=fields.positive_int("intermediate_size", at_most=MAX_WIDTH),
             num_hidden_layers=num_hidden_layers,
             num_attention_heads=num_attention_heads,
             num_key_value_heads=num_key_value_heads,
-            head_dim=head_dim,
+            head_dim=_head_dim(fields, hidden_size, num_attention_heads, num_key_value_heads),
             rms_norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
             max_position_embeddings=fields.positive_int("max_position_embeddings", 2048),
-            rope=read_rope_parameters(config, where),
+            rope=read_rope_parameters(fields),
             tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
             traits=family.read_traits(fields, num_hidden_layers),
             bos_token_ids=fields.token_ids("bos_token_id"),
             eos_token_ids=fields.token_ids("eos_token_id"),
+            notes=tuple(fields.notes),
         )
+
+
+def _refuse_other_forward_passes(fields: Fields) -> None:
+    """What transformers reads for every family, and this program computes for none."""
+    if (activation := fields.string("hidden_act", "silu")) != "silu":
+        raise UnsupportedModelError(f"{fields.where}: hidden_act {shown(activation)} is not supported, expected 'silu'")
+    if fields.values.get("is_causal", True) is not True:  # transformers takes null for false
+        raise UnsupportedModelError(f"{fields.where}: is_causal other than true is not supported")
+    if not fields.is_null("per_layer_config"):
+        raise UnsupportedModelError(f"{fields.where}: per_layer_config is not supported")
+
+
+def _head_dim(fields: Fields, hidden_size: int, num_attention_heads: int, num_key_value_heads: int) -> int:
+    if "head_dim" not in fields.values and hidden_size % num_attention_heads:
+        raise UnsupportedModelError(
+            f"{fields.where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"
+        )
+    head_dim = fields.positive_int("head_dim", hidden_size // num_attention_heads)
+    if head_dim % 2:
+        raise CheckpointError(f"{fields.where}: head_dim {head_dim} is odd, rotary embedding needs pairs")
+    if num_attention_heads % num_key_value_heads:
+        raise CheckpointError(
+            f"{fields.where}: num_attention_heads {num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {num_key_value_heads}"
+        )
+    if num_attention_heads * head_dim > MAX_WIDTH:
+        raise CheckpointError(
+            f"{fields.where}: num_attention_heads {num_attention_heads} * head_dim {head_dim} is over {MAX_WIDTH}"
+        )
+    return head_dim

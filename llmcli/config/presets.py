@@ -1,11 +1,11 @@
 """Presets: named sets of sampling parameters in TOML files, built-in ones in `configs/` and the user's own."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UsageError
+from llmcli.reading import PRESET
 from llmcli.resources import resource_folder, user_presets_folder
 
 
@@ -47,14 +47,19 @@ def _preset_paths() -> dict[str, Path]:
 
 
 def _read_preset(path: Path) -> Preset:
-    try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"preset {path} cannot be read: {error}") from error
+    content = PRESET.read_toml(path)
     sampling, description = content.get("sampling"), content.get("description", "")
     unknown = set(content) - {"description", "sampling"}
     if not isinstance(sampling, dict) or not isinstance(description, str) or unknown:
         found = ", ".join(sorted(content)) or "nothing"
         raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
+    if strange := [name for name, value in sampling.items() if not _is_plain(value)]:
+        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, which no parameter takes")
     return Preset(path.stem, path, description, sampling)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value of TOML is one of JSON as well."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float)

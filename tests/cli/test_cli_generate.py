@@ -338,3 +338,12 @@ def test_debug_shows_the_traceback(generate: Callable[..., Result]) -> None:
     stderr = generate("Hi", "--top-p", 2, "--debug").stderr
     assert "Traceback" in stderr
     assert stderr.splitlines()[-1].startswith("error: top_p is 2.0")
+
+
+def test_what_a_contradicting_config_means_is_said(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    settings = {"use_sliding_window": False, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    folder = write_tiny_llama(tmp_path / "tiny", model_type="smollm3", architectures=None, **settings)
+    result = llmcli("generate", "Hi", "-m", folder, "--max-new-tokens", 1, "--quiet")
+    assert result.exit_code == 0
+    note = "use_sliding_window is false, but layer_types wants sliding windows: they are applied"
+    assert result.stderr == f"warning: tiny: {note}\n"

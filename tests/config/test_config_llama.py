@@ -46,12 +46,21 @@ def test_several_end_tokens() -> None:
             {"model_type": "gpt2"},
             "model_type 'gpt2' is not supported, expected one of: llama, mistral, qwen2, qwen3, smollm3",
         ),
-        ({"model_type": None}, "model_type None is not supported"),
+        ({"model_type": None}, "model_type null is not supported"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
             "architectures .*SequenceClassification.* not supported",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, expected 'silu'"),
+        ({"is_causal": False}, "is_causal other than true is not supported"),
+        ({"per_layer_config": {"0": {}}}, "per_layer_config is not supported"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            "layer type sliding_attention is not supported for llama",
+        ),
+        ({"model_type": ["llama"]}, "model_type .'llama'. is not supported"),
+        ({"architectures": [{"a": 1}, []]}, "architectures .* is not supported"),
+        ({"architectures": ["x" * 10_000]}, r"architectures .{80} is not supported"),
     ],
 )
 def test_other_architectures_are_refused_by_name(overrides: dict[str, Any], message: str) -> None:
@@ -74,8 +83,103 @@ def test_other_architectures_are_refused_by_name(overrides: dict[str, Any], mess
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', expected true or false"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id is .*expected a token id or a list"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
+        ({"eos_token_id": [1, 2**31]}, "eos_token_id is .*expected a token id or a list"),
+        ({"vocab_size": 2**31}, "vocab_size is 2147483648, expected at most 2147483647"),
+        ({"hidden_size": 10**80}, "hidden_size is 10+[.]{3}, expected at most 16777216"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers is 10001, expected at most 10000"),
+        ({"head_dim": 2**22, "num_attention_heads": 8}, r"num_attention_heads 8 \* head_dim 4194304 is over 16777216"),
+        ({"rms_norm_eps": 1e-320}, "rms_norm_eps is 1e-320, expected a number from 1e-15 to 1e.15"),
+        ({"rms_norm_eps": 1e30}, "rms_norm_eps is 1e.30, expected a number from"),
+        ({"unknown": 10**400}, "config.json: an integer has more than 100 digits"),
+        ({"unknown": "\ud800"}, "config.json: .*surrogates not allowed"),
     ],
 )
 def test_impossible_values_are_named(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(**overrides)
+
+
+DERIVED = {"num_key_value_heads": ("llama", "qwen2", "qwen3", "smollm3"), "head_dim": ("llama", "mistral")}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("key", DERIVED)
+def test_null_is_derived_where_transformers_derives_it(family: str, key: str) -> None:
+    """Not the family's default: qwen2 has 32 key-value heads where the key is missing, and all heads for null."""
+    config = {**CONFIG, "model_type": family, "architectures": None, key: None}
+    if family in DERIVED[key]:
+        assert getattr(LlamaConfig.from_dict(config, "config.json"), key) == 8  # heads, and 64 / heads
+    else:
+        with pytest.raises(CheckpointError, match=f"{key} is null, expected a positive integer"):
+            LlamaConfig.from_dict(config, "config.json")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "key", ["rms_norm_eps", "rope_theta", "tie_word_embeddings", "hidden_act", "max_position_embeddings", "hidden_size"]
+)
+def test_null_is_refused_where_transformers_refuses_it(family: str, key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} is null, expected"):
+        LlamaConfig.from_dict({**CONFIG, "model_type": family, "architectures": None, key: None}, "config.json")
+
+
+def test_null_is_not_causal_in_transformers() -> None:
+    with pytest.raises(UnsupportedModelError, match="is_causal other than true is not supported"):
+        LlamaConfig.from_dict({**CONFIG, "is_causal": None}, "config.json")
+
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "windows"),
+    [
+        ("qwen2", {"max_window_layers": 0}, (None, None, None)),
+        ("qwen2", {"max_window_layers": 0, "use_sliding_window": True}, (9, 9, 9)),
+        ("qwen3", {"max_window_layers": -1, "use_sliding_window": True}, (9, 9, 9)),
+        ("qwen3", {"max_window_layers": 2, "use_sliding_window": True}, (None, None, 9)),
+        ("qwen2", {"layer_types": [WINDOWED, FULL, FULL], "use_sliding_window": True}, (9, None, None)),
+        ("mistral", {}, (9, 9, 9)),
+        ("mistral", {"layer_types": [FULL, WINDOWED, FULL]}, (None, 9, None)),
+        ("mistral", {"layer_types": None}, (9, 9, 9)),
+        ("mistral", {"sliding_window": None}, (None, None, None)),
+        ("smollm3", {"use_sliding_window": True, "no_rope_layers": [0, 7, -1, 0]}, (9, None, None)),
+        ("smollm3", {"use_sliding_window": True, "no_rope_layer_interval": -2}, (None, 9, None)),
+        ("smollm3", {"use_sliding_window": False, "no_rope_layer_interval": -2}, (None, None, None)),
+    ],
+)
+def test_windows(family: str, settings: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    config = {**CONFIG, "model_type": family, "architectures": None, "sliding_window": 9, **settings}
+    read = LlamaConfig.from_dict(config, "config.json")
+    assert read.traits.sliding_windows == windows
+    assert read.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("qwen2", {"layer_types": [WINDOWED] * 3}, "layer_types has sliding_attention, but use_sliding_window is not"),
+        ("qwen3", {"layer_types": [FULL] * 2}, "layer_types has 2 entries, expected 3"),
+        ("qwen3", {"layer_types": [FULL, 3, FULL]}, "layer_types is .* expected a list of strings"),
+        ("qwen2", {"max_window_layers": None}, "max_window_layers is null, expected an integer"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0}, "sliding_window is 0"),
+        ("mistral", {"layer_types": [WINDOWED] * 3, "sliding_window": None}, "but there is no sliding_window"),
+        ("smollm3", {"layer_types": [WINDOWED] * 3, "sliding_window": None}, "but there is no sliding_window"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, expected another number than 0"),
+        ("smollm3", {"no_rope_layers": [True, False, True]}, "no_rope_layers is .* expected a list of integers"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries, expected 3"),
+    ],
+)
+def test_impossible_layers_are_named(family: str, settings: dict[str, Any], message: str) -> None:
+    config = {**CONFIG, "model_type": family, "architectures": None, "sliding_window": 9, **settings}
+    with pytest.raises(CheckpointError, match=message):
+        LlamaConfig.from_dict(config, "config.json")
+
+
+def test_windows_that_contradict_each_other_are_noted() -> None:
+    """Applied as in transformers, whose masks follow layer_types alone; the logits are compared with the others."""
+    settings = {"use_sliding_window": False, "sliding_window": 9, "layer_types": [WINDOWED, FULL, WINDOWED]}
+    config = LlamaConfig.from_dict({**CONFIG, "model_type": "smollm3", "architectures": None, **settings}, "c")
+    assert config.traits.sliding_windows == (9, None, 9)
+    assert config.notes == ("use_sliding_window is false, but layer_types wants sliding windows: they are applied",)

@@ -1,5 +1,6 @@
 """Built-in presets are valid, and files of another form are refused."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,14 @@ def test_a_file_is_a_preset(tmp_path: Path) -> None:
         ("", r"holds nothing, expected a table \[sampling\]"),
         ("sampling = 3", r"expected a table \[sampling\]"),
         ("description = 3\n[sampling]", "holds description, sampling, expected"),
-        ("[sampling", "cannot be read"),
+        ("[sampling", "is not valid TOML"),
+        ("[sampling]\ntop_k = 2020-01-01", "top_k is a date or a time"),
+        ("[sampling]\nx = [{y = 07:32:00}]", "x is a date or a time"),
+        ("[sampling]\ntop_k = " + "9" * 101, "an integer has more than 100 digits"),
+        ("[sampling]\ntop_k = " + "9" * 5000, "is not valid TOML"),
+        ("[sampling]\nx = " + "[" * 5000 + "]" * 5000, "is not valid TOML"),
+        ("[sampling]\nx = " + "[" * 70 + "]" * 70, "nested more than 64 levels deep"),
+        ('description = "' + "x" * 2**20 + '"\n[sampling]', "is longer than 1 MiB"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -54,6 +62,21 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
         load_preset(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_refused_and_not_waited_for(home: Path) -> None:
+    (home / "presets").mkdir(parents=True)
+    os.mkfifo(home / "presets" / "pipe.toml")
+    for read in (list_presets, lambda: load_preset("pipe")):
+        with pytest.raises(UsageError, match="pipe.toml is not a regular file, expected a preset"):
+            read()
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'description = "caf\xe9"\n[sampling]')
+    with pytest.raises(UsageError, match="latin.toml is not UTF-8 text"):
+        load_preset(str(tmp_path / "latin.toml"))
 
 
 def test_an_unknown_preset_says_what_exists() -> None:

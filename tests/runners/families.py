@@ -62,5 +62,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
         "pad_token_id": 0,
     },
+    "smollm3 with windows not used": {
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "use_sliding_window": False,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "pad_token_id": 0,
+    },
+    "mistral with layer types": {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "head_dim": 8,
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "one layer, odd sizes": {"num_hidden_layers": 1, "intermediate_size": 83, "vocab_size": 301},
 }
