@@ -51,7 +51,9 @@ def write_base(folder: Path) -> Path:
         Turn("Why?", Answer("<think>\nHm.\n</think>\n\nSo.", "So.", "Hm.", (4,), "interrupted", 2)),
         Turn("And?", None),
     )
-    save_conversation(files / "conversation.json", SavedConversation("org/name", Conversation("Be kind.", turns, 1)))
+    save_conversation(
+        files / "conversation.json", SavedConversation("org/name", Conversation("Be kind.", turns, 1)), replace=False
+    )
     (files / "preset.toml").write_text('description = "x"\n\n[sampling]\ntemperature = 0.7\ntop_k = 5\ntop_p = 0.9\n')
     return folder
 
