@@ -123,7 +123,7 @@ TARGETS = (
     Target("special_tokens_map.json", 4, "spm", "special_tokens_map.json", _json(TOKENIZER_VALUES), [TOKENIZE]),
     Target("added_tokens.json", 4, "spm", "added_tokens.json", _json([]), [TOKENIZE]),
     Target("tokenizer.model", 8, "spm", "tokenizer.model", damage_bytes, [TOKENIZE]),
-    Target("chat template", 4, "model", "chat_template.jinja", damage_lines(JINJA), door=_render),
+    Target("chat template", 1, "model", "chat_template.jinja", damage_lines(JINJA), door=_render),
     Target("conversation", 12, "files", "conversation.json", _json(CONVERSATION_VALUES), door=_load_conversation),
     Target("preset", 10, "files", "preset.toml", damage_lines(TOML + RAW_TEXTS[:4]), door=_resolve_preset),
 )
