@@ -24,6 +24,9 @@ CHAINS = {
     "hot top_p": SamplingParams(temperature=1.5, top_p=0.99),
     "typical_p": SamplingParams(top_p=1, typical_p=0.9),
     "xtc": SamplingParams(xtc_probability=1, xtc_threshold=0.1),
+    "top_n_sigma": SamplingParams(top_p=1, top_n_sigma=1.5),
+    "dynamic temperature": SamplingParams(dynatemp_range=0.5),
+    "mirostat": SamplingParams(top_p=1, mirostat_tau=5.0),
     "penalties and dry": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1, dry_multiplier=0.8),
 }
 
