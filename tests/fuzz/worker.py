@@ -5,6 +5,7 @@ may hang in C code, crash or fill the memory: whoever reads the lines sees that.
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -16,8 +17,10 @@ import traceback
 from pathlib import Path
 from random import Random
 
+import typer
 from fuzz.targets import Target, target_of
 
+from llmcli.cli import main as command_line
 from llmcli.cli.main import EXIT_BUG, run
 from llmcli.errors import LLMCliError
 
@@ -55,9 +58,18 @@ def _use(target: Target, folder: Path, file: Path) -> str | None:
     return None
 
 
+def build_programs_once() -> None:
+    """Keep typer's form of each command: making it takes longer than most cases."""
+    build, get_command = command_line._build_app, typer.main.get_command
+    keep = functools.cache(lambda name: get_command(build([name])))
+    command_line._build_app = lambda arguments: arguments[0]
+    typer.main.get_command = keep
+
+
 def main() -> None:
     """Run the cases that the arguments name."""
     first, count, seed = map(int, sys.argv[2:])
+    build_programs_once()
     with tempfile.TemporaryDirectory() as folder:
         base = Path(shutil.copytree(sys.argv[1], Path(folder) / "base"))
         os.environ["LLMCLI_HOME"] = str(base / "home")
