@@ -21,6 +21,7 @@ SEQUENCES = (
     ((1, 10**9), 9.0),
 )  # fmt: skip
 BACKWARDS = ("xtc", "typical_p", "min_p", "top_p", "top_k", "top_n_sigma", "temperature", "mirostat")
+# Forced ids are many, since some of the logits are -inf for half of the tokens.
 EVERY_STEP = {
     "temperature": 1.3, "dynatemp_range": 0.5, "dynatemp_exponent": 0.7, "top_n_sigma": 6.0, "top_k": 300,
     "top_p": 0.98, "min_p": 0.0005, "typical_p": 0.93, "xtc_probability": 0.4, "xtc_threshold": 0.03,
@@ -28,7 +29,7 @@ EVERY_STEP = {
     "frequency_penalty": 0.3, "penalty_window": 90, "dry_multiplier": 0.8, "dry_window": 200, "min_new_tokens": 200,
     "eos_token_ids": frozenset({3, 5}), "dry_breaker_token_ids": frozenset({2, 7}),
     "logit_bias": {8: 1.0, 11: -1.5, 13: -np.inf, 10**9: 2.0}, "sequence_bias": SEQUENCES,
-    "begin_suppress_token_ids": frozenset({1, 4}), "forced_eos_token_ids": frozenset({3, 7, 9}),
+    "begin_suppress_token_ids": frozenset({1, 4}), "forced_eos_token_ids": frozenset(range(2, 15)),
     "forced_eos_position": 70,
 }  # fmt: skip
 
@@ -68,12 +69,12 @@ CHAINS: Mapping[str, Mapping] = {
     "sequences": {"temperature": 0.6, "sequence_bias": SEQUENCES, "encoder_repetition_penalty": 1.4},
     "greedy with sequences": {
         "temperature": 0, "sequence_bias": SEQUENCES, "encoder_repetition_penalty": 0.7, "repetition_penalty": 1.1,
-        "begin_suppress_token_ids": frozenset({2, 3}), "forced_eos_token_ids": frozenset({8, 5}),
+        "begin_suppress_token_ids": frozenset({2, 3}), "forced_eos_token_ids": frozenset(range(3, 15)),
         "forced_eos_position": NUM_PROMPT_TOKENS + 3, "mirostat_tau": 2.0,
     },
     "begin and end": {
         "temperature": 0.7, "begin_suppress_token_ids": frozenset(range(12)), "repetition_penalty": 1.3,
-        "forced_eos_token_ids": frozenset({0, 4, 10**9}), "forced_eos_position": NUM_PROMPT_TOKENS + 5,
+        "forced_eos_token_ids": frozenset({*range(12), 10**9}), "forced_eos_position": NUM_PROMPT_TOKENS + 5,
         "eos_token_ids": frozenset({0}), "ignore_eos": True,
     },
     "temperature last": {

@@ -188,7 +188,7 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
             rows.enqueue()
             device.synchronize()
             rows.sampler.set_samplers([0, 1], [replace(samplers[0], mirostat_mu=mu), samplers[1]])
-            rows.positions -= 1
+            rows.positions.set(rows.positions.get() - 1)
             first = step
         elif step == 1:
             first = 1
