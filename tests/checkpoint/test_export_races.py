@@ -38,11 +38,21 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Alone:
-    """What runs that nobody disturbed wrote, by their choices, and how long one took."""
+    """What runs that nobody disturbed wrote, by their choices.
+
+    One took `seconds`, of which `seconds_of_work` were after it had begun to write.
+    """
 
     source: Path
     exports: dict[tuple[str, ...], dict[str, bytes]]
     seconds: float
+    seconds_of_work: float
+
+
+def wait_for_work(process: subprocess.Popen[str], parent: Path) -> None:
+    """Return when a run has begun to write, or has ended."""
+    while process.poll() is None and not any(parent.glob(".export.partial-*/*")):
+        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +62,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     exports = {}
     seconds = []
     for index, choices in enumerate(CHOICES):
+        destination = folder / str(index) / "export"
         begin = time.monotonic()
-        assert finish(start(source, folder / str(index) / "export", choices))[0] == 0
-        seconds.append(time.monotonic() - begin)
-        exports[choices] = contents(folder / str(index) / "export")
-    return Alone(source, exports, sorted(seconds)[1])
+        process = start(source, destination, choices)
+        wait_for_work(process, destination.parent)
+        work_begin = time.monotonic()
+        assert finish(process)[0] == 0
+        seconds.append((time.monotonic() - begin, time.monotonic() - work_begin))
+        exports[choices] = contents(destination)
+    return Alone(source, exports, *sorted(seconds)[1])
 
 
 def make_destination(alone: Alone, parent: Path, *, exists: bool) -> Path:
@@ -112,7 +126,11 @@ def test_kills(alone: Alone, tmp_path: Path, num_export_races: int) -> None:
         whole = [alone.exports[choices], *([contents(alone.source)] if existed else [])]
         for _ in range(chooser.randint(1, 2)):
             process = start(alone.source, destination, (*choices, *force))
-            time.sleep(chooser.random() * alone.seconds)
+            if chooser.random() < 0.3:
+                time.sleep(chooser.random() * alone.seconds)
+            else:  # most of a run of so small a model is its start
+                wait_for_work(process, destination.parent)
+                time.sleep(chooser.random() * alone.seconds_of_work)
             process.send_signal(signal.SIGKILL)
             finish(process)
             hidden = {path.name.split("-")[0] for path in destination.parent.iterdir() if path != destination}
