@@ -48,8 +48,8 @@ KNOWN_PATTERNS = frozenset(
 )
 # Without an expression of the file's, and at most a few times as long afterwards.
 _SAFE_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "ByteLevel"}
-_SAFE_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "UnicodeScripts", "Whitespace"}
-_SAFE_PRE_TOKENIZERS |= {"WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"}
+_SAFE_SPLITTERS = {"Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit", "CharDelimiterSplit"}
+_SAFE_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "BertPreTokenizer", *_SAFE_SPLITTERS}
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,8 @@ class SentencePieceTokenizer(Tokenizer):
         self._ordinary_added_token = _finder(ordinary)
         self._strips_left = frozenset(token.content for token in [*special, *ordinary] if token.lstrip)
         # Declared special, yet a piece that the model itself finds in any text ("user defined").
-        found_anyway = [content for content in contents if self._is_found_by_model(content)]
+        found_anyway = [content for content in contents if self.token_id(content) in self._processor.encode(content)]
         self._found_anyway = re.compile("|".join(f"(?={re.escape(content)})" for content in found_anyway) or "(?!)")
-
-    def _is_found_by_model(self, content: str) -> bool:
-        token_id = self.token_id(content)
-        return token_id != self._processor.unk_id() and token_id in self._processor.encode(content)
 
     def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
         finder = self._every_added_token if parse_special_tokens else self._ordinary_added_token
