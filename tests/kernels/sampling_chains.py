@@ -125,9 +125,7 @@ def make_logits(num_rows: int, vocab_size: int, seed: int) -> np.ndarray:
         if kind == 2:
             values[:] = np.round(values * 4) / 4
         if kind == 3:
-            masked = rng.permutation(vocab_size)[: vocab_size // 2]
-            # Of 16 or fewer only chains without bans are drawn; else a forced end must have a token to fall on.
-            values[masked if vocab_size <= 16 else masked[masked >= 16]] = -np.inf
+            values[rng.permutation(vocab_size)[: vocab_size // 2]] = -np.inf
         if kind == 4:
             values *= 6
     return logits.astype(np.float32)
