@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmcli.cli.terminal import OnProgress, terminal
-from llmcli.errors import DeviceError, UsageError
+from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
 from llmcli.kernels.ahead import start_card
 from llmcli.kernels.environment import find_driver
 from llmcli.timeline import IMPORTS, Timeline
@@ -22,6 +23,9 @@ KV_CACHES = ("auto", "int8")
 CPU_DTYPES = {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+
+# Address space that importing torch takes (2.13: 483 MiB), and some to spare.
+_TORCH_MIB = 512
 
 # Rows decoded in one batch: one pass over the weights serves them all.
 MAX_BATCH_ROWS = 8
@@ -106,6 +110,28 @@ def _card_problem(index: int) -> str | None:
     return find_problem(index)
 
 
+def require_room_for_torch() -> None:
+    """Refuse a `ulimit -v` under which importing torch ends the process, by C++ code that no one can catch.
+
+    Raises: InsufficientMemoryError.
+    """
+    if sys.platform == "win32" or "torch" in sys.modules:
+        return
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    import psutil
+
+    left_mib = (limit - psutil.Process().memory_info().vms) // 2**20
+    if left_mib < _TORCH_MIB:
+        raise InsufficientMemoryError(
+            f"torch takes {_TORCH_MIB} MiB of address space and `ulimit -v` leaves {max(left_mib, 0)} MiB; "
+            "raise the limit"
+        )
+
+
 def load_runner(
     model: Model,
     options: RunnerOptions,
@@ -123,6 +149,7 @@ def load_runner(
     with timeline.part("driver and CuPy"):
         card = options.card
     if card is None:
+        require_room_for_torch()
         with timeline.part("import of torch"):
             from llmcli.runners.torch.load import load
 

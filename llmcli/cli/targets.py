@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 
 from llmcli.checkpoint.hub_id import find_hub_id
-from llmcli.cli.device_choice import CPU_DTYPES, RunnerOptions
+from llmcli.cli.device_choice import CPU_DTYPES, RunnerOptions, require_room_for_torch
 from llmcli.cli.session import model_folder, resolve_context
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import InsufficientMemoryError, UsageError
@@ -166,6 +166,7 @@ class HostTarget:
     """The CPU."""
 
     def __init__(self, dtype: str, kv_cache: str, num_threads: int | None):
+        require_room_for_torch()
         from llmcli.runners.torch.predict import measure_read_bytes
 
         self._dtype = CPU_DTYPES[dtype]
