@@ -38,15 +38,18 @@ class SmallFile:
                 raise self.error(f"{path} is not a regular file, expected {self.what}")
             # Not blocking: a pipe may have taken the file's place since.
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            content = bytearray()
             with open(os.open(path, flags), "rb") as file:
-                content = file.read(self.max_bytes + 1)
+                # By the MiB: asked for all that may come, Python would take that much memory at once.
+                while len(content) <= self.max_bytes and (chunk := file.read(_MIB)):
+                    content += chunk
         except OSError as error:
             raise self.error(f"{path} cannot be read: {error.strerror}") from error
         except ValueError as error:  # a NUL in the path
             raise self.error(f"{str(path)!r} is not a valid path: {error}") from error
         if len(content) > self.max_bytes:
             raise self.error(f"{path} is longer than {self.max_bytes // _MIB} MiB, too long for {self.what}")
-        return content
+        return bytes(content)
 
     def read_text(self, path: Path) -> str:
         """The content as UTF-8 text."""

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,14 @@ def test_toml_has_the_same_bounds(path):
     path.write_text("a = " + "9" * 5_000)
     with pytest.raises(UsageError, match="is not valid TOML"):
         kind.read_toml(path)
+
+
+def test_a_short_file_takes_little_memory_whatever_its_kind_may_have(path):
+    path.write_bytes(b"x")
+    large = SmallFile("a large thing", 2**30, CheckpointError, "download it again")
+    tracemalloc.start()
+    try:
+        assert large.read_bytes(path) == b"x"
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024**2
+    finally:
+        tracemalloc.stop()

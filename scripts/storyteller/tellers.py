@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmcli.cli.chat_session.doors import open_template
 from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished
@@ -51,7 +52,7 @@ class Voice:
         generation = self.session.generation(
             self.runner,
             prompt,
-            self.session.sampler(self.params, seed, prompt),
+            self.session.sampler(self.params, seed, prompt, SamplerFlags()),
             samples=(0,),
             max_new_tokens=self.session.resolve_max_new_tokens(None, len(token_ids), self.context),
             stop_strings=(),

@@ -80,7 +80,7 @@ def test_a_conversation_of_four_turns(llmcli: Callable[..., Result]) -> None:
 
 def test_a_saved_conversation_names_it(llmcli: Callable[..., Result], tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
-    save_conversation(saved, SavedConversation(STORYTELLER, Conversation()))
+    save_conversation(saved, SavedConversation(STORYTELLER, Conversation()), replace=False)
     result = llmcli("chat", "--resume", saved, "--seed", 1, "--message", "Hello!", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["model"] == STORYTELLER
