@@ -99,6 +99,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures memory as Linux tells it")
 @pytest.mark.timeout(0)
 def test_damaged_files_end_in_one_line(base: Path, pytestconfig: pytest.Config) -> None:
     asked = pytestconfig.getoption("fuzz")
@@ -112,7 +113,7 @@ def test_damaged_files_end_in_one_line(base: Path, pytestconfig: pytest.Config) 
             total.add(report)
     assert not total.problems, f"{len(total.problems)} of {total.num_cases} cases:\n" + "\n".join(total.problems[:20])
     assert total.num_cases == num_cases
-    assert total.peak_bytes <= LIMIT_BYTES
+    assert 0 < total.peak_bytes <= LIMIT_BYTES
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
