@@ -88,7 +88,7 @@ class SmallFile:
 def parse_json(text: bytes | str) -> Any:
     """A JSON value within the bounds on nesting and digits, whose strings are valid Unicode.
 
-    Raises: ValueError, for text that is no such value.
+    Raises: ValueError, for any other text.
     """
     try:
         value = json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_int=_parse_int)

@@ -135,7 +135,7 @@ def _find_in(folder: Path) -> tuple[str, str]:
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """The tokens that the folder names, as strings; BOS and EOS also where only the tokenizer's own file has them.
 
-    As in transformers, the special tokens without a name are no variable.
+    As in transformers, special tokens without a name are not variables.
     """
     tokens = {}
     if tokenizer.bos_token_id is not None:

@@ -26,7 +26,7 @@ PAGE = OutputFile("a page of llmcli", lambda head: PAGE_MARK in head, "replace i
 class HtmlOutput:
     """Collects the events and writes the page at the end; after a Ctrl-C with what there is by then.
 
-    Raises: UsageError if there is no writing to `path`, or, unless `replace`, a page is there.
+    Raises: UsageError if `path` cannot be written, or holds a page and `replace` is false.
     """
 
     def __init__(self, facts: RunFacts, path: Path, *, replace: bool):
