@@ -1,4 +1,4 @@
-"""What a generation reports while it runs. Samples are numbered from 0."""
+"""What a scheduler reports while it runs. Samples are numbered from 0; `request` is the number that `submit` gave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from llmcli.errors import LLMCliError
+    from llmcli.runners.base import AllLogits
     from llmcli.sampling.inspect import Inspection
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
@@ -41,6 +43,7 @@ class PrefillProgress:
 
     num_computed: int
     num_tokens: int
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Token:
     token_id: int
     text: str
     inspection: Inspection | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,24 @@ class Finished:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     timings: Timings
+    request: int = 0
 
 
-Event = PrefillProgress | Token | Finished
+@dataclass(frozen=True)
+class Failed:
+    """A sample came to nothing; the others go on."""
+
+    sample: int
+    error: LLMCliError
+    request: int = 0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The logits behind the next tokens of a text that is scored. Shapes: logits float32 [num_tokens, vocab_size]"""
+
+    logits: AllLogits
+    request: int = 0
+
+
+Event = PrefillProgress | Token | Finished | Failed | Scored

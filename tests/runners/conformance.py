@@ -1,8 +1,9 @@
 """What every runner must do, whatever its device: subclass `RunnerConformance` and say how a runner is loaded.
 
-The suite needs torch and tiny random models only. Tokens are compared where bits are promised, logits elsewhere.
+The suite needs torch and tiny random models only. Bits are compared where bits are promised, which is nearly everywhere.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,28 +12,65 @@ import pytest
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.errors import CheckpointError, LLMCliError
-from llmcli.runners.base import Runner
-from llmcli.sampling.chain import choose
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Logits, Runner, Span
+from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 MAX_SEQ_LEN = 400
+NUM_ROWS = 3
 PROMPT = [int(token_id) for token_id in np.random.default_rng(0).integers(0, CONFIG["vocab_size"], 300)]
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 WARM = SamplingParams(temperature=1.0, top_p=1.0)
 
 
-def prefill(runner: Runner, token_ids: list[int], row: int = 0) -> int:
-    """Prefill to the end; return the number of tokens computed."""
-    return list(runner.prefill(row, token_ids))[-1]
+def run_prompt(runner: Runner, row: int, prompt: Sequence[int], most: int = 10**9, choose: str = "last") -> Logits:
+    """Run what the row lacks of its prompt, and return the logits behind it; the last span chooses."""
+    while True:
+        begin = runner.num_tokens(row)
+        end = runner.span_end(row, most)
+        assert begin < end <= len(prompt)
+        is_last = end == len(prompt)
+        step = runner.queue([Span(row, tuple(prompt[begin:end]), choose if is_last else "none")])  # type: ignore[arg-type]
+        step.choices()
+        if is_last:
+            return step.logits(0, end - begin - 1)[0]
 
 
-def decode(runner: Runner, count: int, sampler: Sampler = GREEDY, row: int = 0) -> list[int]:
-    """Decode `count` tokens of one row and close the stream."""
-    steps = runner.decode([row], [sampler])
-    token_ids = [next(steps)[0] for _ in range(count)]
-    steps.close()
-    return token_ids
+def start(runner: Runner, prompt: Sequence[int], sampler: Sampler | None = GREEDY, most: int = 10**9) -> int:
+    """A row that has run its prompt, and chosen a token if it has a sampler."""
+    row = runner.open(prompt, sampler)
+    run_prompt(runner, row, prompt, most, "none" if sampler is None else "last")
+    return row
+
+
+def logits_of(runner: Runner, prompt: Sequence[int]) -> Logits:
+    """The logits behind a prompt, in a row of its own."""
+    row = runner.open(prompt)
+    logits = run_prompt(runner, row, prompt, choose="none")
+    runner.close(row)
+    return logits
+
+
+def single_steps(runner: Runner, row: int, token_ids: Sequence[int]) -> AllLogits:
+    """Run tokens one by one."""
+    return np.concatenate([runner.queue([Span(row, (token_id,), "none")]).logits(0) for token_id in token_ids])
+
+
+def one(runner: Runner, span: Span) -> Choice:
+    """The choice of a step of one span."""
+    (chosen,) = runner.queue([span]).choices()
+    assert isinstance(chosen, tuple), chosen
+    return chosen[-1]
+
+
+def go_on(runner: Runner, row: int, count: int) -> list[int]:
+    """The next tokens of a row that has chosen one."""
+    return [one(runner, Span(row)).token_id for _ in range(count)]
+
+
+def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
+    return first.tobytes() == second.tobytes()
 
 
 def relative_error(first: np.ndarray, second: np.ndarray) -> float:
@@ -56,247 +94,341 @@ class RunnerConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def shared_runner(cls, folder: Path) -> Runner:
-        return cls.load(folder, max_seq_len=MAX_SEQ_LEN, num_rows=3)
+        return cls.load(folder, max_seq_len=MAX_SEQ_LEN, num_rows=NUM_ROWS)
 
     @pytest.fixture
-    def runner(self, shared_runner: Runner) -> Runner:
-        for row in range(shared_runner.num_rows):
-            shared_runner.truncate(row, 0)
-        return shared_runner
+    def runner(self, shared_runner: Runner) -> Iterator[Runner]:
+        """All rows closed, before and after: no page is lost."""
+        yield shared_runner
+        for row in list(shared_runner._rows):  # type: ignore[attr-defined]
+            shared_runner.close(row)
+        assert shared_runner.free_pages == shared_runner.limits.num_pages
 
     def test_describes_itself(self, runner: Runner) -> None:
-        assert runner.num_rows == 3
-        assert runner.max_seq_len == MAX_SEQ_LEN
+        limits = runner.limits
+        assert (limits.num_rows, limits.max_seq_len) == (NUM_ROWS, MAX_SEQ_LEN)
+        assert limits.num_pages == NUM_ROWS * MAX_SEQ_LEN // PAGE_TOKENS
         assert runner.config.hidden_size == CONFIG["hidden_size"]
         assert runner.description
         assert "\n" not in runner.description
 
-    def test_a_row_holds_its_prompt(self, runner: Runner) -> None:
-        assert list(runner.token_ids(0)) == []
-        assert prefill(runner, PROMPT) == len(PROMPT)
-        assert list(runner.token_ids(0)) == PROMPT
-        logits = runner.logits(0)
+    def test_a_prompt_gives_logits(self, runner: Runner) -> None:
+        row = runner.open(PROMPT)
+        logits = run_prompt(runner, row, PROMPT, choose="none")
         assert logits.shape == (CONFIG["vocab_size"],)
         assert logits.dtype == np.float32
-
-    def test_prefill_reports_progress_from_0(self, runner: Runner) -> None:
-        progress = list(runner.prefill(0, PROMPT))
-        assert progress[0] == 0
-        assert progress[-1] == len(PROMPT)
-        assert progress == sorted(set(progress))
-
-    def test_prefill_cancelled_between_chunks_leaves_a_usable_row(self, runner: Runner) -> None:
-        chunks = runner.prefill(0, PROMPT)
-        next(chunks)
-        done = next(chunks)
-        chunks.close()
-        assert 0 < done < len(PROMPT), "the prompt must be longer than a chunk"
-        assert list(runner.token_ids(0)) == PROMPT[:done]
-        assert prefill(runner, PROMPT) == len(PROMPT) - done
-        expected = runner.logits(0)
-        runner.truncate(0, 0)
-        prefill(runner, PROMPT)
-        assert relative_error(expected, runner.logits(0)) < self.tolerance
-
-    def test_prefill_that_is_never_asked_computes_nothing(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:10])
-        runner.prefill(0, PROMPT)
-        assert list(runner.token_ids(0)) == PROMPT[:10]
-
-    def test_prefill_keeps_the_common_prefix(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:100])
-        other = PROMPT[:60] + PROMPT[:50]
-        assert prefill(runner, other) == 50
-        kept = runner.logits(0)
-        runner.truncate(0, 0)
-        assert prefill(runner, other) == 110
-        assert relative_error(kept, runner.logits(0)) < self.tolerance
-
-    def test_prefill_of_the_same_prompt_computes_its_last_token(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:50])
-        before = runner.logits(0)
-        assert prefill(runner, PROMPT[:50]) == 1
-        assert relative_error(before, runner.logits(0)) < self.tolerance
-
-    def test_prefill_of_a_shorter_prompt(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:30])
-        expected = runner.logits(0)
-        prefill(runner, PROMPT[:50])
-        assert prefill(runner, PROMPT[:30]) == 1
-        assert list(runner.token_ids(0)) == PROMPT[:30]
-        assert relative_error(runner.logits(0), expected) < self.tolerance
-
-    def test_prefill_goes_on_after_decode(self, runner: Runner) -> None:
-        """A conversation: the last sampled token may not have been run yet, and must be."""
-        prefill(runner, PROMPT[:40])
-        answer = decode(runner, 5)
-        history = PROMPT[:40] + answer + PROMPT[40:50]
-        assert prefill(runner, history) <= 10 + 1
-        extended = runner.logits(0)
-        runner.truncate(0, 0)
-        prefill(runner, history)
-        assert relative_error(extended, runner.logits(0)) < self.tolerance
+        assert (runner.num_tokens(row), list(runner.token_ids(row))) == (len(PROMPT), PROMPT)
 
     @pytest.mark.parametrize("token_ids", [[], [CONFIG["vocab_size"]], [-1], [0] * (MAX_SEQ_LEN + 1)])
-    def test_prefill_refuses_what_does_not_fit(self, runner: Runner, token_ids: list[int]) -> None:
-        with pytest.raises(ValueError, match="prefill|vocabulary"):
-            runner.prefill(0, token_ids)
+    def test_refuses_prompts_that_cannot_be(self, runner: Runner, token_ids: list[int]) -> None:
+        with pytest.raises(ValueError, match="prompt|vocabulary"):
+            runner.open(token_ids)
+        row = runner.open(PROMPT[:5])
+        with pytest.raises(ValueError, match="prompt|vocabulary"):
+            runner.change_prompt(row, token_ids)
 
-    def test_greedy_decode_takes_the_highest_logit(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:20])
+    def test_refuses_one_row_too_many(self, runner: Runner) -> None:
+        rows = [runner.open(PROMPT[:5], GREEDY) for _ in range(NUM_ROWS)]
+        with pytest.raises(ValueError, match="rows are open"):
+            runner.open(PROMPT[:5], GREEDY)
+        runner.open(PROMPT[:5])  # a row that does not choose takes no place
+        runner.close(rows[1])
+        runner.open(PROMPT[:5], GREEDY)
+
+    def test_refuses_spans_that_cannot_be(self, runner: Runner) -> None:
+        row = runner.open(PROMPT[:40], GREEDY)
+        runner.keep(row, 0)
+        other = runner.open(PROMPT[:5])
+        run_prompt(runner, other, PROMPT[:5], choose="none")
+        for spans, problem in (
+            ([Span(row, tuple(PROMPT[1:41]))], "comes next"),
+            ([Span(row, tuple(PROMPT[:41]))], "comes next"),
+            ([Span(other, (1,), "none"), Span(other, (2,), "none")], "one span"),
+            ([Span(other, (1,))], "sampler"),
+            ([Span(other, tuple(range(MAX_SPAN + 1)), "none")], "at most|the most"),
+            ([Span(other, (CONFIG["vocab_size"],), "none")], "vocabulary"),
+        ):
+            with pytest.raises(ValueError, match=problem):
+                runner.queue(spans)
+        assert runner.num_tokens(row) == 0
+
+    # Choices
+
+    def test_greedy_takes_the_highest_logit(self, runner: Runner) -> None:
+        row = runner.open(PROMPT[:20], GREEDY)
+        logits, span = run_prompt(runner, row, PROMPT[:20], choose="none"), Span(row, (PROMPT[20],))
         for _ in range(10):
-            expected = int(runner.logits(0).argmax())
-            assert decode(runner, 1) == [expected]
+            step = runner.queue([span])
+            (chosen,) = step.choices()
+            logits = step.logits(0)[0]
+            assert chosen[0].token_id == int(logits.argmax())  # type: ignore[index]
+            span = Span(row)
 
-    def test_sampled_decode_is_the_host_sampler(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:20])
-        sampler = Sampler(SamplingParams(temperature=0.9, top_k=50, top_p=0.9, min_p=0.01), seed=7, sample_index=3)
+    @pytest.mark.parametrize(
+        "params",
+        [
+            SamplingParams(temperature=0.9, top_k=50, top_p=0.9, min_p=0.01),
+            SamplingParams(temperature=0.0, repetition_penalty=1.8),
+            SamplingParams(temperature=1.0, top_p=1.0, mirostat_tau=3, mirostat_eta=0.4),
+        ],
+        ids=["filters", "penalty", "mirostat"],
+    )
+    def test_a_choice_is_the_host_sampler_s(self, runner: Runner, params: SamplingParams) -> None:
+        sampler = Sampler(params, seed=7, sample_index=3, num_prompt_tokens=20)
+        row = start(runner, PROMPT[:20], sampler)
+        runner.keep(row, 20)
+        runner.set_sampler(row, sampler)
+        history, span = PROMPT[:21], Span(row, (PROMPT[20],))
         for _ in range(30):
-            expected = choose(runner.logits(0), runner.token_ids(0), sampler).token_id
-            assert decode(runner, 1, sampler) == [expected]
+            step = runner.queue([span])
+            (chosen,) = step.choices()
+            assert isinstance(chosen, tuple)
+            expected = choose(step.logits(0)[0], history, sampler)
+            assert chosen[0].token_id == expected.token_id
+            if expected.mirostat_mu is None:
+                assert chosen[0].mirostat_mu is None
+            else:
+                assert chosen[0].mirostat_mu == pytest.approx(expected.mirostat_mu, rel=1e-12)
+            sampler = replace(sampler, mirostat_mu=expected.mirostat_mu)
+            history, span = [*history, expected.token_id], Span(row)
 
-    def test_repetition_penalty_sees_prompt_and_answer(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:20])
-        sampler = Sampler(SamplingParams(temperature=0.0, repetition_penalty=1.8), seed=0)
-        for _ in range(20):
-            expected = choose(runner.logits(0), runner.token_ids(0), sampler).token_id
-            assert decode(runner, 1, sampler) == [expected]
+    def test_a_row_whose_choice_fails_leaves_the_others_alone(self, runner: Runner) -> None:
+        every = dict.fromkeys(range(CONFIG["vocab_size"]), -np.inf)
+        expected = go_on(runner, start(runner, PROMPT[:30], GREEDY), 2)
+        failing, well = start(runner, PROMPT[:20], GREEDY), start(runner, PROMPT[:30], GREEDY)
+        runner.set_sampler(failing, replace(GREEDY, logit_bias=every))
+        first, second = runner.queue([Span(failing), Span(well)]).choices()
+        assert isinstance(first, LLMCliError)
+        assert isinstance(second, tuple)
+        assert [second[0].token_id, *go_on(runner, well, 1)] == expected
 
-    def test_mirostat_s_state_is_handed_on_within_a_stream_and_given_to_the_next(self, runner: Runner) -> None:
-        first = Sampler(SamplingParams(temperature=1.0, top_p=1.0, mirostat_tau=3, mirostat_eta=0.4), seed=7)
-        prefill(runner, PROMPT[:20])
-        decode(runner, 1)
-        assert runner.mirostat_mu(0) is None
-        runner.truncate(0, 20)
-        expected, mus, sampler = [], [], first
-        for _ in range(15):
-            choice = choose(runner.logits(0), runner.token_ids(0), sampler)
-            assert decode(runner, 1, sampler) == [choice.token_id]
-            assert runner.mirostat_mu(0) == pytest.approx(choice.mirostat_mu, rel=1e-12)
-            sampler = replace(sampler, mirostat_mu=choice.mirostat_mu)
-            expected.append(choice.token_id)
-            mus.append(choice.mirostat_mu)
-        runner.truncate(0, 20)
-        steps = runner.decode([0], [first])
-        for token_id, mu in zip(expected, mus, strict=True):
-            assert next(steps) == [token_id]
-            assert runner.mirostat_mu(0) == pytest.approx(mu, rel=1e-12)
-        steps.close()
-        runner.truncate(0, 20)
-        assert decode(runner, 15, first) == expected  # a stream begins with its sampler's mu, not with the row's
+    def test_chooses_from_given_logits(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:20])
+        logits = np.random.default_rng(1).standard_normal(CONFIG["vocab_size"]).astype(np.float32)
+        sampler = Sampler(WARM, seed=4)
+        other = runner.fork(row, 20, sampler)
+        assert one(runner, Span(other, logits=logits)).token_id == choose(logits, PROMPT[:20], sampler).token_id
+        assert runner.num_tokens(other) == 20
+        assert runner.num_tokens(row) == 20
 
-    def test_mirostat_goes_on_in_a_stream_between_whose_tokens_the_row_was_used(self, runner: Runner) -> None:
-        sampler = Sampler(SamplingParams(temperature=1.0, top_p=1.0, mirostat_tau=3, mirostat_eta=0.4), seed=7)
-        prefill(runner, PROMPT[:20])
-        expected = decode(runner, 12, sampler)
-        runner.truncate(0, 20)
-        steps = runner.decode([0], [sampler])
-        found = []
-        for num_tokens in range(21, 33):
-            found += next(steps)
-            if num_tokens % 3 == 0:
-                runner.truncate(0, num_tokens)  # drops nothing but what was worked ahead
-        steps.close()
-        assert found == expected
+    def test_another_sampler_from_the_next_step_on(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:20])
+        before = one(runner, Span(row)).token_id
+        sampler = Sampler(SamplingParams(temperature=0.0), seed=0, logit_bias={5: 1000.0})
+        runner.set_sampler(row, sampler)
+        assert one(runner, Span(row)).token_id == 5
+        assert list(runner.token_ids(row))[-1] == before
 
-    def test_decode_in_one_stream_equals_decode_in_many(self, runner: Runner) -> None:
-        sampler = Sampler(WARM, seed=5)
-        prefill(runner, PROMPT[:20])
-        at_once = decode(runner, 40, sampler)
-        runner.truncate(0, 20)
-        assert [decode(runner, 1, sampler)[0] for _ in range(40)] == at_once
-        assert list(runner.token_ids(0)) == PROMPT[:20] + at_once
+    def test_a_full_row(self, runner: Runner) -> None:
+        prompt = (PROMPT * 2)[: MAX_SEQ_LEN - 3]
+        row = start(runner, prompt)
+        go_on(runner, row, 3)
+        assert runner.num_tokens(row) == MAX_SEQ_LEN
+        with pytest.raises(ValueError, match=str(MAX_SEQ_LEN)):
+            runner.queue([Span(row)])
 
-    def test_decode_logits_equal_prefill_logits(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:20])
-        answer = decode(runner, 30)
-        decoded = runner.logits(0)
-        runner.truncate(0, 0)
-        prefill(runner, PROMPT[:20] + answer)
-        assert relative_error(decoded, runner.logits(0)) < self.tolerance
+    # Bits
 
-    def test_decode_ends_where_the_row_is_full(self, runner: Runner) -> None:
-        prefill(runner, PROMPT)
-        steps = list(runner.decode([0], [GREEDY]))
-        assert len(steps) == MAX_SEQ_LEN - len(PROMPT)
-        assert len(runner.token_ids(0)) == MAX_SEQ_LEN
-        assert list(runner.decode([0], [GREEDY])) == []
+    @pytest.mark.parametrize("length", [2, 3, 5, MAX_SPAN])
+    @pytest.mark.parametrize("begin", [7, 14, 63, 255])
+    def test_a_span_has_the_bits_of_single_steps(self, runner: Runner, begin: int, length: int) -> None:
+        first, second = start(runner, PROMPT[:begin], None), start(runner, PROMPT[:begin], None)
+        token_ids = PROMPT[begin : begin + length]
+        together = runner.queue([Span(first, tuple(token_ids), "none")]).logits(0)
+        assert same_bits(together, single_steps(runner, second, token_ids))
+        # And what they leave in the cache.
+        assert same_bits(single_steps(runner, first, [1, 2]), single_steps(runner, second, [1, 2]))
 
-    @pytest.mark.parametrize("rows", [[1], [0, 0], [0, 1]])
-    def test_decode_refuses_empty_and_repeated_rows(self, runner: Runner, rows: list[int]) -> None:
-        prefill(runner, PROMPT[:5])
-        with pytest.raises(ValueError, match="decode"):
-            runner.decode(rows, [GREEDY] * len(rows))
+    def test_a_span_chooses_what_single_steps_choose(self, runner: Runner) -> None:
+        sampler = Sampler(replace(WARM, repetition_penalty=1.3), seed=5, num_prompt_tokens=30)
+        row = start(runner, PROMPT[:30], sampler)
+        step = runner.queue([Span(row, tuple(PROMPT[30:36]), "every")])
+        (together,) = step.choices()
+        other = start(runner, PROMPT[:30], sampler)
+        alone = [one(runner, Span(other, (token_id,))) for token_id in PROMPT[30:36]]
+        assert isinstance(together, tuple)
+        assert list(together) == alone
+
+    @pytest.mark.parametrize("length", [5, 16, 17, 40, 64, 70, 130, 256, 299])
+    def test_a_prompt_s_bits_do_not_depend_on_its_cuts(self, runner: Runner, length: int) -> None:
+        results = set()
+        for most in (1, 20, 100, 10**9):
+            row = runner.open(PROMPT[:length])
+            runner.keep(row, 0)
+            results.add(run_prompt(runner, row, PROMPT[:length], most, "none").tobytes())
+            results.add(single_steps(runner, row, [1, 2, 3]).tobytes())
+            runner.close(row)
+        assert len(results) == 2
+
+    @pytest.mark.parametrize(("length", "common"), [(40, 20), (100, 64), (140, 130), (299, 260), (64, 63), (30, 29)])
+    def test_prompts_that_begin_alike_share_bits_and_pages(self, runner: Runner, length: int, common: int) -> None:
+        prompt = [*PROMPT[:common], *reversed(PROMPT[common:length])]
+        fresh = runner.open(prompt)
+        runner.keep(fresh, 0)
+        expected = run_prompt(runner, fresh, prompt, choose="none")
+        runner.close(fresh)
+        longer = start(runner, PROMPT, None)
+        free = runner.free_pages
+        row = runner.open(prompt)
+        num_shared = runner.num_tokens(row)
+        assert num_shared <= common + 15
+        assert num_shared < length
+        assert same_bits(run_prompt(runner, row, prompt, choose="none"), expected)
+        assert free - runner.free_pages >= -(-(length - num_shared) // PAGE_TOKENS)
+        runner.close(longer)
+
+    def test_the_beginning_of_a_prompt_is_there_for_the_next(self, runner: Runner) -> None:
+        first = start(runner, PROMPT[:280], None)
+        runner.close(first)
+        row = runner.open([*PROMPT[:200], 3, 1, *PROMPT[202:280]])
+        assert runner.num_tokens(row) >= 128
 
     def test_a_row_does_not_depend_on_the_others(self, runner: Runner) -> None:
         samplers = [Sampler(WARM, seed=3, sample_index=index) for index in range(3)]
         prompts = [PROMPT[:30], PROMPT[10:75], PROMPT[5:6]]
         alone = []
         for prompt, sampler in zip(prompts, samplers, strict=True):
-            runner.truncate(0, 0)
-            prefill(runner, prompt)
-            alone.append(decode(runner, 40, sampler))
-        runner.truncate(0, 0)
-        for row, prompt in enumerate(prompts):
-            prefill(runner, prompt, row)
-        steps = runner.decode([2, 0, 1], [samplers[2], samplers[0], samplers[1]])
-        together = [next(steps) for _ in range(40)]
-        assert [list(tokens) for tokens in zip(*together, strict=True)] == [alone[2], alone[0], alone[1]]
+            row = start(runner, prompt, sampler)
+            alone.append(go_on(runner, row, 40))
+            runner.close(row)
+        rows = [start(runner, prompt, sampler) for prompt, sampler in zip(prompts, samplers, strict=True)]
+        together: list[list[int]] = [[], [], []]
+        for number in range(60):
+            # The second begins late, and the first pauses.
+            turn = [place for place in (2, 0, 1) if (place != 1 or number >= 20) and (place != 0 or number % 3)][:3]
+            turn = [place for place in turn if len(together[place]) < 40]
+            chosen = runner.queue([Span(rows[place]) for place in turn]).choices() if turn else []
+            for place, choice in zip(turn, chosen, strict=True):
+                together[place].append(choice[0].token_id)  # type: ignore[index]
+        assert together == alone
 
-    def test_a_copied_row_goes_on_alike(self, runner: Runner) -> None:
-        sampler = Sampler(WARM, seed=11)
-        prefill(runner, PROMPT[:100])
-        prefill(runner, PROMPT[200:250], row=1)
-        runner.copy_row(0, 1)
-        assert list(runner.token_ids(1)) == PROMPT[:100]
-        assert runner.logits(1).tobytes() == runner.logits(0).tobytes()
-        first = decode(runner, 30, sampler, row=0)
-        assert decode(runner, 30, sampler, row=1) == first
-
-    def test_copies_do_not_share_their_future(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:50])
-        expected = decode(runner, 20, Sampler(WARM, seed=1))
-        runner.truncate(0, 50)
-        runner.copy_row(0, 2)
-        decode(runner, 20, Sampler(WARM, seed=2), row=2)
-        assert decode(runner, 20, Sampler(WARM, seed=1), row=0) == expected
-
-    def test_roll_back_to_the_prompt_is_exact(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:70])
-        before = runner.logits(0)
-        first = decode(runner, 25, Sampler(WARM, seed=9))
-        runner.truncate(0, 70)
-        assert list(runner.token_ids(0)) == PROMPT[:70]
-        assert runner.logits(0).tobytes() == before.tobytes()
-        assert decode(runner, 25, Sampler(WARM, seed=9)) == first
-
-    def test_roll_back_into_the_prompt(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:40])
-        expected = runner.logits(0)
-        prefill(runner, PROMPT[:90])
-        runner.truncate(0, 40)
-        assert relative_error(runner.logits(0), expected) < self.tolerance
-
-    def test_roll_back_into_the_answer(self, runner: Runner) -> None:
-        prefill(runner, PROMPT[:40])
-        answer = decode(runner, 20)
-        runner.truncate(0, 45)
-        assert decode(runner, 15) == answer[5:]
-
-    @pytest.mark.parametrize("num_tokens", [-1, 11])
-    def test_roll_back_refuses_lengths_the_row_never_had(self, runner: Runner, num_tokens: int) -> None:
-        prefill(runner, PROMPT[:10])
-        with pytest.raises(ValueError, match="truncate"):
-            runner.truncate(0, num_tokens)
+    def test_steps_may_be_queued_ahead(self, runner: Runner) -> None:
+        sampler = Sampler(WARM, seed=8)
+        expected = go_on(runner, start(runner, PROMPT[:30], sampler), 30)
+        row = start(runner, PROMPT[:30], sampler)
+        found, ahead = [], runner.queue([Span(row)])
+        for _ in range(29):
+            step, ahead = ahead, runner.queue([Span(row)])
+            found.append(step.choices()[0][0].token_id)  # type: ignore[index]
+        found.append(ahead.choices()[0][0].token_id)  # type: ignore[index]
+        assert found == expected
+        assert list(runner.token_ids(row))[31:] == found[:-1]
 
     def test_same_input_same_bits(self, runner: Runner) -> None:
         results = set()
         for _ in range(10):
-            runner.truncate(0, 0)
-            prefill(runner, PROMPT[:64])
-            token_ids = decode(runner, 20, Sampler(WARM, seed=4))
-            results.add((tuple(token_ids), runner.logits(0).tobytes()))
+            row = start(runner, PROMPT[:64], Sampler(WARM, seed=4))
+            token_ids = go_on(runner, row, 20)
+            results.add((tuple(token_ids), single_steps(runner, row, [1]).tobytes()))
+            runner.close(row)
         assert len(results) == 1
+
+    def test_single_steps_equal_a_prompt_to_rounding(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:20], None)
+        stepped = single_steps(runner, row, PROMPT[20:60])[-1]
+        assert relative_error(stepped, logits_of(runner, PROMPT[:60])) < self.tolerance
+
+    # Rows
+
+    @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 50, 100])
+    def test_a_fork_goes_on_alike(self, runner: Runner, num_tokens: int) -> None:
+        row = start(runner, PROMPT[:100], None)
+        first, second = runner.fork(row, num_tokens), runner.fork(row, num_tokens)
+        assert list(runner.token_ids(first)) == PROMPT[:num_tokens]
+        found = single_steps(runner, first, [5, 6, 7])
+        expected = logits_of(runner, [*PROMPT[:num_tokens], 5, 6, 7])
+        assert relative_error(found[-1], expected) < self.tolerance
+        # What the first has written is not in the second's way, nor in that of the row they come from.
+        assert same_bits(single_steps(runner, second, [5, 6, 7]), found)
+        third = runner.fork(row, num_tokens)
+        assert same_bits(single_steps(runner, third, [5, 6, 7]), found)
+
+    def test_forks_do_not_share_their_future(self, runner: Runner) -> None:
+        samplers = [Sampler(WARM, seed=index) for index in range(3)]
+        expected = []
+        for sampler in samplers:
+            row = start(runner, PROMPT[:50], sampler)
+            expected.append(go_on(runner, row, 20))
+            runner.close(row)
+        holder = runner.open(PROMPT[:50])
+        logits = run_prompt(runner, holder, PROMPT[:50], choose="none")
+        rows = [runner.fork(holder, 50, sampler) for sampler in samplers]
+        runner.queue([Span(row, logits=logits) for row in rows]).choices()
+        runner.close(holder)
+        steps = [runner.queue([Span(row) for row in rows]).choices() for _ in range(20)]
+        assert [[step[place][0].token_id for step in steps] for place in range(3)] == expected  # type: ignore[index]
+
+    def test_forks_share_pages(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:96], None)
+        free = runner.free_pages
+        forks = [runner.fork(row, 96) for _ in range(10)]
+        assert runner.free_pages == free
+        single_steps(runner, forks[0], [1])
+        assert runner.free_pages == free - 1
+
+    @pytest.mark.parametrize("num_tokens", [40, 45, 47, 48, 59])
+    def test_roll_back_into_the_answer_is_exact(self, runner: Runner, num_tokens: int) -> None:
+        row, other = start(runner, PROMPT[:40], None), start(runner, PROMPT[:40], None)
+        single_steps(runner, row, PROMPT[40:60])
+        runner.keep(row, num_tokens)
+        assert list(runner.token_ids(row)) == PROMPT[:num_tokens]
+        single_steps(runner, other, [*PROMPT[40:num_tokens], 9])
+        runner.keep(other, num_tokens)
+        assert same_bits(single_steps(runner, row, [7, 8]), single_steps(runner, other, [7, 8]))
+
+    def test_roll_back_refuses_lengths_the_row_never_had(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:10], None)
+        for num_tokens in (-1, 11):
+            with pytest.raises(ValueError, match="keep"):
+                runner.keep(row, num_tokens)
+            with pytest.raises(ValueError, match="fork"):
+                runner.fork(row, num_tokens)
+
+    def test_a_changed_prompt_keeps_the_common_beginning(self, runner: Runner) -> None:
+        """A conversation: what was sampled last may not have been run yet, and must be."""
+        sampler = Sampler(WARM, seed=2)
+        row = start(runner, PROMPT[:40], sampler)
+        answer = [one(runner, Span(row)).token_id for _ in range(5)]
+        history = [*runner.token_ids(row), answer[-1], *PROMPT[40:60]]
+        runner.change_prompt(row, history, sampler)
+        assert runner.num_tokens(row) >= 45
+        extended = run_prompt(runner, row, history)
+        assert relative_error(extended, logits_of(runner, history)) < self.tolerance
+
+    def test_a_changed_prompt_is_never_found_by_others(self, runner: Runner) -> None:
+        row = start(runner, PROMPT[:30])
+        go_on(runner, row, 30)
+        history = [*runner.token_ids(row), 1, 2, 3, *PROMPT[:40]]
+        runner.change_prompt(row, history, GREEDY)
+        run_prompt(runner, row, history)
+        fresh = runner.open(history)
+        assert runner.num_tokens(fresh) <= 30
+
+    def test_room_that_is_not_there(self, runner: Runner) -> None:
+        rows = [start(runner, (PROMPT * 2)[index : index + MAX_SEQ_LEN], None) for index in range(NUM_ROWS)]
+        assert runner.free_pages == 0
+        late = runner.open(PROMPT[50:90])
+        assert not runner.reserve(late, 1)
+        with pytest.raises(ValueError, match="no page"):
+            runner.queue([Span(late, tuple(PROMPT[50:66]), "none")])
+        runner.close(rows[1])
+        assert runner.reserve(late, 40)
+        assert same_bits(run_prompt(runner, late, PROMPT[50:90], choose="none"), logits_of(runner, PROMPT[50:90]))
+
+    def test_pages_in_any_order(self, runner: Runner) -> None:
+        expected = start(runner, PROMPT[:200], None)
+        expected_bits = single_steps(runner, expected, [1, 2, 3])
+        runner.close(expected)
+        # Rows that end in turns leave holes, in which another row then lies.
+        rows = [start(runner, PROMPT[index : index + 10], None) for index in range(60)]
+        for row in rows[::2]:
+            runner.close(row)
+        scattered = runner.open(PROMPT[:200])
+        runner.keep(scattered, 0)
+        run_prompt(runner, scattered, PROMPT[:200], most=16, choose="none")
+        assert same_bits(single_steps(runner, scattered, [1, 2, 3]), expected_bits)
+
+    # Loading
 
     def test_nan_weights_are_refused_by_name(self, tmp_path: Path) -> None:
         from safetensors.torch import load_file, save_file
@@ -312,32 +444,3 @@ class RunnerConformance:
     def test_a_model_that_does_not_fit_is_refused_before_it_is_read(self, folder: Path) -> None:
         with pytest.raises(LLMCliError, match="needs .* is available: use --context"):
             self.load(folder, max_seq_len=2**34, num_rows=1)
-
-    def test_scores_are_the_logits_of_every_position(self, runner: Runner) -> None:
-        token_ids = PROMPT[:280]
-        scores = np.concatenate(list(runner.score(0, token_ids, first=1)))
-        assert scores.shape == (279, CONFIG["vocab_size"])
-        assert scores.dtype == np.float32
-        for length in (1, 2, 100, 256, 257, 279):
-            prefill(runner, token_ids[:length], row=1)
-            assert relative_error(scores[length - 1], runner.logits(1)) < self.tolerance
-
-    @pytest.mark.parametrize("first", [2, 255, 256, 257, 279])
-    def test_scores_from_some_position_on(self, runner: Runner, first: int) -> None:
-        every = np.concatenate(list(runner.score(0, PROMPT[:280], first=1)))
-        some = np.concatenate(list(runner.score(0, PROMPT[:280], first=first)))
-        assert len(some) == 280 - first
-        assert relative_error(some, every[first - 1 :]) < self.tolerance
-
-    def test_a_scored_row_goes_on(self, runner: Runner) -> None:
-        list(runner.score(0, PROMPT[:50], first=1))
-        assert list(runner.token_ids(0)) == PROMPT[:49]
-        scored = runner.logits(0)
-        prefill(runner, PROMPT[:49], row=1)
-        assert relative_error(scored, runner.logits(1)) < self.tolerance
-        assert prefill(runner, PROMPT[:60]) == 11
-
-    @pytest.mark.parametrize("first", [0, 10, -1])
-    def test_score_refuses_positions_that_nothing_predicts(self, runner: Runner, first: int) -> None:
-        with pytest.raises(ValueError, match="score"):
-            runner.score(0, PROMPT[:10], first)

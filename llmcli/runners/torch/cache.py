@@ -1,11 +1,14 @@
-"""`RowCache`: the keys and values of one row, in the type of the run or as 8-bit codes with scales."""
+"""`PagedCache`: keys and values in pages, in the type of the run or as 8-bit codes with scales."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.runners.base import PAGE_TOKENS
 
 CODES = "int8"
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, CODES: torch.int8}
@@ -18,54 +21,87 @@ _SCALE_BYTES = 4  # float32: 16 bits would save 1.5 % at head_dim 128 and lose t
 def cache_bytes(config: LlamaConfig, max_seq_len: int, cache_type: str) -> int:
     """Memory of one row."""
     scale_bytes = _SCALE_BYTES if cache_type == CODES else 0
-    return config.kv_cache_bytes(max_seq_len, CACHE_DTYPES[cache_type].itemsize, scale_bytes)
+    return config.kv_cache_bytes(pages_of(max_seq_len) * PAGE_TOKENS, CACHE_DTYPES[cache_type].itemsize, scale_bytes)
 
 
-class RowCache:
-    """Keys (already rotated) and values of one row.
+def pages_of(num_tokens: int) -> int:
+    """Pages that so many tokens take."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+class PagedCache:
+    """Keys (already rotated) and values of all rows.
 
     As int8, a token's vector of one head is scale * codes: scale = largest magnitude / 127, codes rounded to nearest,
     ties to even. A token takes part in attention as it is stored, also in the step that brings it.
-    Shapes: keys, values [num_hidden_layers, num_key_value_heads, max_seq_len, head_dim], of int8 with scales float32
-            [num_hidden_layers, num_key_value_heads, max_seq_len]
+    Shapes: keys, values [num_hidden_layers, num_key_value_heads, num_pages, PAGE_TOKENS, head_dim], of int8 with scales
+            float32 [num_hidden_layers, num_key_value_heads, num_pages, PAGE_TOKENS]
     """
 
-    def __init__(self, config: LlamaConfig, max_seq_len: int, cache_type: str):
-        heads = (config.num_hidden_layers, config.num_key_value_heads, max_seq_len)
+    def __init__(self, config: LlamaConfig, num_pages: int, cache_type: str):
+        places = (config.num_hidden_layers, config.num_key_value_heads, num_pages, PAGE_TOKENS)
         self._has_codes = cache_type == CODES
         dtype = CACHE_DTYPES[cache_type]
-        self._keys, self._values = (torch.empty(*heads, config.head_dim, dtype=dtype) for _ in range(2))
-        self._key_scales, self._value_scales = (torch.empty(heads if self._has_codes else 0) for _ in range(2))
+        self._keys, self._values = (torch.empty(*places, config.head_dim, dtype=dtype) for _ in range(2))
+        self._key_scales, self._value_scales = (torch.empty(places if self._has_codes else 0) for _ in range(2))
+
+    def row(self, pages: Sequence[int]) -> RowCache:
+        """The tokens that lie in these pages, one after the other."""
+        return RowCache(self, pages)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy what a page holds to another one."""
+        for array in self._arrays():
+            array[:, :, target] = array[:, :, source]
+
+    def _arrays(self) -> tuple[Tensor, ...]:
+        plain = (self._keys, self._values)
+        return (*plain, self._key_scales, self._value_scales) if self._has_codes else plain
+
+
+class RowCache:
+    """One row's part of a cache. Where its pages follow one another, which is usual, they are read in place."""
+
+    def __init__(self, cache: PagedCache, pages: Sequence[int]):
+        self._cache = cache
+        first = pages[0]
+        self._first = first if list(pages) == list(range(first, first + len(pages))) else None
+        self._pages = torch.tensor(pages)
 
     def append(self, layer: int, position: int, key: Tensor, value: Tensor) -> None:
         """Store what a layer made of new tokens. Shapes: key, value [num_tokens, num_key_value_heads, head_dim]."""
-        new = slice(position, position + len(key))
-        if not self._has_codes:
-            self._keys[layer, :, new] = key.transpose(0, 1)
-            self._values[layer, :, new] = value.transpose(0, 1)
-            return
-        self._keys[layer, :, new], self._key_scales[layer, :, new] = quantize(key.transpose(0, 1))
-        self._values[layer, :, new], self._value_scales[layer, :, new] = quantize(value.transpose(0, 1))
+        places = torch.arange(position, position + len(key))
+        pages, within = self._pages[places // PAGE_TOKENS], places % PAGE_TOKENS
+        cache = self._cache
+        stored = ((cache._keys, cache._key_scales, key), (cache._values, cache._value_scales, value))
+        for array, scales, new in stored:
+            if cache._has_codes:
+                array[layer, :, pages, within], scales[layer, :, pages, within] = quantize(new.transpose(0, 1))
+            else:
+                array[layer, :, pages, within] = new.transpose(0, 1).to(array.dtype)
 
     def seen(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens begin ... end - 1, of codes in float32.
 
         Shapes: each [num_key_value_heads, end - begin, head_dim]
         """
-        keys, values = self._keys[layer, :, begin:end], self._values[layer, :, begin:end]
-        if not self._has_codes:
+        cache = self._cache
+        keys, values = (self._tokens(array[layer], begin, end) for array in (cache._keys, cache._values))
+        if not cache._has_codes:
             return keys, values
-        key_scales, value_scales = self._key_scales[layer, :, begin:end], self._value_scales[layer, :, begin:end]
+        scales = (self._tokens(array[layer], begin, end) for array in (cache._key_scales, cache._value_scales))
+        key_scales, value_scales = scales
         return keys * key_scales[..., None], values * value_scales[..., None]
 
-    def copy_from(self, other: RowCache, num_tokens: int) -> None:
-        """Take over the first tokens of a row of the same shape."""
-        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
-            mine[:, :, :num_tokens] = theirs[:, :, :num_tokens]
-
-    def _arrays(self) -> tuple[Tensor, ...]:
-        plain = (self._keys, self._values)
-        return (*plain, self._key_scales, self._value_scales) if self._has_codes else plain
+    def _tokens(self, array: Tensor, begin: int, end: int) -> Tensor:
+        """Shapes: array [num_key_value_heads, num_pages, PAGE_TOKENS, ...]; result [num_key_value_heads, tokens, ...]"""
+        if self._first is not None:
+            flat = array.flatten(1, 2)
+            return flat[:, self._first * PAGE_TOKENS + begin : self._first * PAGE_TOKENS + end]
+        first_page = begin // PAGE_TOKENS
+        skipped = first_page * PAGE_TOKENS
+        gathered = array.index_select(1, self._pages[first_page : pages_of(end)]).flatten(1, 2)
+        return gathered[:, begin - skipped : end - skipped]
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Loads a model folder into a `TorchRunner`: memory is checked first, then weights are read and put in their places."""
+"""Loads a model folder onto the CPU: memory is checked first, then weights are read and put in their places."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,11 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.runners.torch.device import TorchDevice
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
-from llmcli.runners.torch.runner import TorchRunner
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 from llmcli.timeline import Timeline
 
@@ -25,7 +26,7 @@ def load(
     num_threads: int | None = None,
     on_progress: OnProgress = lambda read, total: None,
     timeline: Timeline | None = None,
-) -> TorchRunner:
+) -> SteppingRunner:
     """Read the weights and allocate the KV cache, of `dtype` (auto) or int8.
 
     `timeline` gets the time that the weights take.
@@ -44,9 +45,10 @@ def load(
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
         description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
-        return TorchRunner(
+        device = TorchDevice(
             llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
         )
+        return SteppingRunner(device)
 
 
 def _build(model: Model, weights: dict[str, Tensor], dtype: torch.dtype) -> Llama:

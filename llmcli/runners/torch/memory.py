@@ -10,7 +10,7 @@ from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.torch.cache import CODES, cache_bytes
-from llmcli.runners.torch.runner import PREFILL_CHUNK
+from llmcli.runners.torch.device import PREFILL_CHUNK
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}

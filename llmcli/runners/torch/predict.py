@@ -14,10 +14,11 @@ from torch import Tensor
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.torch.cache import cache_bytes
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
 from llmcli.runners.torch.packed_linear import PackedWeight, choose_product
-from llmcli.runners.torch.runner import PREFILL_CHUNK
+from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
@@ -74,16 +75,18 @@ class HostPredictor:
 
     def prefill_seconds(self, num_tokens: int) -> float:
         """The logits after a prompt."""
-        total = 0.0
-        for begin in range(0, num_tokens, PREFILL_CHUNK):
-            count = min(PREFILL_CHUNK, num_tokens - begin)
-            if count == 1:
-                total += self.decode_seconds(begin)
-                continue
-            for form, size in self._sizes.items():
-                one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
-                total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
-            total += self._head_seconds() + self._attention_seconds(begin, count) + self._overhead()
+        total, begin = self._head_seconds(), 0
+        while begin < num_tokens:
+            end = min(chunk_end(begin), num_tokens)
+            count = end - begin
+            if count <= MAX_SPAN:  # one by one
+                total += sum(self.decode_seconds(depth) for depth in range(begin, end))
+            else:
+                for form, size in self._sizes.items():
+                    one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
+                    total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
+                total += self._attention_seconds(begin, count) + self._overhead()
+            begin = end
         return total
 
     def first_token_seconds(self, num_tokens: int) -> float:

@@ -1,0 +1,54 @@
+"""`Fill`: a row on its way to where it chooses."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from llmcli.runners.base import MAX_SPAN, Runner, Span
+
+Owner = TypeVar("Owner", covariant=True)
+
+
+class Fill(Generic[Owner]):
+    """A prompt that is being run, and behind it what a text had said when it gave its pages back; then it may choose.
+
+    Attributes: num_run, the tokens that the row holds; num_shared, those of them that it began with
+    """
+
+    def __init__(
+        self, owner: Owner, row: int, prompt: Sequence[int], said: Sequence[int], num_shared: int, *, chooses: bool
+    ):
+        self.owner = owner
+        self.row = row
+        self.prompt = prompt
+        self.num_shared = num_shared
+        self.num_run = num_shared
+        self._said = said
+        self._chooses = chooses
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the prompt that have been run in this row."""
+        return min(self.num_run, len(self.prompt)) - self.num_shared
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it has been run."""
+        return self.num_run == len(self.prompt) + len(self._said)
+
+    def next_span(self, runner: Runner, most: int) -> Span:
+        """What is run next, at most about `most` tokens."""
+        if self.num_run < len(self.prompt):
+            end = runner.span_end(self.row, most)
+            token_ids = self.prompt[self.num_run : end]
+        else:
+            first = self.num_run - len(self.prompt)
+            token_ids = self._said[first : first + MAX_SPAN]
+            end = self.num_run + len(token_ids)
+        is_last = end == len(self.prompt) + len(self._said)
+        return Span(self.row, tuple(token_ids), "last" if self._chooses and is_last else "none")
+
+    def take(self, span: Span) -> bool:
+        """Count a span as run; whether it was part of what had been said."""
+        is_said = self.num_run >= len(self.prompt)
+        self.num_run += len(span.token_ids)
+        return is_said

@@ -1,0 +1,90 @@
+"""`Sample`: one text while it is drawn: its tokens, what of it is certain, and how it ends."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmcli.engine.events import Finished, FinishReason, Timings
+from llmcli.engine.request import Request
+from llmcli.engine.stop_strings import StopStrings
+from llmcli.runners.base import Logits
+from llmcli.sampling.inspect import Inspection, inspect_choice
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.stream import StreamDecoder
+
+
+class Sample:
+    """A sample of a request. Knows nothing of rows and steps.
+
+    Attributes: finish_reason is set by the token that ends it; max_tokens is how many there can be in all
+    """
+
+    def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
+        """`number` is the request's, `index` the sample's."""
+        room = max_seq_len - len(request.prompt_token_ids)
+        limit = request.max_new_tokens
+        self.number = number
+        self.request = request
+        self.index = index
+        self.max_tokens = room if limit is None else min(limit, room)
+        self.sampler = replace(
+            request.sampler,
+            sample_index=index,
+            forced_eos_position=len(request.prompt_token_ids) + self.max_tokens - 1,
+        )
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.start_time = 0.0  # of the request's prompt
+        self.prefill_tokens = 0
+        self.prefill_seconds = 0.0
+        self._first_token_time = 0.0
+        self._last_token_time = 0.0
+        self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
+        self._stop_strings = StopStrings(request.stop_strings)
+
+    def push(self, token_id: int, mirostat_mu: float | None) -> str:
+        """Take the next token; return the text that is certain now. Sets `finish_reason` when the sample is over."""
+        self._last_token_time = time.perf_counter()
+        if not self.token_ids:
+            self._first_token_time = self._last_token_time
+        self.token_ids.append(token_id)
+        if mirostat_mu is not None:
+            self.sampler = replace(self.sampler, mirostat_mu=mirostat_mu)
+        if token_id in self.sampler.eos_token_ids:
+            self.finish_reason = "eos"
+            return ""
+        text, is_stopped = self._stop_strings.push(self._decoder.push(token_id))
+        self.text += text
+        if is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.request.max_new_tokens:
+            self.finish_reason = "length"
+        elif len(self.token_ids) == self.max_tokens:
+            self.finish_reason = "context"
+        return text
+
+    def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
+        """The view of the next choice, which is made from these logits; None if nobody asked for it."""
+        count = self.request.num_alternatives
+        if count is None:
+            return None
+        history, sampler = [*self.request.prompt_token_ids, *self.token_ids], self.sampler
+        return lambda token_id: inspect_choice(logits, history, sampler, token_id, count)
+
+    def finish(self, reason: FinishReason) -> Finished:
+        """Close it, with what was held back: an unfinished character, or what might have become a stop string."""
+        self.finish_reason = reason
+        tail = ""
+        if reason != "stop":
+            text, is_stopped = self._stop_strings.push(self._decoder.flush())
+            tail = text if is_stopped else text + self._stop_strings.flush()
+            self.text += tail
+        timings = Timings(
+            prefill_tokens=self.prefill_tokens,
+            prefill_seconds=self.prefill_seconds,
+            time_to_first_token_seconds=self._first_token_time - self.start_time if self.token_ids else 0.0,
+            decode_tokens=max(len(self.token_ids) - 1, 0),
+            decode_seconds=self._last_token_time - self._first_token_time,
+        )
+        return Finished(self.index, tail, self.text, tuple(self.token_ids), reason, timings, self.number)

@@ -1,0 +1,394 @@
+"""`SteppingRunner`: the state machine of rows, written once over what a device can do.
+
+It knows which pages a row has, which prompts begin alike, and what a row's next span may be. The device knows how
+tokens are run and chosen: see `StepDevice`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from llmcli.config.llama import LlamaConfig
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Choose, Chosen, Limits, Logits, Span, Step
+from llmcli.runners.interrupts import interrupts_held_back
+from llmcli.runners.pages import PagePool, PromptIndex
+from llmcli.sampling.sampler import Sampler
+
+# What is not part of a prompt goes token by token, in spans of any length, with the same bits.
+SINGLE = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A span as the device gets it.
+
+    - `slot`: the place of the row's sampler and history on the device, None for a row without one.
+    - `pages`: the row's page table, with room for the new tokens.
+    - `position`: that of the first new token.
+    - `token_ids`: the new tokens; () is one token, the one that was chosen last in the slot.
+    - `method`: how they are computed, as `StepDevice.method` said; SINGLE gives each the bits of a step of its own.
+    """
+
+    slot: int | None
+    pages: Sequence[int]
+    position: int
+    token_ids: tuple[int, ...]
+    method: int
+    choose: Choose
+    logits: Logits | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are run."""
+        return 0 if self.logits is not None else max(len(self.token_ids), 1)
+
+
+class StepDevice(Protocol):
+    """What a device can do with pages and slots. Everything happens in the order of the calls."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the loaded model."""
+
+    @property
+    def description(self) -> str:
+        """Device and precision for the user."""
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+
+    @property
+    def limits(self) -> Limits:
+        """What there is room for."""
+
+    def method(self, position: int, prompt_len: int) -> int:
+        """How the token at `position` of a prompt of so many tokens is computed: SINGLE, or another number.
+
+        Tokens with the same number, and the same tokens and numbers before them, have the same keys and values.
+        """
+
+    def cut(self, position: int, prompt_len: int) -> int:
+        """The last place up to `position` at which a prompt of so many tokens may be cut without changing a bit."""
+
+    def span_end(self, position: int, most: int, prompt_len: int) -> int:
+        """Where a prompt's span from `position` on may end, about `most` tokens on; beyond `position`."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page."""
+
+    def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
+        """Give a slot its sampler and the first tokens of its row. Raises: UsageError for what it cannot hold"""
+
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        """Give a slot another sampler. Raises: UsageError for what it cannot hold"""
+
+    def run(self, works: Sequence[Work]) -> Step:
+        """Queue a step. Raises: DeviceError"""
+
+
+@dataclass(eq=False)
+class _Row:
+    slot: int | None
+    prompt: list[int]
+    num_tokens: int = 0
+    pages: list[int] = field(default_factory=list)
+    known_token_ids: list[int] = field(default_factory=list)  # of the tokens it holds, as far as the host has seen them
+    chosen_token_id: int | None = None  # that the last span has chosen, if the host has seen it
+    num_indexed: int = 0  # pages that the prompt index has been offered
+    num_changes: int = 0  # so that a step from before a roll-back is known
+
+
+    def take(self, work: Work) -> None:
+        """Hold the tokens of a span that has been queued."""
+        if len(self.known_token_ids) == self.num_tokens:
+            if work.token_ids:
+                self.known_token_ids += work.token_ids
+            elif work.num_tokens and self.chosen_token_id is not None:
+                self.known_token_ids.append(self.chosen_token_id)
+        self.chosen_token_id = None
+        self.num_tokens += work.num_tokens
+
+    def learn(self, token_id: int, place: int) -> None:
+        """Take note of a token that was chosen behind the first `place` tokens, and may be in the row already."""
+        if len(self.known_token_ids) == place < self.num_tokens:
+            self.known_token_ids.append(token_id)
+        elif place == self.num_tokens:
+            self.chosen_token_id = token_id
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A row as a step has left it."""
+
+    row: _Row
+    num_tokens: int
+    num_changes: int
+
+
+class SteppingRunner:
+    """The `Runner` protocol over a device. See `llmcli.runners.base.Runner` for the contract."""
+
+    def __init__(self, device: StepDevice):
+        self._device = device
+        self._limits = device.limits
+        self._pool = PagePool(self._limits.num_pages)
+        self._index = PromptIndex(self._pool)
+        self._rows: dict[int, _Row] = {}
+        self._free_slots = list(range(self._limits.num_rows))
+        self._next_row = 0
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the loaded model."""
+        return self._device.config
+
+    @property
+    def description(self) -> str:
+        """Device and precision for the user."""
+        return self._device.description
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+        return self._device.cache_type
+
+    @property
+    def limits(self) -> Limits:
+        """What there is room for."""
+        return self._limits
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no open row holds."""
+        return self._pool.num_free + self._index.num_idle()
+
+    def open(self, prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+        """Open a row for a prompt; see `Runner.open`."""
+        self._check_prompt(prompt)
+        with interrupts_held_back():
+            row = _Row(self._take_slot(sampler), list(prompt))
+            try:
+                stamps = self._stamps(row.prompt[:-1], len(prompt))
+                found = self._index.find(stamps)
+                row.num_tokens = self._device.cut(len(found) * PAGE_TOKENS, len(prompt))
+                row.pages = found[: -(-row.num_tokens // PAGE_TOKENS)]
+                row.num_indexed = row.num_tokens // PAGE_TOKENS
+                row.known_token_ids = row.prompt[: row.num_tokens]
+                if sampler is not None and row.slot is not None:
+                    self._device.set_slot(row.slot, sampler, row.prompt)
+            except BaseException:
+                self._give_slot_back(row)
+                raise
+            for page in row.pages:
+                self._pool.hold(page)
+            return self._add(row)
+
+    def fork(self, row: int, num_tokens: int, sampler: Sampler | None = None) -> int:
+        """Open a row that shares the first tokens of another one; see `Runner.fork`."""
+        origin = self._rows[row]
+        if not 0 < num_tokens <= min(origin.num_tokens, len(origin.known_token_ids)):
+            raise ValueError(f"fork of {num_tokens} of {origin.num_tokens} tokens")
+        with interrupts_held_back():
+            token_ids = origin.known_token_ids[:num_tokens]
+            new = _Row(self._take_slot(sampler), origin.prompt[:num_tokens], num_tokens, known_token_ids=token_ids)
+            try:
+                if sampler is not None and new.slot is not None:
+                    self._device.set_slot(new.slot, sampler, token_ids)
+            except BaseException:
+                self._give_slot_back(new)
+                raise
+            new.pages = origin.pages[: -(-num_tokens // PAGE_TOKENS)]
+            new.num_indexed = len(new.pages)
+            for page in new.pages:
+                self._pool.hold(page)
+            return self._add(new)
+
+    def change_prompt(self, row: int, prompt: Sequence[int], sampler: Sampler | None = None) -> None:
+        """Let the row go on with another prompt; see `Runner.change_prompt`."""
+        self._check_prompt(prompt)
+        with interrupts_held_back():
+            this = self._rows[row]
+            if (sampler is None) != (this.slot is None):
+                raise ValueError("a row keeps its place among those that choose, or stays without one")
+            if sampler is not None and this.slot is not None:
+                self._device.set_slot(this.slot, sampler, list(prompt))
+            self._shorten(this, min(common_prefix(this.known_token_ids, prompt), len(prompt) - 1))
+            this.prompt = list(prompt)
+            this.num_indexed = len(prompt)  # its pages may hold what was computed as an answer
+
+    def set_sampler(self, row: int, sampler: Sampler) -> None:
+        """Choose by another sampler from the next step on."""
+        slot = self._rows[row].slot
+        if slot is None:
+            raise ValueError("the row has no sampler")
+        self._device.set_sampler(slot, sampler)
+
+    def keep(self, row: int, num_tokens: int) -> None:
+        """Roll the row back to its first `num_tokens` tokens."""
+        this = self._rows[row]
+        if not 0 <= num_tokens <= this.num_tokens:
+            raise ValueError(f"keep {num_tokens} of {this.num_tokens} tokens")
+        with interrupts_held_back():
+            self._shorten(this, num_tokens)
+
+    def close(self, row: int) -> None:
+        """Give the row's pages and its place back."""
+        with interrupts_held_back():
+            this = self._rows.pop(row)
+            self._shorten(this, 0)
+            self._give_slot_back(this)
+
+    def token_ids(self, row: int) -> Sequence[int]:
+        """The row's tokens, as far as the host has seen them."""
+        return self._rows[row].known_token_ids
+
+    def num_tokens(self, row: int) -> int:
+        """Tokens that the row holds, or that a queued step runs in it."""
+        return self._rows[row].num_tokens
+
+    def span_end(self, row: int, most: int) -> int:
+        """Where the next span of the row's prompt ends; see `Runner.span_end`."""
+        this = self._rows[row]
+        return self._device.span_end(this.num_tokens, most, len(this.prompt))
+
+    def reserve(self, row: int, num_tokens: int) -> bool:
+        """Make room for so many tokens in all; see `Runner.reserve`."""
+        if num_tokens > self._limits.max_seq_len:
+            raise ValueError(f"{num_tokens} tokens, a row has room for {self._limits.max_seq_len}")
+        with interrupts_held_back():
+            this = self._rows[row]
+            num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
+            copies_last = self._writes_into_shared_page(this, num_tokens)
+            while self._pool.num_free < num_new + copies_last:
+                if not self._index.give_up_one():
+                    return False
+            if copies_last and self._writes_into_shared_page(this, num_tokens):
+                place = this.num_tokens // PAGE_TOKENS
+                shared, own = this.pages[place], self._pool.take()
+                self._device.copy_page(shared, own)
+                self._pool.release(shared)
+                this.pages[place] = own
+            this.pages += [self._pool.take() for _ in range(num_new)]
+            return True
+
+    def queue(self, spans: Sequence[Span]) -> Step:
+        """Queue a step; see `Runner.queue`."""
+        if len({span.row for span in spans}) != len(spans):
+            raise ValueError("a row has one span a step")
+        works = [self._work(span) for span in spans]
+        step = self._device.run(works)
+        with interrupts_held_back():
+            ran = []
+            for span, work in zip(spans, works, strict=True):
+                row = self._rows[span.row]
+                row.take(work)
+                self._offer_pages(row)
+                ran.append(_Ran(row, row.num_tokens, row.num_changes))
+            return _SteppingStep(step, ran)
+
+    def _work(self, span: Span) -> Work:
+        row = self._rows[span.row]
+        if span.choose != "none" and row.slot is None:
+            raise ValueError("a row without a sampler cannot choose")
+        work = Work(row.slot, row.pages, row.num_tokens, span.token_ids, SINGLE, span.choose, span.logits)
+        end = row.num_tokens + work.num_tokens
+        if span.logits is None and row.num_tokens < len(row.prompt):
+            if end > len(row.prompt) or list(span.token_ids) != row.prompt[row.num_tokens : end]:
+                raise ValueError("the span is not what comes next in the row's prompt")
+            if end != self._device.span_end(row.num_tokens, work.num_tokens, len(row.prompt)):
+                raise ValueError(f"a prompt of {len(row.prompt)} tokens may not be cut at {end}")
+            work = replace(work, method=self._device.method(row.num_tokens, len(row.prompt)))
+        elif work.num_tokens > MAX_SPAN:
+            raise ValueError(f"a span of {work.num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
+        if not all(0 <= token_id < self.config.vocab_size for token_id in span.token_ids):
+            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+        if not self.reserve(span.row, end):
+            raise ValueError(f"no page is free for row {span.row}")
+        return work
+
+    def _offer_pages(self, row: _Row) -> None:
+        """Let other prompts find the full pages of this one."""
+        num_full = min(row.num_tokens, len(row.prompt)) // PAGE_TOKENS
+        if num_full > row.num_indexed:
+            stamps = self._stamps(row.prompt[: num_full * PAGE_TOKENS], len(row.prompt))
+            self._index.add(stamps, row.pages[:num_full])
+            row.num_indexed = num_full
+
+    def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
+        vocab_size = self.config.vocab_size
+        method = self._device.method
+        return [token_id + vocab_size * method(place, prompt_len) for place, token_id in enumerate(token_ids)]
+
+    def _writes_into_shared_page(self, row: _Row, num_tokens: int) -> bool:
+        place = row.num_tokens // PAGE_TOKENS
+        is_written = num_tokens > row.num_tokens and place < len(row.pages)
+        return is_written and self._pool.num_holders(row.pages[place]) > 1
+
+    def _shorten(self, row: _Row, num_tokens: int) -> None:
+        num_pages = -(-num_tokens // PAGE_TOKENS)
+        for page in row.pages[num_pages:]:
+            self._pool.release(page)
+        row.pages = row.pages[:num_pages]
+        row.num_tokens = num_tokens
+        row.num_changes += 1
+        row.chosen_token_id = None
+        row.num_indexed = min(row.num_indexed, num_tokens // PAGE_TOKENS)
+        del row.known_token_ids[num_tokens:]
+
+    def _add(self, row: _Row) -> int:
+        self._next_row += 1
+        self._rows[self._next_row] = row
+        return self._next_row
+
+    def _take_slot(self, sampler: Sampler | None) -> int | None:
+        if sampler is None:
+            return None
+        if not self._free_slots:
+            raise ValueError(f"{self._limits.num_rows} rows are open, there is no room for another one")
+        return heapq.heappop(self._free_slots)
+
+    def _give_slot_back(self, row: _Row) -> None:
+        if row.slot is not None:
+            heapq.heappush(self._free_slots, row.slot)
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not 0 < len(prompt) <= self._limits.max_seq_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens, expected 1 to {self._limits.max_seq_len}")
+        if not all(0 <= token_id < self.config.vocab_size for token_id in prompt):
+            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+
+
+class _SteppingStep:
+    """A step that tells the rows what was chosen, once it is known."""
+
+    def __init__(self, step: Step, ran: Sequence[_Ran]):
+        self._step = step
+        self._ran = ran
+        self._choices: list[Chosen] | None = None
+
+    def choices(self) -> list[Chosen]:
+        """See `Step.choices`."""
+        if self._choices is None:
+            self._choices = self._step.choices()
+            for ran, chosen in zip(self._ran, self._choices, strict=True):
+                if isinstance(chosen, tuple) and chosen and ran.num_changes == ran.row.num_changes:
+                    ran.row.learn(chosen[-1].token_id, ran.num_tokens)
+        return self._choices
+
+    def logits(self, span: int, first: int = 0) -> AllLogits:
+        """See `Step.logits`."""
+        return self._step.logits(span, first)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading tokens that are equal."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length

@@ -1,0 +1,204 @@
+"""`TorchDevice`: LLaMA on the CPU, span by span. It computes a step while `run` is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import DeviceError, LLMCliError
+from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits
+from llmcli.runners.stepping import SINGLE, Work
+from llmcli.runners.torch.cache import PagedCache, RowCache, pages_of
+from llmcli.runners.torch.llama import Llama
+from llmcli.sampling.chain import Choice, choose
+from llmcli.sampling.sampler import Sampler
+
+# A matrix product may round otherwise for another number of tokens, so the chunks of a prompt end at fixed places: at
+# multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few
+# passes over the weights.
+PREFILL_CHUNK = 256
+_CHUNKS = ((64, 16), (256, 64))
+
+
+@dataclass
+class _Slot:
+    """What a row that chooses has on the device. `token_ids` may hold more than the row: what was rolled back."""
+
+    sampler: Sampler
+    token_ids: list[int]
+    chosen: int | None = None
+
+
+class TorchDevice:
+    """The `StepDevice` of the torch runner."""
+
+    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, cache_type: str, description: str):
+        self._llama = llama
+        num_pages = num_rows * pages_of(max_seq_len)
+        self._limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
+        self._cache_type = cache_type
+        self._description = description
+        self._cache = PagedCache(llama.config, num_pages, cache_type)
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the loaded model."""
+        return self._llama.config
+
+    @property
+    def description(self) -> str:
+        """Device and precision for the user."""
+        return self._description
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+        return self._cache_type
+
+    @property
+    def limits(self) -> Limits:
+        """What there is room for."""
+        return self._limits
+
+    def method(self, position: int, prompt_len: int) -> int:
+        """The number of tokens in the token's chunk, as a product may depend on it; the few go one by one."""
+        begin = self.cut(position, prompt_len)
+        num_tokens = min(chunk_end(begin), prompt_len) - begin
+        return SINGLE if num_tokens <= MAX_SPAN else num_tokens
+
+    def cut(self, position: int, prompt_len: int) -> int:
+        """The beginning of the chunk that `position` is in."""
+        return position // chunk_size(position) * chunk_size(position)
+
+    def span_end(self, position: int, most: int, prompt_len: int) -> int:
+        """The end of the chunk."""
+        return min(chunk_end(position), prompt_len)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page."""
+        self._cache.copy_page(source, target)
+
+    def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
+        """Give a slot its sampler and the first tokens of its row."""
+        self._slots[slot] = _Slot(sampler, list(token_ids))
+
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        """Give a slot another sampler."""
+        self._slots[slot].sampler = sampler
+
+    def run(self, works: Sequence[Work]) -> TorchStep:
+        """Run and choose; an interrupt leaves nothing behind but keys and values that nobody counts."""
+        results = [self._run(work) for work in works]
+        for work, result in zip(works, results, strict=True):
+            self._take(work, result)
+        return TorchStep(self._llama, results)
+
+    def _run(self, work: Work) -> _Result:
+        token_ids = self._token_ids(work)
+        hidden = self._forward(work, token_ids) if token_ids else None
+        if work.choose == "none":
+            return _Result(work, token_ids, hidden, ())
+        assert work.slot is not None
+        slot = self._slots[work.slot]
+        history = [*slot.token_ids[: work.position], *token_ids]
+        if work.logits is not None:
+            logits = work.logits[None]
+        else:
+            assert hidden is not None
+            logits = project(self._llama, hidden if work.choose == "every" else hidden[-1:], 1)
+        choices: list[Choice] = []
+        sampler = slot.sampler
+        try:
+            for index, of_token in enumerate(logits):
+                choices.append(choose(of_token, history[: len(history) - len(logits) + 1 + index], sampler))
+                sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
+        except LLMCliError as error:
+            return _Result(work, token_ids, hidden, error)
+        return _Result(work, token_ids, hidden, tuple(choices))
+
+    def _take(self, work: Work, result: _Result) -> None:
+        if work.slot is None:
+            return
+        slot = self._slots[work.slot]
+        end = work.position + len(result.token_ids)
+        slot.token_ids[work.position : end] = result.token_ids
+        if isinstance(result.chosen, tuple) and result.chosen:
+            slot.chosen = result.chosen[-1].token_id
+            slot.sampler = replace(slot.sampler, mirostat_mu=result.chosen[-1].mirostat_mu)
+
+    def _token_ids(self, work: Work) -> tuple[int, ...]:
+        if work.token_ids or work.num_tokens == 0:
+            return work.token_ids
+        chosen = None if work.slot is None else self._slots[work.slot].chosen
+        if chosen is None:
+            raise ValueError("the row has chosen no token that it could run")
+        return (chosen,)
+
+    @torch.inference_mode()
+    def _forward(self, work: Work, token_ids: Sequence[int]) -> Tensor:
+        """Shapes: result [num_tokens, hidden_size] float32"""
+        cache, step = self._cache.row(work.pages), 1 if work.method == SINGLE else len(token_ids)
+        with foreign_errors_explained("running the model", DeviceError):
+            parts = [
+                self._llama.forward(torch.tensor(token_ids[first : first + step]), work.position + first, cache)
+                for first in range(0, len(token_ids), step)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a span has left. Shapes: hidden [num_tokens, hidden_size] float32, None if nothing was run"""
+
+    work: Work
+    token_ids: tuple[int, ...]
+    hidden: Tensor | None
+    chosen: Chosen
+
+
+class TorchStep:
+    """A step that is over."""
+
+    def __init__(self, llama: Llama, results: Sequence[_Result]):
+        self._llama = llama
+        self._results = results
+
+    def choices(self) -> list[Chosen]:
+        """What each span has chosen."""
+        return [result.chosen for result in self._results]
+
+    def logits(self, span: int, first: int = 0) -> AllLogits:
+        """The logits behind the tokens from `first` on."""
+        result = self._results[span]
+        if result.work.logits is not None:
+            return result.work.logits[None]
+        assert result.hidden is not None
+        return project(self._llama, result.hidden[first:], 1 if result.work.method == SINGLE else PREFILL_CHUNK)
+
+
+@torch.inference_mode()
+def project(llama: Llama, hidden: Tensor, at_once: int) -> AllLogits:
+    """Scores of every vocabulary entry, for so many tokens at a time; one at a time has the bits of single steps.
+
+    Shapes: hidden [num_tokens, hidden_size]; result [num_tokens, vocab_size] float32
+    """
+    with foreign_errors_explained("running the model", DeviceError):
+        logits: AllLogits = torch.cat([llama.logits(part) for part in hidden.split(at_once)]).numpy()
+    return logits
+
+
+def chunk_size(position: int) -> int:
+    """The size of the chunk that a position is in."""
+    return next((size for end, size in _CHUNKS if position < end), PREFILL_CHUNK)
+
+
+def chunk_end(position: int) -> int:
+    """Where that chunk ends."""
+    size = chunk_size(position)
+    return (position // size + 1) * size
