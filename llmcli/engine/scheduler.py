@@ -8,7 +8,7 @@ pages back and is run again later. It then says the same: a row's bits depend on
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
@@ -99,6 +99,7 @@ class Scheduler:
         self._waiting: list[_Text | _Score] = []  # by their order
         self._fills: list[Fill[_Text | _Score | _Shared]] = []
         self._running: list[_Text] = []
+        self._prompts: list[_Shared] = []  # those that have a row and have been run
         self._queued: deque[_Queued] = deque()
         self._num_requests = 0
         self._num_texts = 0
@@ -135,6 +136,7 @@ class Scheduler:
         for text in [text for text in self._running if text.sample.number == request]:
             self._running.remove(text)
             self._close(text)
+        self._close_prompts(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
         """Close the texts that are running, as interrupted unless they had ended by themselves; forget all others."""
@@ -144,6 +146,7 @@ class Scheduler:
             self._abandon(fill)
         self._queued.clear()
         self._running.clear()
+        self._close_prompts(lambda shared: True)
         events: list[Event] = []
         for text in running:
             self._close(text)
@@ -159,9 +162,8 @@ class Scheduler:
         begin = time.perf_counter()
         num_others = len(self._running)
         num_filled = self._fill(events)
-        self._queue_choices(events)
-        works_ahead = self.runner.limits.works_ahead and not self._is_inspected()
-        while len(self._queued) > (1 if works_ahead and self._running else 0):
+        is_ahead = self._queue_choices() and self.runner.limits.works_ahead and not self._is_inspected()
+        while len(self._queued) > is_ahead:  # the latest step goes on while the next one is made ready
             self._collect(self._queued.popleft(), events)
         if num_filled and num_others:
             self._adapt(num_filled, time.perf_counter() - begin)
@@ -193,9 +195,13 @@ class Scheduler:
             try:
                 if isinstance(first, _Score):
                     return self._begin(first, self.runner.open(first.request.token_ids[:-1]), events)
+                if first.sample.max_tokens == 0:
+                    self._forget_waiting(first)
+                    events.append(first.sample.finish("context"))
+                    continue
                 shared = first.shared
                 if shared is not None and not first.sample.token_ids:
-                    if shared.logits is None or shared.row is None:
+                    if shared.row is None:
                         shared.start_time = shared.start_time or time.perf_counter()
                         return self._begin(shared, self.runner.open(shared.request.prompt_token_ids), events)
                     if len(self._running) == self.runner.limits.num_rows:
@@ -206,9 +212,9 @@ class Scheduler:
                     return None
                 return self._begin(first, self._open(first), events)
             except LLMCliError as error:
-                self._waiting.pop(0)
                 if not isinstance(first, _Text):
                     raise
+                self._forget_waiting(first)
                 events.append(Failed(first.sample.index, error, first.sample.number))
         return None
 
@@ -234,15 +240,14 @@ class Scheduler:
         elif isinstance(owner, _Shared):
             prompt = owner.request.prompt_token_ids
         else:
-            self._waiting.remove(owner)
+            self._waiting.remove(owner)  # one of a shared prompt that goes on has been counted off before
             prompt, said = owner.sample.request.prompt_token_ids, owner.sample.token_ids
             owner.turn += 1
             owner.num_queued = len(said)
             if not said:
                 owner.sample.start_time = time.perf_counter()
-        chooses = isinstance(owner, _Text) and owner.sample.max_tokens > 0
         fill: Fill[_Text | _Score | _Shared] = Fill(
-            owner, row, prompt, said, self.runner.num_tokens(row), chooses=chooses
+            owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, _Text)
         )
         self._fills.append(fill)
         if not said:
@@ -254,12 +259,17 @@ class Scheduler:
     def _fork(self, text: _Text, shared: _Shared, row: int) -> None:
         text.row = self.runner.fork(row, len(shared.request.prompt_token_ids), text.sample.sampler)
         text.turn += 1
+        text.num_queued = 0
         sample = text.sample
         sample.start_time, sample.prefill_tokens = shared.start_time, shared.prefill_tokens
         sample.prefill_seconds = shared.prefill_seconds
-        self._waiting.remove(text)
+        self._forget_waiting(text)
         insort(self._running, text)
-        shared.num_waiting -= 1
+
+    def _forget_waiting(self, text: _Text) -> None:
+        self._waiting.remove(text)
+        if text.shared is not None:
+            text.shared.num_waiting -= 1
 
     def _run_fill(self, fill: Fill[_Text | _Score | _Shared], span: Span, events: list[Event]) -> int:
         owner = fill.owner
@@ -284,11 +294,9 @@ class Scheduler:
             self.runner.close(fill.row)
         elif isinstance(owner, _Shared):
             owner.logits = step.logits(0, len(span.token_ids) - 1)[0]
+            self._prompts.append(owner)
             owner.prefill_tokens = fill.num_computed
             owner.prefill_seconds = time.perf_counter() - owner.start_time
-        elif owner.sample.max_tokens == 0:
-            self._close(owner)
-            events.append(owner.sample.finish("context"))
         else:
             owner.num_queued += 1
             insort(self._running, owner)
@@ -303,14 +311,14 @@ class Scheduler:
     def _reserve_fill(self, fill: Fill[_Text | _Score | _Shared], span: Span) -> bool:
         """Make room for a span of a prompt; those who run keep theirs, and if none runs all else gives way."""
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
-            if self._running or not self._release_prompt(fill.owner):
+            if self._running or not self._release_prompt():
                 return False
         return True
 
     # Choices
 
-    def _queue_choices(self, events: list[Event]) -> None:
-        """Queue the next token of every text that may have one."""
+    def _queue_choices(self) -> bool:
+        """Queue the next token of every text that may have one; False if there is none."""
         texts = [text for text in self._running if text.num_queued < text.sample.max_tokens]
         ready: list[_Text] = []
         for text in texts:  # the oldest first
@@ -318,7 +326,7 @@ class Scheduler:
                 ready.append(text)
         ready = [text for text in ready if text.row is not None]  # of which a later one may have taken the pages
         if not ready:
-            return
+            return False
         spans = []
         for text in ready:
             assert text.row is not None
@@ -330,14 +338,11 @@ class Scheduler:
         self._queued.append(
             _Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready))
         )
-        for text in ready:
-            shared = text.shared
-            if shared is not None and shared.num_waiting == 0 and shared.row is not None:
-                self.runner.close(shared.row)
-                shared.row = None
+        self._close_prompts(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
         self.usage.row_steps += len(ready)
         self.usage.most_rows = max(self.usage.most_rows, len(ready))
+        return True
 
     def _reserve_choice(self, text: _Text) -> bool:
         """Make room for a token, at the cost of younger texts; False if this one had to give its pages back."""
@@ -348,7 +353,7 @@ class Scheduler:
                 self._abandon(self._fills[-1], is_wanted=True)
             elif self._running[-1] is not text:
                 self._preempt(self._running[-1])
-            elif not self._release_prompt(None):
+            elif not self._release_prompt():
                 self._preempt(text)
                 return False
         return True
@@ -382,6 +387,8 @@ class Scheduler:
     def _preempt(self, text: _Text) -> None:
         """Take a text's row away; it waits for another one, and keeps what it has said."""
         self._running.remove(text)
+        if text.shared is not None and not text.sample.token_ids:
+            text.shared.num_waiting += 1
         kept = text.sample.request.kept_row
         if kept is not None and kept.row is not None:
             self.runner.close(kept.row)
@@ -404,16 +411,20 @@ class Scheduler:
         if is_wanted and not isinstance(owner, _Shared):
             insort(self._waiting, owner)
 
-    def _release_prompt(self, but: object) -> bool:
+    def _release_prompt(self) -> bool:
         """Close a row that only holds the prompt of samples to come, which will be run again; False if none is."""
-        for one in self._waiting:
-            shared = one.shared if isinstance(one, _Text) else None
-            is_filling = any(fill.owner is shared for fill in self._fills)
-            if shared is not None and shared.row is not None and shared is not but and not is_filling:
-                self.runner.close(shared.row)
-                shared.row = shared.logits = None
-                return True
-        return False
+        if not self._prompts:
+            return False
+        latest = self._prompts[-1]
+        self._close_prompts(lambda shared: shared is latest)
+        return True
+
+    def _close_prompts(self, is_over: Callable[[_Shared], bool]) -> None:
+        for shared in [shared for shared in self._prompts if is_over(shared)]:
+            assert shared.row is not None
+            self.runner.close(shared.row)
+            shared.row = None
+            self._prompts.remove(shared)
 
     def _close(self, text: _Text) -> None:
         if text.row is not None and text.sample.request.kept_row is None:

@@ -73,11 +73,12 @@ class PromptIndex:
             self._nodes.move_to_end(node.key)
         return [node.page for node in path]
 
-    def add(self, stamps: Sequence[int], pages: Sequence[int]) -> None:
-        """Take up the full pages of a prompt's beginning; of pages that hold the same as known ones, none."""
+    def add(self, stamps: Sequence[int], pages: Sequence[int]) -> list[int]:
+        """Take up the full pages of a prompt's beginning; returns those in which it is found from now on.
+
+        Where others hold the same, theirs stay, and the caller changes over to them.
+        """
         path = self._path(stamps)
-        if len(path) == len(pages):
-            return
         parent = path[-1] if path else None
         for index in range(len(path), len(pages)):
             key = _key(parent, stamps, index)
@@ -89,6 +90,7 @@ class PromptIndex:
             path.append(node)
         for node in reversed(path):
             self._nodes.move_to_end(node.key)
+        return [node.page for node in path]
 
     def num_idle(self) -> int:
         """Pages that nothing but the index holds."""

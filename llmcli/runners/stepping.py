@@ -315,7 +315,12 @@ class SteppingRunner:
         num_full = min(row.num_tokens, len(row.prompt)) // PAGE_TOKENS
         if num_full > row.num_indexed:
             stamps = self._stamps(row.prompt[: num_full * PAGE_TOKENS], len(row.prompt))
-            self._index.add(stamps, row.pages[:num_full])
+            found = self._index.add(stamps, row.pages[:num_full])
+            for page in found:
+                self._pool.hold(page)
+            for page in row.pages[:num_full]:
+                self._pool.release(page)
+            row.pages = [*found, *row.pages[num_full:]]
             row.num_indexed = num_full
 
     def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:

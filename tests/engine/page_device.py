@@ -1,0 +1,108 @@
+"""A device without a model: pages hold token ids, and what follows a row is a function of what its pages hold.
+
+So a page that is shared wrongly, given away too soon or not copied changes the text.
+"""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from llmcli.errors import LLMCliError
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
+from llmcli.runners.stepping import SINGLE, Work
+from llmcli.sampling.chain import Choice
+from llmcli.sampling.sampler import Sampler
+
+VOCAB_SIZE = 258
+NextToken = Callable[[Sequence[int], Sampler], int]
+
+
+class PageDevice:
+    """A `StepDevice`. `chunk` is where prompts may be cut; a step is told late if `works_ahead`."""
+
+    description = "pages"
+    cache_type = "tokens"
+
+    def __init__(
+        self,
+        next_token: NextToken,
+        *,
+        num_rows: int = 1,
+        max_seq_len: int = 1000,
+        num_pages: int | None = None,
+        chunk: int = 64,
+        works_ahead: bool = False,
+    ):
+        pages = -(-max_seq_len // PAGE_TOKENS) * num_rows if num_pages is None else num_pages
+        self.config: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self.limits = Limits(num_rows, max_seq_len, pages, works_ahead)
+        self.next_token = next_token
+        self.chunk = chunk
+        self.pages: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(pages)]
+        self.samplers: dict[int, Sampler] = {}
+        self.chosen: dict[int, int] = {}
+        self.works: list[list[Work]] = []
+
+    def method(self, position: int, prompt_len: int) -> int:
+        begin = self.cut(position, prompt_len)
+        num_tokens = min(begin + self.chunk, prompt_len) - begin
+        return SINGLE if num_tokens <= MAX_SPAN else num_tokens
+
+    def cut(self, position: int, prompt_len: int) -> int:
+        return position // self.chunk * self.chunk
+
+    def span_end(self, position: int, most: int, prompt_len: int) -> int:
+        return min((position // self.chunk + 1) * self.chunk, prompt_len)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.pages[target] = list(self.pages[source])
+
+    def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
+        self.samplers[slot] = sampler
+
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        self.samplers[slot] = sampler
+
+    def run(self, works: Sequence[Work]) -> "PageStep":
+        self.works.append(list(works))
+        return PageStep([self._run(work) for work in works])
+
+    def _run(self, work: Work) -> Chosen:
+        token_ids = work.token_ids
+        if not token_ids and work.num_tokens and work.slot is not None:
+            token_ids = (self.chosen.get(work.slot, 0),)  # 0: the choice has failed, which the host may not know yet
+        for place, token_id in enumerate(token_ids, work.position):
+            self.pages[work.pages[place // PAGE_TOKENS]][place % PAGE_TOKENS] = token_id
+        if work.choose == "none":
+            return ()
+        assert work.slot is not None
+        sampler, end = self.samplers[work.slot], work.position + len(token_ids)
+        choices = []
+        for last in range(work.position + 1 if work.choose == "every" else end, end + 1):
+            history = [self.pages[work.pages[place // PAGE_TOKENS]][place % PAGE_TOKENS] for place in range(last)]
+            assert None not in history, "a token that was never written"
+            try:
+                token_id = self.next_token(history, sampler)  # type: ignore[arg-type]
+            except LLMCliError as error:
+                return error
+            choices.append(Choice(token_id, None, 100.0 + last if sampler.params.mirostat_tau else None))
+        self.chosen[work.slot] = choices[-1].token_id
+        return tuple(choices)
+
+
+class PageStep:
+    """What was chosen."""
+
+    def __init__(self, chosen: list[Chosen]):
+        self._chosen = chosen
+
+    def choices(self) -> list[Chosen]:
+        return self._chosen
+
+    def logits(self, span: int, first: int = 0) -> AllLogits:
+        """Token 3 is likeliest by far."""
+        logits = np.zeros((1, VOCAB_SIZE), np.float32)
+        logits[:, 3] = 10 + np.log(VOCAB_SIZE - 1)
+        return logits

@@ -1,0 +1,247 @@
+"""The scheduler against a plain model of it: every text is what its row says alone, whatever happens around it."""
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from page_device import PageDevice
+from tiny_models import EOS_ID, write_byte_tokenizer
+
+from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
+from llmcli.engine.request import KeptRow, Request, ScoreRequest
+from llmcli.engine.scheduler import Scheduler
+from llmcli.errors import CheckpointError
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+EOS = frozenset({EOS_ID, 7})
+BROKEN = 99  # a seed whose rows fail at some length
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+def next_token(history: Sequence[int], sampler: Sampler) -> int:
+    """Any function of all that may decide: a text is long or short by it."""
+    key = hash((tuple(history), sampler.seed, sampler.sample_index))
+    if sampler.seed == BROKEN and len(history) % 13 == 12:
+        raise CheckpointError("the logits are NaN")
+    return EOS_ID if key % 40 == 0 else key % 256
+
+
+def text_alone(request: Request, sample: int, max_seq_len: int) -> tuple[list[int], str]:
+    """What a row says with nobody beside it, and why it ends: the plain model."""
+    from dataclasses import replace
+
+    history, said = list(request.prompt_token_ids), []
+    sampler = replace(request.sampler, sample_index=sample)
+    while len(history) < max_seq_len:
+        try:
+            token_id = next_token(history, sampler)
+        except CheckpointError:
+            return said, "failed"
+        history.append(token_id)
+        said.append(token_id)
+        if token_id in EOS:
+            return said, "eos"
+        if len(said) == request.max_new_tokens:
+            return said, "length"
+    return said, "context"
+
+
+def make_request(prompt: Sequence[int], seed: int, samples: Sequence[int] = (0,), most: int | None = 30) -> Request:
+    sampler = Sampler(SamplingParams(temperature=1.0), seed, eos_token_ids=EOS, num_prompt_tokens=len(prompt))
+    return Request(tuple(prompt), sampler, tuple(samples), most)
+
+
+def run(scheduler: Scheduler, most_steps: int = 100_000) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(most_steps):
+        if scheduler.is_idle:
+            return events
+        events += scheduler.step()
+    raise AssertionError("some text never ends")
+
+
+def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: int) -> None:
+    said: dict[tuple[int, int], list[int]] = defaultdict(list)
+    ended: dict[tuple[int, int], str] = {}
+    for event in events:
+        if isinstance(event, Token):
+            assert (event.request, event.sample) not in ended
+            said[event.request, event.sample].append(event.token_id)
+        elif isinstance(event, Finished):
+            assert list(event.token_ids) == said[event.request, event.sample]
+            ended[event.request, event.sample] = event.finish_reason
+        elif isinstance(event, Failed):
+            ended[event.request, event.sample] = "failed"
+    expected = {
+        (number, sample): text_alone(request, sample, max_seq_len)
+        for number, request in requests.items()
+        for sample in request.samples
+    }
+    assert ended == {key: reason for key, (_, reason) in expected.items()}
+    assert {key: said[key] for key in expected} == {key: token_ids for key, (token_ids, _) in expected.items()}
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_schedules(tokenizer: Tokenizer, block: int) -> None:
+    """A hundred a block: submits and cancels at random moments, rows and pages at random, prompts that begin alike."""
+    for number in range(100):
+        rng = random.Random(1000 * block + number)
+        max_seq_len = rng.choice([40, 100, 333])
+        fewest = -(-max_seq_len // 16)
+        num_rows = rng.choice([1, 2, 3, 8])
+        num_pages = rng.randint(fewest, fewest * num_rows)
+        device = PageDevice(
+            next_token,
+            num_rows=num_rows,
+            max_seq_len=max_seq_len,
+            num_pages=num_pages,
+            chunk=rng.choice([16, 32, 64]),
+            works_ahead=rng.random() < 0.5,
+        )
+        runner = SteppingRunner(device)
+        scheduler = Scheduler(runner, tokenizer)
+        beginnings = [[rng.randrange(256) for _ in range(max_seq_len)] for _ in range(3)]
+        requests: dict[int, Request] = {}
+        cancelled: set[int] = set()
+        events: list[Event] = []
+        for _ in range(rng.randint(1, 30)):
+            for _ in range(rng.randint(0, 3)):
+                length = rng.randint(1, max_seq_len)
+                beginning = rng.choice(beginnings)[: rng.randint(0, length)]
+                prompt = (beginning + [rng.randrange(256) for _ in range(length)])[:length]
+                samples = rng.sample(range(50), rng.choice([1, 1, 1, 2, 5]))
+                request = make_request(prompt, rng.choice([1, 2, BROKEN]), samples, rng.choice([1, 5, 60, None]))
+                requests[scheduler.submit(request)] = request
+            for _ in range(rng.randint(0, 20)):
+                events += scheduler.step()
+                assert len({work.slot for work in device.works[-1]} if device.works else ()) <= num_rows
+            if requests and rng.random() < 0.2:
+                victim = rng.choice(list(requests))
+                scheduler.cancel(victim)
+                cancelled.add(victim)
+        events += run(scheduler)
+        check(
+            [event for event in events if event.request not in cancelled],
+            {key: request for key, request in requests.items() if key not in cancelled},
+            max_seq_len,
+        )
+        assert runner.free_pages == num_pages, "a page is lost"
+        assert runner._rows == {}
+        assert scheduler.usage.most_rows <= num_rows
+
+
+def test_nothing_follows_a_cancelled_request(tokenizer: Tokenizer) -> None:
+    runner = SteppingRunner(PageDevice(next_token, num_rows=2, works_ahead=True))
+    scheduler = Scheduler(runner, tokenizer)
+    first = scheduler.submit(make_request([1, 2, 3], 1, range(4), None))
+    second = scheduler.submit(make_request([4, 5, 6], 2, (0,), 20))
+    for _ in range(3):
+        scheduler.step()
+    scheduler.cancel(first)
+    assert {event.request for event in run(scheduler)} <= {second}
+    assert runner.free_pages == runner.limits.num_pages
+
+
+def test_a_free_place_is_taken_at_once(tokenizer: Tokenizer) -> None:
+    device = PageDevice(next_token, num_rows=4)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    scheduler.submit(make_request([1, 2, 3], 5, range(40), 200))
+    run(scheduler)
+    usage = scheduler.usage
+    lengths = [len(text_alone(make_request([1, 2, 3], 5, (0,), 200), sample, 1000)[0]) for sample in range(40)]
+    # Every row is busy until fewer than four texts are left.
+    assert usage.steps <= -(-sum(lengths) // 4) + max(lengths)
+    assert usage.row_steps == sum(lengths)
+
+
+def test_what_a_prompt_shares_is_counted(tokenizer: Tokenizer) -> None:
+    scheduler = Scheduler(SteppingRunner(PageDevice(next_token, num_rows=2, chunk=16)), tokenizer)
+    common = list(range(100))
+    for number in range(10):
+        scheduler.submit(make_request([*common, number], 1, (0,), 3))
+    run(scheduler)
+    assert scheduler.usage.prompt_tokens_shared == 9 * 96
+    assert scheduler.usage.prompt_tokens_computed == 101 + 9 * 5
+
+
+def test_running_rows_go_on_while_a_long_prompt_is_run(tokenizer: Tokenizer) -> None:
+    device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=20_000, chunk=256)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 1000))
+    scheduler.step()
+    scheduler._fill_tokens = 512
+    scheduler.submit(make_request([5] * 10_000, 1, (0,), 1))
+    waits = 0
+    while True:
+        events = scheduler.step()
+        if any(isinstance(event, Finished) and event.request != first for event in events):
+            break
+        assert sum(isinstance(event, Token) and event.request == first for event in events) == 1
+        waits += 1
+    assert waits >= 10_000 // 8192
+
+
+def test_the_youngest_gives_its_pages_back(tokenizer: Tokenizer) -> None:
+    device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=160, num_pages=12)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    old = scheduler.submit(make_request([1] * 20, 1, (0,), 100))
+    young = scheduler.submit(make_request([2] * 20, 1, (0,), 100))
+    ends = [event.request for event in run(scheduler) if isinstance(event, Finished)]
+    assert ends == [old, young]
+    assert scheduler.usage.preemptions == 1
+
+
+def test_scores_come_chunk_by_chunk(tokenizer: Tokenizer) -> None:
+    scheduler = Scheduler(SteppingRunner(PageDevice(next_token, chunk=64)), tokenizer)
+    number = scheduler.submit(ScoreRequest(tuple(range(200)), first=100))
+    events = run(scheduler)
+    assert {type(event) for event in events} == {Scored}
+    assert {event.request for event in events} == {number}
+    with pytest.raises(ValueError, match="expected 1 to 199"):
+        ScoreRequest(tuple(range(200)), first=200)
+
+
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_a_kept_row_goes_on_from_prompt_to_prompt(tokenizer: Tokenizer, works_ahead: bool) -> None:
+    runner = SteppingRunner(PageDevice(next_token, chunk=16, works_ahead=works_ahead))
+    kept, history = KeptRow(), list(range(40))
+    for turn in range(5):
+        request = make_request(history, turn, (0,), 10)
+        scheduler = Scheduler(runner, tokenizer)
+        number = scheduler.submit(Request(request.prompt_token_ids, request.sampler, (0,), 10, kept_row=kept))
+        events = run(scheduler)
+        check(events, {number: request}, 1000)
+        computed = [event.num_computed for event in events if isinstance(event, PrefillProgress)]
+        assert computed[0] == 0
+        assert computed[-1] <= (40 if turn == 0 else 6)
+        said = next(event.token_ids for event in events if isinstance(event, Finished))
+        history = [*history, *said, *range(turn, turn + 5)]
+    assert kept.row is not None
+    runner.close(kept.row)
+    assert runner.free_pages == runner.limits.num_pages
+
+
+def test_an_interrupt_ends_what_runs_and_forgets_the_rest(tokenizer: Tokenizer) -> None:
+    runner = SteppingRunner(PageDevice(lambda history, sampler: 65, num_rows=2))
+    scheduler = Scheduler(runner, tokenizer)
+    scheduler.submit(make_request([1, 2, 3], 1, range(5), 100))
+    for _ in range(4):
+        scheduler.step()
+    ended = scheduler.interrupt()
+    assert [(event.sample, event.finish_reason) for event in ended if isinstance(event, Finished)] == [
+        (0, "interrupted"),
+        (1, "interrupted"),
+    ]
+    assert scheduler.is_idle
