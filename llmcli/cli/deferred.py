@@ -247,7 +247,9 @@ def diff_models(
     terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")
     with terminal.progress("comparing", unit="tokens") as on_progress:
         tokens: list[DiffToken] = []
-        for token in diff(first, second, prompt.token_ids, max_new_tokens, sessions[0].eos_token_ids):
+        for token in diff(
+            first, second, sessions[0].tokenizer, prompt.token_ids, max_new_tokens, sessions[0].eos_token_ids
+        ):
             tokens.append(token)
             on_progress(len(tokens), max_new_tokens)
     return tokens, verdict(tokens)

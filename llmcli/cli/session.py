@@ -268,7 +268,8 @@ class Session:
         num_alternatives: int | None,
     ) -> Generation:
         """A generation ready to run."""
-        from llmcli.engine.generation import Generation, Request
+        from llmcli.engine.generation import Generation
+        from llmcli.engine.request import Request
 
         request = Request(
             prompt_token_ids=prompt.token_ids,

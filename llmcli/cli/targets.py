@@ -287,11 +287,11 @@ def measure_subject(
 
     Raises: LLMCliError and its subclasses
     """
-    from llmcli.measure.bench import Bench, BenchOptions, BenchReport
+    from llmcli.measure.bench import SPARE_TOKENS, Bench, BenchOptions, BenchReport
     from llmcli.measure.energy import open_meter
 
     target = open_target(options, subject)
-    context = max(*prompts, *depths) + num_new_tokens + 1
+    context = max(*prompts, *depths) + num_new_tokens + SPARE_TOKENS
     try:
         _, predictor = target.plan(subject, context=context, num_rows=num_rows)  # before gigabytes are written
     except InsufficientMemoryError as error:

@@ -8,8 +8,9 @@ from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
-from llmcli.engine.generation import Generation, Request
+from llmcli.engine.generation import Generation
 from llmcli.engine.reasoning import OPENING, ReasoningSplitter, split_reasoning
+from llmcli.engine.request import KeptRow, Request
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
 from llmcli.sampling.sampler import Sampler
@@ -18,7 +19,6 @@ from llmcli.tokenizer.chat_splice import ChatPrompt, num_agreeing_tokens
 from llmcli.tokenizer.chat_template import ChatTemplate
 from llmcli.tokenizer.stream import decode
 
-ROW = 0
 NUM_SAMPLES = 2**32  # what the counter of the draws has room for
 
 
@@ -69,7 +69,7 @@ class _RunningAnswer:
 
 
 class Chat:
-    """A conversation on a runner, in its row 0. Each of its verbs starts an answer and yields what happens.
+    """A conversation on a runner, in a row that it keeps. Each of its verbs starts an answer and yields what happens.
 
     The conversation holds the answer as far as it has come at every moment. A Ctrl-C may strike anywhere; the caller
     then stops iterating and asks `interrupt()` for the end of the answer under way. A verb that raises leaves the
@@ -90,6 +90,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._conversation = conversation or Conversation()
         self._running: _RunningAnswer | None = None
+        self._row = KeptRow()
 
     @property
     def conversation(self) -> Conversation:
@@ -168,7 +169,7 @@ class Chat:
         return list(self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings)))
 
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
-        settings, context = self.settings, self.runner.max_seq_len
+        settings, context = self.settings, self.runner.limits.max_seq_len
         fitted = fit_prompt(
             self._tokenizer,
             self.template,
@@ -198,7 +199,7 @@ class Chat:
 
     def _request(self, fitted: FittedPrompt, begun: Answer) -> Request:
         settings = self.settings
-        room = self.runner.max_seq_len - len(fitted.token_ids)
+        room = self.runner.limits.max_seq_len - len(fitted.token_ids)
         wanted = settings.max_new_tokens
         return Request(
             prompt_token_ids=fitted.token_ids,
@@ -208,10 +209,11 @@ class Chat:
             max_new_tokens=room + 1 if wanted is None else min(wanted, room + 1),
             stop_strings=(*settings.stop_strings, *self.template.stop_strings),
             at_start=not begun.token_ids,
+            kept_row=self._row,
         )
 
     def _started(self, fitted: FittedPrompt, before: Conversation) -> TurnStarted:
-        row = list(self.runner.token_ids(ROW))
+        row = [] if self._row.row is None else list(self.runner.token_ids(self._row.row))
         num_kept = min(len(os.path.commonprefix([row, list(fitted.token_ids)])), len(fitted.token_ids) - 1)
         return TurnStarted(
             prompt_token_ids=fitted.token_ids,
@@ -229,7 +231,7 @@ class Chat:
             running.token_ids.append(event.token_id)
             running.new_text += event.text
             yield from running.splitter.push(event.text)
-        else:
+        elif isinstance(event, Finished):
             yield from self._finish(running, event)
 
     def _finish(self, running: _RunningAnswer, finished: Finished) -> Iterator[ChatEvent]:

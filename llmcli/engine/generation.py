@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from llmcli.engine.events import Event, Failed
+from llmcli.engine.events import Event, Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
@@ -25,13 +25,14 @@ class Generation:
 
         Raises: the first error of a sample
         """
-        self._scheduler.submit(self._request)
+        number = self._scheduler.submit(self._request)
         while not self._scheduler.is_idle:
             for event in self._scheduler.step():
                 if isinstance(event, Failed):
+                    self._scheduler.cancel(number)
                     raise event.error
                 yield event
 
-    def interrupt(self) -> list[Event]:
+    def interrupt(self) -> list[Finished]:
         """Close the samples under way, as interrupted where they had not ended by themselves."""
         return self._scheduler.interrupt()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
+from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
 from llmcli.engine.fill import Fill
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
@@ -22,6 +22,7 @@ from llmcli.tokenizer.base import Tokenizer
 # Running rows wait so long at most for the prompts of newcomers, in seconds a step; how many tokens that is shows.
 _LONGEST_WAIT = 0.04
 _FIRST_FILL_TOKENS = 512
+_SCORED_TOKENS = 256  # at a time: their logits stand in memory together
 _FEWEST_FILL_TOKENS, _MOST_FILL_TOKENS = 64, 8192
 
 
@@ -92,7 +93,8 @@ class _Queued:
 class Scheduler:
     """See the module. Used by one thread."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer):
+    def __init__(self, runner: Runner, tokenizer: Tokenizer | None = None):
+        """Who asks for scores only needs no tokenizer."""
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
         self._tokenizer = tokenizer
@@ -122,6 +124,8 @@ class Scheduler:
         if isinstance(request, ScoreRequest):
             self._waiting.append(_Score(self._next_order(), request, number))
             return number
+        if self._tokenizer is None:
+            raise ValueError("texts need a tokenizer")
         shared = _Shared(request, number, len(request.samples)) if len(request.samples) > 1 else None
         for index in request.samples:
             sample = Sample(number, request, index, self._tokenizer, self.runner.limits.max_seq_len)
@@ -138,7 +142,7 @@ class Scheduler:
             self._close(text)
         self._close_prompts(lambda shared: shared.number == request)
 
-    def interrupt(self) -> list[Event]:
+    def interrupt(self) -> list[Finished]:
         """Close the texts that are running, as interrupted unless they had ended by themselves; forget all others."""
         running = list(self._running)
         self._waiting.clear()
@@ -147,11 +151,9 @@ class Scheduler:
         self._queued.clear()
         self._running.clear()
         self._close_prompts(lambda shared: True)
-        events: list[Event] = []
         for text in running:
             self._close(text)
-            events.append(text.sample.finish(text.sample.finish_reason or "interrupted"))
-        return events
+        return [text.sample.finish(text.sample.finish_reason or "interrupted") for text in running]
 
     def step(self) -> list[Event]:
         """Run one step, and tell what has become known with it, which may be nothing.
@@ -179,6 +181,8 @@ class Scheduler:
             if fill is None:
                 break
             most = self._fill_tokens - num_filled if self._running else _MOST_FILL_TOKENS
+            if isinstance(fill.owner, _Score):
+                most = _SCORED_TOKENS
             span = fill.next_span(self.runner, most)
             if not self._reserve_fill(fill, span):
                 break
@@ -228,9 +232,7 @@ class Scheduler:
             self.runner.change_prompt(kept.row, request.prompt_token_ids, text.sample.sampler)
         return kept.row
 
-    def _begin(
-        self, owner: _Text | _Score | _Shared, row: int, events: list[Event]
-    ) -> Fill[_Text | _Score | _Shared]:
+    def _begin(self, owner: _Text | _Score | _Shared, row: int, events: list[Event]) -> Fill[_Text | _Score | _Shared]:
         owner.row = row
         said: Sequence[int] = ()
         if isinstance(owner, _Score):

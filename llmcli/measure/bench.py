@@ -6,21 +6,24 @@ What is timed is what `generate` does, which is checked first. Medians over a fe
 import random
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from llmcli.engine.events import Token
-from llmcli.engine.generation import Generation, Request
+from llmcli.engine.request import Request
+from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
-from llmcli.runners.base import Runner
+from llmcli.runners.base import Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 NUM_CHECKED_TOKENS = 32
+# How far the first of many rows may come until the last one has begun; the context must have room for them.
+SPARE_TOKENS = 32
 DEFAULT_REPEATS = 5
 
 # Where the repeats of one figure would take longer, fewer are made.
@@ -151,6 +154,7 @@ class Bench:
         self._read_bytes = read_bytes
         self._options = options
         self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
+        self._tokenizer = _NoText(runner.config.vocab_size)
         self._meter = meter
         if meter is not None:
             meter.wait_idle(_IDLE_SECONDS)
@@ -161,43 +165,42 @@ class Bench:
         return None if self._meter is None else self._meter.idle_watts
 
     def check_tokens(self) -> int:
-        """Generate by `Generation`, as `generate` does, and by the loop that is timed; returns how many tokens agree.
+        """Generate in one row alone and in all rows together; returns how many tokens agree.
 
         Raises: DeviceError if they differ
         """
-        prompt = self._prompt(min(self._options.depths))
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
-        request = Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
-        events = Generation(self._runner, _NoText(self._runner.config.vocab_size), request).events()
-        expected = [event.token_id for event in events if isinstance(event, Token)]
-        self._fill(prompt)
-        steps = self._decode()
-        rows = list(zip(*(next(steps) for _ in range(count)), strict=True))
-        steps.close()
-        for row, token_ids in enumerate(rows):
-            if list(token_ids) != expected:
-                position = next(i for i, (a, b) in enumerate(zip(token_ids, expected, strict=True)) if a != b)
-                raise DeviceError(
-                    f"bench decodes token {token_ids[position]} where generate decodes {expected[position]}, at new "
-                    f"token {position} of row {row}: its figures would mean nothing; please report it"
-                )
+        depth = min(self._options.depths)
+        alone = self._texts([self._prompt(depth)], count)[0]
+        beside = [self._prompt(depth, row) for row in range(1, self._options.num_rows)]
+        together = self._texts([self._prompt(depth), *beside], count)[0]
+        if alone != together:
+            position = next(i for i, (a, b) in enumerate(zip(together, alone, strict=True)) if a != b)
+            raise DeviceError(
+                f"bench decodes token {together[position]} where generate decodes {alone[position]}, at new "
+                f"token {position}: its figures would mean nothing; please report it"
+            )
         return count
 
     def measure_prompt(self, num_tokens: int) -> PromptFigures:
-        """Time a prompt and the token after it."""
-        prompt = self._prompt(num_tokens)
+        """Time a prompt, and the choice of the token after it."""
+        number = 0
 
         def run() -> tuple[float, float]:
-            self._runner.truncate(0, 0)
+            nonlocal number
+            number += 1
+            prompt = self._prompt(num_tokens, number)  # another one each time: what is known is not run again
+            row = self._runner.open(prompt, self._sampler)
             start = time.perf_counter()
-            for _ in self._runner.prefill(0, prompt):
-                pass
-            prefilled = time.perf_counter()
-            steps = self._runner.decode([0], [self._sampler])
-            next(steps)
-            end = time.perf_counter()
-            steps.close()
-            return prefilled - start, end - start
+            while (begin := self._runner.num_tokens(row)) < num_tokens:
+                end = self._runner.span_end(row, num_tokens)
+                step = self._runner.queue([Span(row, tuple(prompt[begin:end]), "none")])
+            step.choices()
+            prefilled = time.perf_counter() - start
+            self._runner.close(row)
+            start = time.perf_counter()
+            self._texts([self._prompt(num_tokens, -number)], 1)
+            return prefilled, time.perf_counter() - start
 
         runs = self._repeat(run)
         return PromptFigures(
@@ -209,21 +212,23 @@ class Bench:
         )
 
     def measure_decode(self, depth: int) -> DecodeFigures:
-        """Time a run of tokens from the first new one on, which the prompt's logits have already decided."""
+        """Time steps of all rows, once each of them has its prompt and a token."""
         options = self._options
         count, num_rows = options.num_new_tokens, options.num_rows
-        self._fill(self._prompt(depth))
+        prompts = [self._prompt(depth, row) for row in range(num_rows)]
+        self._texts(prompts, 1)  # once they are known, all rows can begin within a few steps
 
         def run() -> float:
-            for row in range(num_rows):
-                self._runner.truncate(row, depth)
-            steps = self._decode()
-            next(steps)
+            scheduler = Scheduler(self._runner, self._tokenizer)
+            numbers = [scheduler.submit(self._request(prompt, count + SPARE_TOKENS)) for prompt in prompts]
+            while scheduler.num_waiting or scheduler.usage.most_rows < num_rows:
+                scheduler.step()
             start = time.perf_counter()
             for _ in range(count):
-                next(steps)
+                scheduler.step()
             seconds = time.perf_counter() - start
-            steps.close()
+            for number in numbers:
+                scheduler.cancel(number)
             return seconds / count
 
         spread = _spread(self._repeat(run))
@@ -254,20 +259,22 @@ class Bench:
             num_runs += 1
         return self._meter.used(start, self._meter.read()), num_runs
 
-    def _decode(self) -> Generator[list[int], None, None]:
-        rows = range(self._options.num_rows)
-        return self._runner.decode(rows, [self._sampler] * len(rows))
+    def _texts(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """What greedy rows say behind these prompts, all of them side by side."""
+        scheduler = Scheduler(self._runner, self._tokenizer)
+        texts: dict[int, list[int]] = {scheduler.submit(self._request(prompt, count)): [] for prompt in prompts}
+        while not scheduler.is_idle:
+            for event in scheduler.step():
+                if isinstance(event, Token):
+                    texts[event.request].append(event.token_id)
+        return list(texts.values())
 
-    def _fill(self, prompt: list[int]) -> None:
-        """Make every row hold the prompt, with its logits."""
-        for _ in self._runner.prefill(0, prompt):
-            pass
-        for row in range(1, self._options.num_rows):
-            self._runner.copy_row(0, row)
+    def _request(self, prompt: Sequence[int], count: int) -> Request:
+        return Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
 
-    def _prompt(self, num_tokens: int) -> list[int]:
-        """Random ids: nothing that is timed depends on which they are."""
-        return random.Random(0).choices(range(self._runner.config.vocab_size), k=num_tokens)
+    def _prompt(self, num_tokens: int, number: int = 0) -> list[int]:
+        """Random ids: nothing that is timed depends on which they are. Each number has its own."""
+        return random.Random(number).choices(range(self._runner.config.vocab_size), k=num_tokens)
 
     def _repeat(self, run: Callable[[], T]) -> list[T]:
         start = time.perf_counter()

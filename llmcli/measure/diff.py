@@ -1,12 +1,19 @@
-"""Two models in lockstep on one prompt: where they part, and how sure each is of every token."""
+"""Two models on one prompt: where they part, and how sure each is of every token."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from llmcli.engine.events import Token
+from llmcli.engine.generation import Generation
+from llmcli.engine.request import Request
+from llmcli.engine.scores import scores
 from llmcli.measure.evaluate import log_softmax
 from llmcli.runners.base import Runner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,25 +38,29 @@ class DiffToken:
 
 
 def diff(
-    first: Runner, second: Runner, prompt_token_ids: Sequence[int], max_new_tokens: int, eos_token_ids: frozenset[int]
+    first: Runner,
+    second: Runner,
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    max_new_tokens: int,
+    eos_token_ids: frozenset[int],
 ) -> Iterator[DiffToken]:
-    """Generate greedily with the first model and ask the second about every step; ends with the text."""
-    token_ids = list(prompt_token_ids)
-    for _ in range(max_new_tokens):
-        logprobs = []
-        for runner in (first, second):
-            for _ in runner.prefill(0, token_ids):  # one new token: the prefix is kept
-                pass
-            logprobs.append(log_softmax(runner.logits(0)))
-        p, q = logprobs
-        token_id, second_choice = int(p.argmax()), int(q.argmax())
-        with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both exclude a token
-            kl = float(np.nansum(np.exp(p) * (p - q)))
-        probabilities = float(np.exp(p[token_id])), float(np.exp(q[token_id]))
-        yield DiffToken(token_id, *probabilities, second_choice, kl)
-        if token_id in eos_token_ids:
-            return
-        token_ids.append(token_id)
+    """Generate greedily with the first model, then ask both about every token of that text."""
+    prompt = tuple(prompt_token_ids)
+    sampler = Sampler(SamplingParams(temperature=0.0), 0, num_prompt_tokens=len(prompt), eos_token_ids=eos_token_ids)
+    request = Request(prompt, sampler, samples=(0,), max_new_tokens=max_new_tokens)
+    events = Generation(first, tokenizer, request).events()
+    said = [event.token_id for event in events if isinstance(event, Token)]
+    chunks = [scores(runner, (*prompt, *said), len(prompt)) for runner in (first, second)]
+    place = 0
+    for logits in zip(*chunks, strict=True):
+        for p, q in zip(*(log_softmax(chunk) for chunk in logits), strict=True):
+            token_id = said[place]
+            with np.errstate(invalid="ignore"):  # 0 * (-inf - -inf) where both exclude a token
+                kl = float(np.nansum(np.exp(p) * (p - q)))
+            probabilities = float(np.exp(p[token_id])), float(np.exp(q[token_id]))
+            yield DiffToken(token_id, *probabilities, int(q.argmax()), kl)
+            place += 1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llmcli.engine.scores import scores
 from llmcli.errors import UsageError
 from llmcli.runners.base import AllLogits, Runner
 
@@ -91,7 +92,7 @@ def evaluate(
         total -= float(logprobs[np.arange(len(targets)), targets].sum())
         done += len(targets)
         on_progress(done, len(token_ids))
-    return Evaluation(done, runner.max_seq_len, stride, total / done)
+    return Evaluation(done, runner.limits.max_seq_len, stride, total / done)
 
 
 def compare(
@@ -117,7 +118,7 @@ def compare(
         done += len(targets)
         on_progress(done, len(token_ids))
     first_nll, second_nll, mean_kl, agreement = totals / done
-    window_size = first.max_seq_len
+    window_size = first.limits.max_seq_len
     return Comparison(
         Evaluation(done, window_size, stride, float(first_nll)),
         Evaluation(done, window_size, stride, float(second_nll)),
@@ -139,9 +140,9 @@ def _scored(
     """Tokens to predict, a chunk at a time, and each runner's log-probabilities at their places."""
     if len(token_ids) < 2:
         raise UsageError("the text has fewer than 2 tokens, so there is nothing to predict; give a longer one")
-    for window in windows(token_ids, runners[0].max_seq_len, stride, bos_token_ids):
+    for window in windows(token_ids, runners[0].limits.max_seq_len, stride, bos_token_ids):
         targets = np.asarray(window.token_ids[window.first :], dtype=np.int64)
-        chunks = (runner.score(0, window.token_ids, window.first) for runner in runners)
+        chunks = [scores(runner, window.token_ids, window.first) for runner in runners]
         for logits in zip(*chunks, strict=True):
             logprobs = [log_softmax(chunk) for chunk in logits]
             yield targets[: len(logprobs[0])], logprobs

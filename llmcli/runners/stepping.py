@@ -101,7 +101,6 @@ class _Row:
     num_indexed: int = 0  # pages that the prompt index has been offered
     num_changes: int = 0  # so that a step from before a roll-back is known
 
-
     def take(self, work: Work) -> None:
         """Hold the tokens of a span that has been queued."""
         if len(self.known_token_ids) == self.num_tokens:

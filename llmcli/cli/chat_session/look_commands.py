@@ -62,7 +62,7 @@ def tokens(state: ChatSession, argument: str) -> Outcome:
         answer_tokens = len(turn.answer.token_ids) if turn.answer else 0
         unseen = ", no longer seen" if number <= conversation.num_dropped else ""
         rows[f"turn {number}"] = f"{answer_tokens} in the answer{unseen}: {first_line(turn.user)}"
-    num_tokens, context = state.chat.num_tokens(), state.chat.runner.max_seq_len
+    num_tokens, context = state.chat.num_tokens(), state.chat.runner.limits.max_seq_len
     rows["all"] = f"{num_tokens} of {context} ({num_tokens / context:.0%})"
     _show_table(rows)
     return Outcome()

@@ -62,7 +62,7 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
 
 def facts_line(state: ChatSession) -> str:
     """The model, and the share of the context that the conversation takes."""
-    context = state.chat.runner.max_seq_len
+    context = state.chat.runner.limits.max_seq_len
     try:
         used = f"{state.chat.num_tokens() / context:.0%} of {context} tokens"
     except LLMCliError:  # a template that refuses; the next message will say so

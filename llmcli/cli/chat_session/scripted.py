@@ -67,7 +67,7 @@ def _transcript(state: ChatSession, records: list[TurnRecord]) -> dict[str, Any]
         "model": state.model,
         "seed": state.seed,
         "system": state.chat.conversation.system,
-        "context": state.chat.runner.max_seq_len,
+        "context": state.chat.runner.limits.max_seq_len,
         "load_seconds": state.load_seconds,
         "turns": [_turn_json(record) for record in records],
     }

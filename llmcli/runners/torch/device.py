@@ -13,7 +13,7 @@ from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits
 from llmcli.runners.stepping import SINGLE, Work
-from llmcli.runners.torch.cache import PagedCache, RowCache, pages_of
+from llmcli.runners.torch.cache import PagedCache, pages_of
 from llmcli.runners.torch.llama import Llama
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.sampler import Sampler
@@ -189,7 +189,7 @@ def project(llama: Llama, hidden: Tensor, at_once: int) -> AllLogits:
     Shapes: hidden [num_tokens, hidden_size]; result [num_tokens, vocab_size] float32
     """
     with foreign_errors_explained("running the model", DeviceError):
-        logits: AllLogits = torch.cat([llama.logits(part) for part in hidden.split(at_once)]).numpy()
+        logits: AllLogits = torch.cat([llama.logits(part) for part in torch.split(hidden, at_once)]).numpy()
     return logits
 
 

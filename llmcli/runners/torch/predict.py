@@ -16,9 +16,9 @@ from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.torch.cache import cache_bytes
+from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
 from llmcli.runners.torch.packed_linear import PackedWeight, choose_product
-from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
