@@ -2,13 +2,16 @@
 //           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
 // Shapes:   q [R, num_attention_heads, HEAD_DIM], k, v [R, num_key_value_heads, HEAD_DIM] float in rows of qkv_stride;
 //           q_norm, k_norm [HEAD_DIM] float or null; cos_sin [max_seq_len, HEAD_DIM / 2] float2 or null (no rotary);
-//           rows, positions [R]; keys, values [num_rows, num_key_value_heads, max_seq_len, HEAD_DIM] KvT, in-out;
-//           key_scales, value_scales [num_rows, num_key_value_heads, max_seq_len] float, in-out, or null where KvT is
-//           no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y] zeros,
-//           zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
-// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len; rows differ; the cache
-//           holds every earlier token that the window shows; of rows, positions and those tokens the kernel in front
-//           writes nothing, nor one that it may overlap; HEAD_TILE 8 or 16, with KvT float 4 or 2; window >= 1
+//           rows, positions [R] int, row -1: nobody uses this lane, nothing of it is read or written; page_table
+//           [num_rows, pages_per_row] int; keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT,
+//           in-out; key_scales, value_scales [num_pages, num_key_value_heads, PAGE_TOKENS] float, in-out, or null where
+//           KvT is no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y]
+//           zeros, zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
+// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len; the cache holds every
+//           earlier token that the window shows; of rows, positions and page_table the kernel in front writes nothing,
+//           nor one that it may overlap. is_cached: the cache holds the new tokens too, as append_tokens writes them,
+//           and lanes may be of one row. Not is_cached: rows differ, no two have the page of a new token, and what is
+//           in front writes no earlier token either. HEAD_TILE 8 or 16, with KvT float 4 or 2; window >= 1
 // Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
 //           overlap the kernel in front of it
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
@@ -16,12 +19,14 @@
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). Norm and rotary
 //           in fp32; k and v rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and the
 //           weights are products of two 16-bit parts: relative 2^-16 for bfloat16, 2^-22 for fp16 and codes. Fixed
-//           trees; splits depend on the position alone: a row's bits do not depend on R
+//           trees; splits depend on the position alone: a row's bits do not depend on R, nor on pages. Tokens that the
+//           launch appends and those of is_cached take part as the same bits, so a span has the bits of single steps
 // Choice:   one block per key-value head and split, so that a group's K and V are read once; more parameters than ten,
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
 //           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
-//           one round trip to L2 for eight of them. Rejected, with figures in docs/performance.md: clusters that hand
-//           each other their parts. Speed: scripts/benchmark_attention.py
+//           one round trip to L2 for eight of them. Tiles lie as pages do, so a warp looks up one page a tile, a tile
+//           ahead. Rejected, with figures in docs/performance.md: clusters that hand each other their parts. Speed:
+//           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
@@ -45,11 +50,13 @@ template <typename KvT, int HEAD_DIM, int HEAD_TILE>
 __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES))
     attention_decode(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                      const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
-                     const int* rows, const int* positions, KvT* keys, KvT* values, float* key_scales,
-                     float* value_scales, int max_seq_len, int window, int num_attention_heads,
-                     int num_key_value_heads, float* partials, unsigned* __restrict__ counters,
-                     float* __restrict__ out) {
+                     const int* rows, const int* positions, const int* page_table, int pages_per_row, KvT* keys,
+                     KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
+                     int num_attention_heads, int num_key_value_heads, float* partials,
+                     unsigned* __restrict__ counters, float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    static_assert(PAGE_TOKENS % Tile::TILE_TOKENS == 0, "a tile lies in one page");
+    constexpr int STEP = WARPS * Tile::TILE_TOKENS;  // from one tile of a warp to its next
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
     __shared__ typename Tile::Queries queries;
     __shared__ alignas(16) float weighted_values[WARPS * HEAD_TILE * STRIDE];  // of every warp
@@ -61,52 +68,66 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int group = num_attention_heads / num_key_value_heads, tiles = (group + HEAD_TILE - 1) / HEAD_TILE;
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
-    const int position = __ldcg(positions + blockIdx.z);
+    const int row = __ldcg(rows + blockIdx.z), position = __ldcg(positions + blockIdx.z);
+    if (row < 0) {  // nobody uses this lane; the kernel behind relies on the wait of at least one block
+        grid_dependency_wait();
+        return;
+    }
 
-    // Cached tokens [visible, position) in equal splits of whole tiles; the last one also takes the row's own token.
-    const int visible = max(0, position + 1 - window), cached = position - visible;
+    // Cached tokens [visible, position) in equal splits of whole tiles, which lie as the pages do; the last split also
+    // takes the row's own token.
+    const int visible = max(0, position + 1 - window);
+    const int start = visible < position ? visible / Tile::TILE_TOKENS * Tile::TILE_TOKENS : position;
+    const int cached = position - start;
     const int share = max((cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x), MIN_SPLIT_TOKENS);
     const int split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
     const int num_splits = max(1, (cached + split_tokens - 1) / split_tokens), split = blockIdx.x;
     if (split >= num_splits) return;  // others of this grid wait for the kernel in front
     const bool has_own = split == num_splits - 1;
-    const int end = min(position, visible + (split + 1) * split_tokens);
+    const int end = min(position, start + (split + 1) * split_tokens);
 
-    const size_t head_token = (size_t(__ldcg(rows + blockIdx.z)) * num_key_value_heads + kv_head) * max_seq_len;
-    const size_t own_token = head_token + position;
-    const HeadRows<KvT> head_keys{keys + head_token * HEAD_DIM, key_scales + head_token};
-    const HeadRows<KvT> head_values{values + head_token * HEAD_DIM, value_scales + head_token};
+    const int* pages = page_table + size_t(row) * pages_per_row;
+    const auto page_of = [&](int token) { return __ldcg(pages + token / unsigned(PAGE_TOKENS)); };
+    const auto place_of = [&](int page, int token) { return token_place(page, num_key_value_heads, kv_head, token); };
+    const auto load_keys = [&](Tile& tile, size_t place, int begin, int count) {
+        tile.load_keys(HeadTokens<KvT>{keys + place * HEAD_DIM, key_scales + place}, begin, count);
+    };
+    const auto load_values = [&](Tile& tile, size_t place, int begin, int count) {
+        tile.load_values(HeadTokens<KvT>{values + place * HEAD_DIM, value_scales + place}, begin, count);
+    };
+    if (is_cached) grid_dependency_wait();  // the kernel in front has appended what is read here
     Tile tile;
     tile.clear();
-    int first = visible + split * split_tokens + warp * Tile::TILE_TOKENS;
+    int first = start + split * split_tokens + warp * Tile::TILE_TOKENS;
+    int begin = max(0, visible - first);  // of this tile; every other one of this warp begins with its first token
+    int next_page = 0;                    // of the tile after this one, known before its keys are asked for
     if (first < end) {  // under way while the kernel in front ends and the queries are prepared
-        tile.load_keys(head_keys, first, end);
-        tile.load_values(head_values, first, end);
+        const size_t place = place_of(page_of(first), first);
+        if (first + STEP < end) next_page = page_of(first + STEP);
+        load_keys(tile, place, begin, end - first);
+        load_values(tile, place, begin, end - first);
     }
+    const size_t own_place = has_own ? place_of(page_of(position), position) : 0;
 
     using Pairs = Head<HEAD_DIM>;
     float2 angles[Pairs::PAIRS];
-#pragma unroll
-    for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-        const size_t place = size_t(position) * Pairs::HALF + Pairs::index(pair);
-        angles[pair] = cos_sin != nullptr && Pairs::has(pair) ? __ldcg(cos_sin + place) : make_float2(1.0f, 0.0f);
-    }
+    Pairs::load_angles(cos_sin, position, angles);
     grid_dependency_wait();
     grid_dependency_launch();
 
     Pairs own_key;
     if (has_own) {  // in every warp, which spares a barrier before the scores
-        own_key.load(k + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM, true);
-        if (k_norm != nullptr) own_key.normalize(k_norm, eps);
-        own_key.rotate(angles);
-        round_head(own_key, keys + own_token * HEAD_DIM, key_scales + own_token, warp == 0 && first_in_group == 0);
+        const bool stores = !is_cached && first_in_group == 0;
+        const float* new_key = k + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM;
+        own_key.load_rotated(new_key, true, k_norm, eps, angles);
+        round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && warp == 0);
         const float* new_value = v + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM;
-        KvT* stored_value = values + own_token * HEAD_DIM;
+        KvT* stored_value = values + own_place * HEAD_DIM;
         if constexpr (KvFormat<KvT>::HAS_SCALES) {
             if (warp == WARPS - 1) {  // the scale wants the whole vector in one warp
                 Pairs value;
                 value.load(new_value, true);
-                round_head(value, stored_value, value_scales + own_token, first_in_group == 0);
+                round_head(value, stored_value, value_scales + own_place, stores);
 #pragma unroll
                 for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
                     if (!Pairs::has(pair)) continue;
@@ -118,15 +139,14 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
             for (int i = threadIdx.x; i < HEAD_DIM; i += 32 * WARPS) {
                 const KvT rounded = from_float<KvT>(within_range<KvT>(new_value[i]));
                 own_value[i] = to_float(rounded);
-                if (first_in_group == 0) stored_value[i] = rounded;
+                if (stores) stored_value[i] = rounded;
             }
         }
     }
     for (int head = warp; head < HEAD_TILE; head += WARPS) {
         Pairs query;
-        query.load(q + blockIdx.z * size_t(qkv_stride) + (first_head + head) * HEAD_DIM, head < heads);
-        if (q_norm != nullptr) query.normalize(q_norm, eps);
-        query.rotate(angles);
+        const float* new_query = q + blockIdx.z * size_t(qkv_stride) + (first_head + head) * HEAD_DIM;
+        query.load_rotated(new_query, head < heads, q_norm, eps, angles);
 #pragma unroll
         for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
             query.first[pair] *= scale;
@@ -146,12 +166,15 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
 
     if (has_own && warp == 0) tile.start_with(own_scores, own_value);
     while (first < end) {
-        const int next = first + WARPS * Tile::TILE_TOKENS;
-        tile.take(queries, end - first, [&] {
-            if (next < end) tile.load_keys(head_keys, next, end);
+        const int next = first + STEP;
+        const size_t place = place_of(next_page, next);
+        tile.take(queries, begin, end - first, [&] {
+            if (next < end) load_keys(tile, place, 0, end - next);
         });
-        if (next < end) tile.load_values(head_values, next, end);
+        if (next + STEP < end) next_page = page_of(next + STEP);
+        if (next < end) load_values(tile, place, 0, end - next);
         first = next;
+        begin = 0;
     }
     tile.template publish<STRIDE>(maxima[warp], sums[warp], weighted_values + warp * HEAD_TILE * STRIDE);
     __syncthreads();  // every warp's part is there

@@ -1,11 +1,11 @@
 // attention_prefill: out[i,h] = sum_j softmax_j(scale * q[i,h] . K[j]) V[j], j <= start + i
 //           Source: arXiv 2307.08691, algorithm 1; HF LlamaAttention
 // Shapes:   q [num_tokens, num_attention_heads, HEAD_DIM] float in rows of q_stride, normed and rotated; keys, values
-//           [num_rows, num_key_value_heads, max_seq_len, HEAD_DIM] KvT; key_scales, value_scales [num_rows,
-//           num_key_value_heads, max_seq_len] float, or null where KvT is no code; out [num_tokens, num_attention_heads
-//           * HEAD_DIM] float
-// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8) and q_stride; the cache row holds the tokens 0 ...
-//           start + num_tokens - 1 (or as many of them as the window shows); window >= 1; scale holds a factor log2(e)
+//           [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT; key_scales, value_scales [num_pages,
+//           num_key_value_heads, PAGE_TOKENS] float, or null where KvT is no code; pages [pages_per_row] int, the row's;
+//           out [num_tokens, num_attention_heads * HEAD_DIM] float
+// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8) and q_stride; the row's pages hold the tokens 0 ...
+//           start + num_tokens - 1; window >= 1; scale holds a factor log2(e)
 // Launch:   grid (num_attention_heads, ceil(num_tokens / BLOCK_QUERIES)), block (128); dynamic shared memory for a
 //           block of queries, one of keys and one of values (fp32: one of both, and weights): 68 KiB for 16 bits and
 //           HEAD_DIM 128
@@ -13,7 +13,9 @@
 //           L2
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). 16-bit KvT: q *
 //           scale and the weights are rounded to KvT (codes: weights times value scales, to fp16), the sum of weights
-//           is not. fp32: no rounding beyond fp32. Fixed order: runs agree; chunks of another size agree to rounding
+//           is not. fp32: no rounding beyond fp32. A token's bits depend on its position alone, not on where a chunk
+//           begins or ends nor on pages: tiles of keys begin at fixed positions, queries never meet, and a tile that
+//           one does not see multiplies its sums by 1 and adds 0
 // Choice:   two tiles of 16 queries a warp to HEAD_DIM 128, as one makes shared memory the limit (16 KiB of keys for 64
 //           mma); blocks with the most keys start first. Rejected: the queries in registers (over 255). Speed:
 //           scripts/benchmark_attention.py
@@ -33,20 +35,22 @@ template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(128, 2)
     attention_prefill(const float* __restrict__ q, int q_stride, const KvT* __restrict__ keys,
                       const KvT* __restrict__ values, const float* __restrict__ key_scales,
-                      const float* __restrict__ value_scales, int max_seq_len, int num_key_value_heads,
-                      int num_tokens, int row, int start, int window, float scale, float* __restrict__ out) {
+                      const float* __restrict__ value_scales, const int* __restrict__ pages,
+                      int num_key_value_heads, int num_tokens, int start, int window, float scale,
+                      float* __restrict__ out) {
     using Form = typename PrefillOf<KvT, HEAD_DIM>::Form;
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const int head = blockIdx.x, kv_head = head / (gridDim.x / num_key_value_heads);
-    const size_t first_token = (size_t(row) * num_key_value_heads + kv_head) * max_seq_len;
-    const size_t cache = first_token * HEAD_DIM;
     PrefillBlock<KvT> block;
     block.q = q + head * HEAD_DIM;
     block.out = out + head * HEAD_DIM;
     block.q_stride = q_stride;
     block.out_stride = gridDim.x * HEAD_DIM;
-    block.keys = {keys + cache, key_scales + first_token};
-    block.values = {values + cache, value_scales + first_token};
+    block.keys = {keys, key_scales};
+    block.values = {values, value_scales};
+    block.pages = pages;
+    block.num_key_value_heads = num_key_value_heads;
+    block.kv_head = kv_head;
     block.num_tokens = num_tokens;
     block.first_query = (gridDim.y - 1 - blockIdx.y) * Form::BLOCK_QUERIES;  // most keys first
     block.start = start;

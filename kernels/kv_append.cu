@@ -1,17 +1,17 @@
-// kv_append: keys[rows[i], h, positions[i]] = k[i,h]; values[rows[i], h, positions[i]] = v[i,h]
+// kv_append: keys[h, positions[i]] = k[i,h]; values[h, positions[i]] = v[i,h], of the row that has these pages
 //           Source: HF DynamicCache.update
-// Shapes:   k, v [n, num_key_value_heads, HEAD_DIM] float in rows of stride; rows, positions [n]; keys, values
-//           [num_rows, num_key_value_heads, max_seq_len, HEAD_DIM] KvT, in-out; key_scales, value_scales [num_rows,
-//           num_key_value_heads, max_seq_len] float, in-out, or null where KvT is no code
-// Requires: HEAD_DIM % 8 == 0; k, v and stride in multiples of 16 bytes; 0 <= rows < num_rows, 0 <= positions <
-//           max_seq_len; no (row, position) twice
+// Shapes:   k, v [n, num_key_value_heads, HEAD_DIM] float in rows of stride; pages [pages_per_row], positions [n] int;
+//           keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT, in-out; key_scales, value_scales
+//           [num_pages, num_key_value_heads, PAGE_TOKENS] float, in-out, or null where KvT is no code
+// Requires: HEAD_DIM % 8 == 0; k, v and stride in multiples of 16 bytes; 0 <= positions < pages_per_row * PAGE_TOKENS;
+//           no position twice
 // Launch:   grid (n, ceil(2 * num_key_value_heads * LANES / BLOCK_SIZE)), block (BLOCK_SIZE); LANES threads a head: its
 //           vectors of 16 bytes, or of 8 codes, then rounded up to a power of two
 // Traffic:  2 * n * num_key_value_heads * HEAD_DIM * (4 + sizeof(KvT)) bytes, and 8 * n * num_key_value_heads of scales
 // Numerics: one rounding to nearest even, fp16 and codes saturated at 65504; codes: scale = largest / 127, x / scale to
 //           nearest even, both IEEE divisions, as the torch runner; deterministic
-// Choice:   16 bytes a store, keys and values in one launch; decode does this inside attention_decode. An eleventh
-//           parameter, as scales lie apart from codes, which keeps those aligned
+// Choice:   16 bytes a store, keys and values in one launch; decode does this inside attention_decode, spans with
+//           append_tokens
 #include "common/kv_code.cuh"
 #include "common/types.cuh"
 
@@ -37,11 +37,10 @@ struct Append<KvCode, HEAD_DIM> : KvFormat<KvCode> {
 
 template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(BLOCK_SIZE) kv_append(const float* __restrict__ k, const float* __restrict__ v,
-                                                        int stride, const int* __restrict__ rows,
+                                                        int stride, const int* __restrict__ pages,
                                                         const int* __restrict__ positions, KvT* __restrict__ keys,
                                                         KvT* __restrict__ values, float* __restrict__ key_scales,
-                                                        float* __restrict__ value_scales, int num_key_value_heads,
-                                                        int max_seq_len) {
+                                                        float* __restrict__ value_scales, int num_key_value_heads) {
     using Format = Append<KvT, HEAD_DIM>;
     const int index = blockIdx.y * BLOCK_SIZE + threadIdx.x;
     const int head = index / Format::LANES, first = Format::VECTOR * (index % Format::LANES);
@@ -72,8 +71,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE) kv_append(const float* __restrict_
 #pragma unroll
         for (int i = 0; i < Format::VECTOR; ++i) rounded.values[i] = from_float<KvT>(elements[i]);
     }
-    const size_t row_head = size_t(rows[blockIdx.x]) * num_key_value_heads + kv_head;
-    const size_t token = row_head * max_seq_len + positions[blockIdx.x];
+    const int position = positions[blockIdx.x];
+    const int page = pages[position / unsigned(PAGE_TOKENS)];
+    const size_t token = token_place(page, num_key_value_heads, kv_head, position);
     KvT* place = (is_value ? values : keys) + token * HEAD_DIM + first;
     *reinterpret_cast<typename Format::Vector*>(place) = rounded;
     if (Format::HAS_SCALES && first == 0) (is_value ? value_scales : key_scales)[token] = scale;

@@ -1,10 +1,11 @@
 // sample_token: a row's next token, by the whole sampler chain       Source: llmcli/sampling/chain.py and what it cites
-// Shapes:   logits [num_tokens, vocab_size] float; rows, positions, token_ids [num_tokens] int; history [num_rows,
-//           max_seq_len] int; state [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS]
-//           64-bit words of host memory. positions, token_ids, history, state are changed.
-// Requires: rows all different; positions[i] that of the row's last token; vocab_size <= 2^19; grid no larger than the
-//           number of multiprocessors, so that all blocks run at once; state zero before the first run but for what
-//           the host packs
+// Shapes:   logits [num_tokens, vocab_size] float; rows, positions [num_tokens] int, row -1: nobody uses this lane,
+//           nothing of it is read or written; token_ids [num_rows], history [num_rows, max_seq_len] int; state
+//           [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS] 64-bit words of host
+//           memory. positions, token_ids, history, state are changed.
+// Requires: rows all different but for -1; positions[i] that of the row's last token; vocab_size <= 2^19; grid no larger
+//           than the number of multiprocessors, so that all blocks run at once; state zero before the first run but for
+//           what the host packs
 // Launch:   grid (blocks per row, num_tokens), block 512, 25 KiB static shared memory; waits by itself when overlapped
 // Traffic:  per row 4 * vocab_size bytes; above temperature 0 also 8 * vocab_size written, and read back from L2 in
 //           each pass: temperature 2 (dynamic 3), top_n_sigma 3, top_k and top_p 2 each, typical_p 3, XTC 2 where it
@@ -233,6 +234,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   grid_dependency_launch();  // all blocks run by now, so what starts next cannot keep one of them out
   const int index = blockIdx.y;
   const int kv_row = rows[index];
+  if (kv_row < 0) return;
   Row row{state + kv_row * row_bytes, vocab_size, 0, 0};
   history += static_cast<size_t>(kv_row) * max_seq_len;
   const int length = positions[index] + 1;
@@ -272,7 +274,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   const unsigned token_id = static_cast<unsigned>(best.token_id);
   if (problem == 0 && length < max_seq_len) {  // of a full row the token is only told
     history[length] = token_id;
-    token_ids[index] = token_id;
+    token_ids[kv_row] = token_id;
     positions[index] = length;
   }
   const unsigned step = row.sampler().step + 1;

@@ -21,7 +21,11 @@ class Driver:
 
 
 class MatrixLibrary:
-    """Stands for the matrix library: every function succeeds."""
+    """Stands for the matrix library: every function succeeds, and every product has an algorithm."""
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
+        arguments[-1]._obj.value = 1  # how many were found
+        return 0
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: 0

@@ -13,6 +13,9 @@
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
+// The token nearest to this one of those that a tile has, `begin` to `end` - 1.
+__device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
+
 // Over the 8 lanes that differ in g.
 __device__ __forceinline__ float max_over_rows(float value) {
 #pragma unroll
@@ -95,39 +98,38 @@ struct Attend {
         }
     }
 
-    // Ask for the keys `first` to `first` + 15 of a head's keys [max_seq_len, HEAD_DIM]. Tokens from `end` on, which
-    // may hold anything, are not read: the last token before stands in for them, and the last vector for those past
-    // HEAD_DIM.
-    __device__ __forceinline__ void load_keys(const HeadRows<KvT>& head, int first, int end) {
+    // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on, which may hold anything,
+    // are not read: their neighbour in between stands in for them, and the last vector for those past HEAD_DIM.
+    __device__ __forceinline__ void load_keys(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2 * KEY_STEPS; ++i) {
-            const int token = min(first + g + 8 * (i / KEY_STEPS), end - 1);
+            const int token = between(begin, g + 8 * (i / KEY_STEPS), end);
             const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
-            keys[i / KEY_STEPS][i % KEY_STEPS].load(head.elements + size_t(token) * HEAD_DIM + 8 * vector);
+            keys[i / KEY_STEPS][i % KEY_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
         }
-        load_scales(head, first, end, key_scales);
+        load_scales(tile, begin, end, key_scales);
     }
 
     // The same for values.
-    __device__ __forceinline__ void load_values(const HeadRows<KvT>& head, int first, int end) {
+    __device__ __forceinline__ void load_values(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS;
-            const int token = min(first + 2 * t + row % 2 + 8 * (row / 2), end - 1);
+            const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
             const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
-            values[row][i % VALUE_STEPS].load(head.elements + size_t(token) * HEAD_DIM + 8 * vector);
+            values[row][i % VALUE_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
         }
-        load_scales(head, first, end, value_scales);
+        load_scales(tile, begin, end, value_scales);
     }
 
-    static __device__ __forceinline__ void load_scales(const HeadRows<KvT>& head, int first, int end,
+    static __device__ __forceinline__ void load_scales(const HeadTokens<KvT>& tile, int begin, int end,
                                                        float (&scales)[2]) {
         if constexpr (HAS_SCALES) {
-            const int token = first + static_cast<int>(threadIdx.x) % 32 / 4;
-            scales[0] = __ldcg(head.scales + min(token, end - 1));
-            scales[1] = __ldcg(head.scales + min(token + 8, end - 1));
+            const int g = threadIdx.x % 32 / 4;
+            scales[0] = __ldcg(tile.scales + between(begin, g, end));
+            scales[1] = __ldcg(tile.scales + between(begin, g + 8, end));
         }
     }
 
@@ -156,10 +158,9 @@ struct Attend {
         }
     }
 
-    // Take the loaded tile in, of which the first `count` tokens exist. `next_keys` is called when the keys are used
-    // up.
+    // Take the tokens `begin` to `end` - 1 of the loaded tile in. `next_keys` is called when the keys are used up.
     template <typename NextKeys>
-    __device__ __forceinline__ void take(const Queries& queries, int count, NextKeys next_keys) {
+    __device__ __forceinline__ void take(const Queries& queries, int begin, int end, NextKeys next_keys) {
         const int g = threadIdx.x % 32 / 4;
         float scores[COLUMNS][4];
         score(queries, scores);
@@ -171,8 +172,8 @@ struct Attend {
             float factor[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                if (g >= count) weights[i] = reduce::minus_infinity();
-                if (g + 8 >= count) weights[2 + i] = reduce::minus_infinity();
+                if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
+                if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
                 // Finite: a tile has at least one token.
                 const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(weights[i], weights[2 + i])));
                 factor[i] = exp2_fast(maximum[column][i] - larger);

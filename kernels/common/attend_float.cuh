@@ -51,29 +51,29 @@ struct Attend<float, HEAD_DIM, HEADS> {
         }
     }
 
-    __device__ __forceinline__ void load_keys(const HeadRows<float>& head, int first, int end) {
-        const int token = min(first + static_cast<int>(threadIdx.x) % 32 / 4, end - 1);
+    __device__ __forceinline__ void load_keys(const HeadTokens<float>& tile, int begin, int end) {
+        const int token = between(begin, static_cast<int>(threadIdx.x) % 32 / 4, end);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             const int vector = min(4 * step + static_cast<int>(threadIdx.x) % 4, LAST_VECTOR);
-            keys[step] = __ldcg(reinterpret_cast<const float4*>(head.elements + size_t(token) * HEAD_DIM) + vector);
+            keys[step] = __ldcg(reinterpret_cast<const float4*>(tile.elements + token * HEAD_DIM) + vector);
         }
     }
 
-    __device__ __forceinline__ void load_values(const HeadRows<float>& head, int first, int end) {
+    __device__ __forceinline__ void load_values(const HeadTokens<float>& tile, int begin, int end) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS, step = i % VALUE_STEPS;
-            const int token = min(first + 2 * row + lane / 16, end - 1);
+            const int token = between(begin, 2 * row + lane / 16, end);
             const int vector = min(16 * step + lane % 16, LAST_VECTOR);
-            const float* value = head.elements + size_t(token) * HEAD_DIM;
+            const float* value = tile.elements + token * HEAD_DIM;
             values[row][step] = __ldcg(reinterpret_cast<const float4*>(value) + vector);
         }
     }
 
     template <typename NextKeys>
-    __device__ __forceinline__ void take(const Queries& queries, int count, NextKeys next_keys) {
+    __device__ __forceinline__ void take(const Queries& queries, int begin, int end, NextKeys next_keys) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         float weights[HEADS];
 #pragma unroll
@@ -91,8 +91,8 @@ struct Attend<float, HEAD_DIM, HEADS> {
         next_keys();
 #pragma unroll
         for (int head = 0; head < HEADS; ++head) {
-            if (g >= count) weights[head] = reduce::minus_infinity();
-            const float larger = fmaxf(maximum[head], max_over_rows(weights[head]));  // finite: count is at least 1
+            if (g < begin || g >= end) weights[head] = reduce::minus_infinity();
+            const float larger = fmaxf(maximum[head], max_over_rows(weights[head]));  // finite: a tile has a token
             const float factor = exp2_fast(maximum[head] - larger);
             maximum[head] = larger;
             weights[head] = exp2_fast(weights[head] - larger);

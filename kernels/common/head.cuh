@@ -1,4 +1,5 @@
-// head: one query or key head spread over a warp, with what happens to it between projection and attention.
+// head: one query or key head spread over a warp, with what happens to it between projection and attention. Products
+// and sums that a compiler could join are written as one operation each: kernels that share them agree on every bit.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -24,6 +25,23 @@ struct Head {
         }
     }
 
+    // What rotate wants of a position; no rotary without a table.
+    static __device__ __forceinline__ void load_angles(const float2* cos_sin, int position, float2 (&angles)[PAIRS]) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            const size_t place = size_t(position) * HALF + index(pair);
+            angles[pair] = cos_sin != nullptr && has(pair) ? __ldcg(cos_sin + place) : make_float2(1.0f, 0.0f);
+        }
+    }
+
+    // A query or key as attention wants it: normed if there is a weight, and rotated. All lanes must call it.
+    __device__ __forceinline__ void load_rotated(const float* x, bool exists, const float* weight, float eps,
+                                                 const float2 (&angles)[PAIRS]) {
+        load(x, exists);
+        if (weight != nullptr) normalize(weight, eps);
+        rotate(angles);
+    }
+
     // weight * x / sqrt(mean(x^2) + eps). All lanes must call it.
     __device__ __forceinline__ void normalize(const float* weight, float eps) {
         float squares = 0.0f;
@@ -31,7 +49,7 @@ struct Head {
         for (int pair = 0; pair < PAIRS; ++pair) {
             squares = fmaf(first[pair], first[pair], fmaf(second[pair], second[pair], squares));
         }
-        const float inverse = rsqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
+        const float inverse = rsqrtf(fmaf(warp_sum(squares), 1.0f / HEAD_DIM, eps));
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
             if (has(pair)) {
@@ -46,8 +64,8 @@ struct Head {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
             const float2 angle = cos_sin[pair];
-            const float rotated = first[pair] * angle.x - second[pair] * angle.y;
-            second[pair] = second[pair] * angle.x + first[pair] * angle.y;
+            const float rotated = fmaf(first[pair], angle.x, -__fmul_rn(second[pair], angle.y));
+            second[pair] = fmaf(second[pair], angle.x, __fmul_rn(first[pair], angle.y));
             first[pair] = rotated;
         }
     }

@@ -4,6 +4,7 @@
 
 #include "common/head.cuh"
 #include "common/matrix.cuh"
+#include "common/pages.cuh"
 
 struct KvCode {
     unsigned char code;
@@ -19,13 +20,6 @@ template <>
 struct KvFormat<KvCode> {
     using MmaT = __half;
     static constexpr bool HAS_SCALES = true;
-};
-
-// One head of one row of the cache; scales only beside codes.
-template <typename KvT>
-struct HeadRows {
-    const KvT* elements;  // [max_seq_len, HEAD_DIM]
-    const float* scales;  // [max_seq_len]
 };
 
 // Weights are multiplied by scales up to 65504 / 127 before they become fp16.

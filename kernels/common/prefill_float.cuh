@@ -23,13 +23,15 @@ struct PrefillFloat {
         return *reinterpret_cast<const float4*>(place);
     }
 
-    // Rows first, first + 1, ... of x; rows from `end` on are zeros.
-    static __device__ __forceinline__ void copy_rows(const float* x, size_t stride, int first, int end, float* shared) {
+    // Rows first, first + 1, ... of x, each at place_of its number; rows from `end` on are zeros.
+    template <typename PlaceOf>
+    static __device__ __forceinline__ void copy_rows(const float* x, PlaceOf place_of, int first, int end,
+                                                     float* shared) {
         for (int i = threadIdx.x; i < 32 * VECTORS; i += BLOCK_SIZE) {
             const int row = i / VECTORS, dimension = 4 * (i % VECTORS);
             const bool exists = first + row < end;
             *reinterpret_cast<float4*>(shared + row * STRIDE + dimension) =
-                exists ? read(x + (first + row) * stride + dimension) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                exists ? read(x + place_of(first + row) + dimension) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
 
@@ -45,10 +47,12 @@ struct PrefillFloat {
 #pragma unroll
         for (int i = 0; i < 4; ++i) maximum[i] = reduce::minus_infinity();
 
-        copy_rows(block.q, block.q_stride, block.first_query, block.num_tokens, queries);
+        const auto query_place = [&](int query) { return size_t(query) * block.q_stride; };
+        const auto token_place = [&](int token) { return block.place_of(token) * HEAD_DIM; };
+        copy_rows(block.q, query_place, block.first_query, block.num_tokens, queries);
         for (int first = begin / BLOCK_TOKENS * BLOCK_TOKENS; first < end; first += BLOCK_TOKENS) {
             __syncthreads();  // nobody uses the values any more
-            copy_rows(block.keys.elements, HEAD_DIM, first, end, tokens);
+            copy_rows(block.keys.elements, token_place, first, end, tokens);
             __syncthreads();  // keys (and queries) are there
             float scores[4][2] = {};
 #pragma unroll 4
@@ -87,7 +91,7 @@ struct PrefillFloat {
                 for (int j = 0; j < 4 * STEPS; ++j) mixed[i][j / 4][j % 4] *= factor;
             }
             __syncthreads();  // weights are there; nobody uses the keys any more
-            copy_rows(block.values.elements, HEAD_DIM, first, end, tokens);
+            copy_rows(block.values.elements, token_place, first, end, tokens);
             __syncthreads();  // values are there
 #pragma unroll 2
             for (int token = 0; token < BLOCK_TOKENS; token += 4) {

@@ -10,16 +10,23 @@
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
-// What every block of attention_prefill is given; the queries and the key-value head are this block's.
+// What every block of attention_prefill is given; the queries are this block's.
 template <typename KvT>
 struct PrefillBlock {
     const float* q;  // this head's columns of the first token
     float* out;      // likewise
     int q_stride, out_stride;
-    HeadRows<KvT> keys, values;
+    HeadTokens<KvT> keys, values;  // of the whole layer
+    const int* pages;
+    int num_key_value_heads, kv_head;
     int num_tokens, first_query;  // of the launch; of this block
     int start, window;            // position of the first token
     float scale;                  // times log2(e)
+
+    // Where a token of the row lies, in tokens of `keys` and `values`.
+    __device__ __forceinline__ size_t place_of(int token) const {
+        return token_place(__ldg(pages + token / unsigned(PAGE_TOKENS)), num_key_value_heads, kv_head, token);
+    }
 };
 
 template <typename KvT, int HEAD_DIM>
@@ -66,27 +73,40 @@ struct PrefillMma {
         return pack_pair<MmaT>(within_range<MmaT>(x.values[i] * scale), within_range<MmaT>(x.values[i + 1] * scale));
     }
 
-    // Start copying the tokens first, first + 1, ... of a head; tokens from `end` on and dimensions past HEAD_DIM are
-    // zeros, or codes that stand for a number, with the scale zero.
-    static __device__ __forceinline__ void copy_tokens(const HeadRows<KvT>& head, int first, int end,
-                                                       const Tokens& destination) {
-        constexpr int VECTORS = PADDED / 8;
-#pragma unroll
-        for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
+    // Start copying the tokens first, first + 1, ... of the block's keys or values; tokens from `end` on and dimensions
+    // past HEAD_DIM are zeros, or codes that stand for a number, with the scale zero.
+    static __device__ __forceinline__ void copy_tokens(const PrefillBlock<KvT>& block, const HeadTokens<KvT>& cache,
+                                                       int first, int end, const Tokens& destination) {
+        constexpr int VECTORS = PADDED / 8, COPIES = (BLOCK_TOKENS * VECTORS + BLOCK_SIZE - 1) / BLOCK_SIZE;
+        static_assert(BLOCK_TOKENS % PAGE_TOKENS == 0, "tiles begin where pages begin");
+        // The page of this thread's vector of one copy, known a copy ahead; past the last token that one's page.
+        const auto page_of = [&](int copy) {
+            const int token = first + (copy * BLOCK_SIZE + threadIdx.x) / VECTORS;
+            return __ldg(block.pages + min(token, end - 1) / unsigned(PAGE_TOKENS));
+        };
+        int page = page_of(0);
+#pragma unroll 2  // all at once would take registers that scores and results hold
+        for (int copy = 0; copy < COPIES; ++copy) {
+            const int next_page = copy + 1 < COPIES ? page_of(copy + 1) : 0;
+            const int i = copy * BLOCK_SIZE + threadIdx.x;
+            if (BLOCK_TOKENS * VECTORS % BLOCK_SIZE != 0 && i >= BLOCK_TOKENS * VECTORS) break;
             const int token = i / VECTORS, dimension = 8 * (i % VECTORS);
             const bool exists = first + token < end && dimension < HEAD_DIM;
-            const KvT* source = head.elements + (exists ? size_t(first + token) * HEAD_DIM + dimension : 0);
+            // Valid also where nothing is read, so that no branch is taken.
+            const size_t place = token_place(page, block.num_key_value_heads, block.kv_head, token);
+            const KvT* source = cache.elements + place * HEAD_DIM + min(dimension, HEAD_DIM - 8);
+            page = next_page;
             if constexpr (HAS_SCALES) {
                 copy_async_small<8>(shared_address(destination.codes + 8 * i), source, exists);
             } else {
-                const unsigned place = shared_address(destination.elements + token * STRIDE + dimension);
-                copy_async(place, source, exists ? 16 : 0);
+                const unsigned shared = shared_address(destination.elements + token * STRIDE + dimension);
+                copy_async(shared, source, exists ? 16 : 0);
             }
         }
         if constexpr (HAS_SCALES) {
             const int token = threadIdx.x;
             const bool exists = first + token < end;
-            const float* source = head.scales + (exists ? first + token : 0);
+            const float* source = cache.scales + block.place_of(min(first + token, end - 1));
             if (token < BLOCK_TOKENS) copy_async_small<4>(shared_address(destination.scales + token), source, exists);
         }
         copy_async_commit();
@@ -197,7 +217,7 @@ struct PrefillMma {
         for (int row = 0; row < ROW_TILES; ++row) maximum[row][0] = maximum[row][1] = reduce::minus_infinity();
 
         int first = begin / BLOCK_TOKENS * BLOCK_TOKENS;
-        copy_tokens(block.keys, first, end, keys);
+        copy_tokens(block, block.keys, first, end, keys);
         load_queries(block, queries);
         for (; first < end; first += BLOCK_TOKENS) {
             // Some query of this warp sees some token of this tile.
@@ -205,7 +225,7 @@ struct PrefillMma {
                                  first + BLOCK_TOKENS > warp_position + 1 - block.window;
             finish_tokens(keys);
             __syncthreads();  // keys (and queries) are there; nobody uses values any more
-            copy_tokens(block.values, first, end, values);
+            copy_tokens(block, block.values, first, end, values);
             Scores scores;
             if (is_seen) {
                 score(queries + warp_query * STRIDE, keys.elements, scores);
@@ -213,7 +233,7 @@ struct PrefillMma {
             }
             finish_tokens(values);
             __syncthreads();  // values are there; nobody uses keys any more
-            if (first + BLOCK_TOKENS < end) copy_tokens(block.keys, first + BLOCK_TOKENS, end, keys);
+            if (first + BLOCK_TOKENS < end) copy_tokens(block, block.keys, first + BLOCK_TOKENS, end, keys);
             if (!is_seen) continue;
 
             const bool is_masked = first + BLOCK_TOKENS > warp_position + 1 ||

@@ -51,7 +51,7 @@ struct RowSampler {
   int uses_bias, uses_ends, ignores_ends, suppresses_begin;
   int forced_position;  // -1: nowhere
   int num_sequences;
-  unsigned step;  // runs since the host packed this; counted by the device
+  unsigned step;  // of the last run, modulo 2^32; the device adds one, the host says where it goes on
   Step steps[MAX_STEPS];  // those that are on, in their order; NO_STEP ends them
 };
 static_assert(sizeof(RowSampler) == 744, "sample_token.py packs this many bytes");

@@ -1,4 +1,4 @@
-"""Launcher of attention_decode.cu: norm, rotary, cache and attention of one new token in each of a few rows."""
+"""Launcher of attention_decode.cu: norm, rotary, cache and attention of one new token in each of a few lanes."""
 
 import math
 
@@ -11,8 +11,10 @@ from llmcli.kernels.qkv import (
     QkvLayout,
     cached_bytes,
     check_cache,
+    check_lanes,
     check_layout,
     check_qkv,
+    check_rotary,
     check_window,
     column_address,
     has_scales,
@@ -21,7 +23,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec(
     "attention_decode",
-    "norm, rotary, cache and attention of one token",
+    "norm, rotary, cache and attention of one token a lane",
     (
         *(f"attention_decode<float, {size}, 4>" for size in (48, 64, 128)),
         "attention_decode<float, 256, 2>",
@@ -82,51 +84,53 @@ def attention_decode(
     cos_sin: Array | None,
     rows: Array,
     positions: Array,
+    page_table: Array,
     keys: Array,
     values: Array,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
     window: int | None,
+    is_cached: bool,
     partials: Array,
     counters: Array,
     out: Array,
 ) -> None:
-    """Append the new token of each row to the cache and attend from it to every token its window shows.
+    """Attend from the new token of each lane to every token its window shows, after appending it to the cache.
 
-    `counters` holds zeros before the first call and after every call. Rows of the cache must differ. May start before
-    the kernel in front has ended and then reads rows, positions and earlier tokens at once: that kernel must not write
-    them, nor one that it overlaps.
+    With `is_cached` append_tokens has appended the tokens of this call, and several lanes may be of one row: each sees
+    those before it, and gets the bits that it would get in a call of its own. Else the rows must differ.
+    Row -1 marks a lane that nobody uses: nothing of it is read or written, `out` included.
+    `counters` holds zeros before the first call and after every call. May start before the kernel in front has ended
+    and then reads rows, positions, page_table and, unless `is_cached`, earlier tokens at once: that kernel must not
+    write them, nor one that it overlaps.
     Shapes: qkv [R, layout.width] float32, raw projections, rows may be further apart; q_norm, k_norm [head_dim]
             float32 or None; cos_sin [max_seq_len, head_dim / 2, 2] float32 or None (a layer without rotary); rows,
-            positions [R] int32; keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's,
-            in-out; key_scales, value_scales [num_rows, num_key_value_heads, max_seq_len] float32, in-out, beside codes;
-            partials [R or more, num_attention_heads, max_splits, head_dim + 4] float32; counters [R or more,
-            grid_heads] uint32; out [R, layout.q_size] float32
+            positions [R] int32; page_table [num_rows, pages_per_row] int32; keys, values [num_pages,
+            num_key_value_heads, PAGE_TOKENS, head_dim], one layer's, in-out; key_scales, value_scales [num_pages,
+            num_key_value_heads, PAGE_TOKENS] float32, in-out, beside codes; partials [R or more, num_attention_heads,
+            max_splits, head_dim + 4] float32; counters [R or more, grid_heads] uint32; out [R, layout.q_size] float32
     Raises: ValueError
     """
     kernel = "attention_decode"
     check_layout(kernel, layout)
     stride = check_qkv(kernel, qkv, layout)
-    num_rows, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
-    max_seq_len = check_cache(kernel, keys, values, layout, key_scales, value_scales)
-    if cos_sin is not None:
-        check(kernel, "cos_sin", cos_sin, dtype=np.float32, shape=(max_seq_len, head_dim // 2, 2))
-    check(kernel, "rows", rows, dtype=np.int32, shape=(num_rows,), aligned=4)
-    check(kernel, "positions", positions, dtype=np.int32, shape=(num_rows,), aligned=4)
+    check_cache(kernel, keys, values, layout, key_scales, value_scales)
+    check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
     partials_shape = (None, layout.num_attention_heads, None, head_dim + PARTIAL_EXTRA)
     check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
-    check(kernel, "out", out, dtype=np.float32, shape=(num_rows, layout.q_size))
+    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     num_splits = partials.shape[2]
-    if min(partials.shape[0], counters.shape[0]) < num_rows:
-        raise ValueError(f"{kernel}: partials and counters are too small for {num_rows} rows")
+    if min(partials.shape[0], counters.shape[0]) < num_lanes:
+        raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     device.launch(
         kernel,
         kernel_name(layout, keys),
-        grid=(num_splits, grid_heads(layout, itemsize), num_rows),
+        grid=(num_splits, grid_heads(layout, itemsize), num_lanes),
         block=_BLOCK_SIZE,
         arguments=(
             qkv,
@@ -140,12 +144,14 @@ def attention_decode(
             cos_sin,
             rows,
             positions,
+            page_table,
+            np.int32(page_table.shape[1]),
             keys,
             values,
             key_scales,
             value_scales,
-            np.int32(max_seq_len),
             check_window(kernel, window),
+            np.int32(is_cached),
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
             partials,

@@ -8,6 +8,7 @@ from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
+    PAGE_TOKENS,
     QkvLayout,
     cached_bytes,
     check_cache,
@@ -46,30 +47,29 @@ def attention_prefill(
     values: Array,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
-    row: int,
+    pages: Array,
     start: int,
     window: int | None,
     out: Array,
 ) -> None:
-    """Attend from n tokens of cache row `row`, the first at position `start`, whose keys and values are cached already.
+    """Attend from n tokens of one row, the first at position `start`, whose keys and values are cached already.
 
-    With a window a token sees only that many tokens, itself included.
+    With a window a token sees only that many tokens, itself included. A token's bits do not depend on its chunk.
     Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
-            [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's; key_scales, value_scales [num_rows,
-            num_key_value_heads, max_seq_len] float32 beside codes; out [n, layout.q_size] float32
+            [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim], one layer's; key_scales, value_scales [num_pages,
+            num_key_value_heads, PAGE_TOKENS] float32 beside codes; pages [pages_per_row] int32, the row's page table;
+            out [n, layout.q_size] float32
     Raises: ValueError
     """
     check_layout("attention_prefill", layout)
     stride = check_qkv("attention_prefill", qkv, layout)
     num_tokens = qkv.shape[0]
-    max_seq_len = check_cache("attention_prefill", keys, values, layout, key_scales, value_scales)
+    check_cache("attention_prefill", keys, values, layout, key_scales, value_scales)
+    check("attention_prefill", "pages", pages, dtype=np.int32, shape=(None,), aligned=4)
     check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
-    if not 0 <= row < keys.shape[0]:
-        raise ValueError(f"attention_prefill: row is {row}, the cache has {keys.shape[0]}")
-    if start < 0 or start + num_tokens > max_seq_len:
-        raise ValueError(
-            f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit a cache of {max_seq_len}"
-        )
+    room = pages.shape[0] * PAGE_TOKENS
+    if start < 0 or start + num_tokens > room:
+        raise ValueError(f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit pages for {room}")
     block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
     device.launch(
         "attention_prefill",
@@ -83,10 +83,9 @@ def attention_prefill(
             values,
             key_scales,
             value_scales,
-            np.int32(max_seq_len),
+            pages,
             np.int32(layout.num_key_value_heads),
             np.int32(num_tokens),
-            np.int32(row),
             np.int32(start),
             check_window("attention_prefill", window),
             np.float32(layout.head_dim**-0.5 * math.log2(math.e)),

@@ -1,6 +1,7 @@
 """The matrix library of CUDA for prefill: out = x @ W.T with plain rows, accumulated and written in float32.
 
-CuPy's binding resets the library's workspace and refuses graph capture, so the functions are called by themselves.
+cuBLASLt, whose algorithms we choose, and keep: none that adds up parts of a sum apart, since how many parts there are
+depends on the number of tokens. CuPy has no binding for it, so the functions are called by themselves.
 """
 
 import ctypes
@@ -11,32 +12,89 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost
 
-# Values of library_types.h and cublas_api.h.
+# Values of library_types.h, cublas_api.h and cublasLt.h.
 _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float32): 0,
     np.dtype(np.float16): 2,
     np.dtype(np.uint16): 14,
 }  # CUDA_R_32F, _16F, _16BF
-_TRANSPOSED, _AS_IT_IS = 1, 0
+_FLOAT32 = 0
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
-_DEFAULT_MATH, _NO_REDUCED_SUMS = 0, 16  # partial sums of float16 products stay float32
-_DEFAULT_ALGORITHM = -1
+_DESC_TRANSA, _TRANSPOSED = 3, 1
+_PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3
+_PREF_MIN_ALIGNMENT_BYTES = (5, 6, 8)  # of A, B and D
+_PREF_MIN_ALIGNMENT_C_BYTES = 7
+_REDUCTION_SCHEME_NONE = 0
+
+_MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
+_MIN_BUCKET = 16  # tokens
 
 # What the library asks for by default on the largest cards; on others a part of it stays unused.
 WORKSPACE_BYTES = 32 * 2**20
 
 _Sizes = tuple[int, int, int]
-_Operands = tuple[tuple[int, int], ...]  # type and leading dimension of each
+_Operands = tuple[tuple[int, int, int], ...]  # type, leading dimension and alignment of each
+
+
+def is_independent_of_tokens(dtype: DTypeLike) -> bool:
+    """Whether a token's product of such inputs has the same bits among any number of other tokens."""
+    return np.dtype(dtype) == np.float16
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class _Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class _Library:
+    """The library's functions, which return a status."""
+
+    def __init__(self, functions: Any) -> None:
+        self._functions = functions
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call one.
+
+        Raises: DeviceError
+        """
+        status = getattr(self._functions, function)(*arguments)
+        if status != 0:
+            raise DeviceError(f"the matrix library's {function} failed with status {status}")
+
+    def create(self, kind: str, owner: Any, *arguments: Any) -> ctypes.c_void_p:
+        """Make one of the library's objects, which lives as long as `owner`.
+
+        Raises: DeviceError
+        """
+        made = ctypes.c_void_p()
+        self.call(f"{kind}Create", ctypes.byref(made), *arguments)
+        # Not given back at the end of the process, where the driver takes everything back.
+        weakref.finalize(owner, getattr(self._functions, f"{kind}Destroy"), made).atexit = False
+        return made
 
 
 class Cublas:
-    """The library on one card: one handle on the device's stream, a workspace of our own, no allocation in a call."""
+    """The library on one card: one handle, a workspace of our own, no allocation on the card in a call."""
 
     def __init__(self, device: Device, workspace: Any) -> None:
         """`workspace` is used by every product and must live as long as this.
@@ -46,18 +104,27 @@ class Cublas:
         """
         check("cublas", "workspace", workspace, dtype="uint8", shape=(None,), aligned=256)
         self._device = device
-        self._library = _load()
         self._workspace = workspace
-        self._handle = ctypes.c_void_p()
-        self._check("cublasCreate_v2", ctypes.byref(self._handle))
-        # Given back with this object, but not at the end of the process, where the driver takes everything back.
-        weakref.finalize(self, self._library.cublasDestroy_v2, self._handle).atexit = False
-        self._check("cublasSetStream_v2", self._handle, ctypes.c_void_p(device.stream.ptr))
-        address = ctypes.c_void_p(workspace.data.ptr)
-        self._check("cublasSetWorkspace_v2", self._handle, address, ctypes.c_size_t(workspace.nbytes))
-        self._check("cublasSetMathMode", self._handle, _DEFAULT_MATH | _NO_REDUCED_SUMS)
+        self._library = library = _Library(_load())
+        self._handle = library.create("cublasLt", self)
+        self._operation = library.create("cublasLtMatmulDesc", self, _COMPUTE_32F, _FLOAT32)
+        transposed = ctypes.c_int32(_TRANSPOSED)
+        self._set("cublasLtMatmulDesc", self._operation, _DESC_TRANSA, transposed)
+        self._preference = library.create("cublasLtMatmulPreference", self)
+        for attribute, value in (
+            (_PREF_MAX_WORKSPACE_BYTES, ctypes.c_uint64(workspace.nbytes)),
+            (_PREF_REDUCTION_SCHEME_MASK, ctypes.c_uint32(_REDUCTION_SCHEME_NONE)),
+        ):
+            self._set("cublasLtMatmulPreference", self._preference, attribute, value)
+        self._algorithms: dict[tuple[_Sizes, _Operands], _Algorithm] = {}
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        # All that is the same in every product.
         self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
+        self._workspace_arguments = (
+            ctypes.c_void_p(workspace.data.ptr),
+            ctypes.c_size_t(workspace.nbytes),
+            ctypes.c_void_p(device.stream.ptr),
+        )
 
     def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
         """out = x @ weight.T, in the order of the device's stream.
@@ -71,55 +138,111 @@ class Cublas:
         check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
         num_rows = weight.shape[0]
         check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
-        operands = (_operand(weight), _operand(x), _operand(out))
-        product = _Product(self, (num_rows, num_tokens, num_inputs), operands)
-        self._device.start(product, [array.data.ptr for array in (weight, x, out)])
+        arrays = (weight, x, out)
+        product = self._product((num_rows, num_tokens, num_inputs), tuple(map(_operand, arrays)))
+        self._device.start(product, [array.data.ptr for array in arrays])
 
-    def multiply(self, sizes: _Sizes, operands: _Operands, addresses: Sequence[int]) -> None:
-        """Start a product that has been checked: rows, tokens and inputs; weight, x and output.
+    def multiply(self, product: "_Product", addresses: Sequence[int]) -> None:
+        """Start a product that has been checked, with weight, x and output at these addresses.
 
         Raises: DeviceError
         """
         weight, x, out = map(ctypes.c_void_p, addresses)
-        of_weight, of_x, of_out = operands
-        # Column by column, as the library reads, rows are columns: out.T = (weight.T).T @ x.T.
-        self._check(
-            "cublasGemmEx",
+        of_weight, of_x, of_out = product.layouts
+        self._library.call(
+            "cublasLtMatmul",
             self._handle,
-            _TRANSPOSED,
-            _AS_IT_IS,
-            *sizes,
+            self._operation,
             self._one_address,
             weight,
-            *of_weight,
+            of_weight,
             x,
-            *of_x,
+            of_x,
             self._zero_address,
             out,
-            *of_out,
-            _COMPUTE_32F,
-            _DEFAULT_ALGORITHM,
+            of_out,
+            out,
+            of_out,
+            product.algorithm,
+            *self._workspace_arguments,
         )
 
-    def _check(self, function: str, *arguments: Any) -> None:
-        status = getattr(self._library, function)(*arguments)
-        if status != 0:
-            raise DeviceError(f"the matrix library's {function} failed with status {status}")
+    def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
+        algorithm = self._algorithm(sizes, operands)
+        product = _Product(self, ctypes.byref(algorithm))
+        product.layouts = self._layouts(product, sizes, operands)
+        return product
+
+    def _algorithm(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
+        """What the library chooses for as many tokens, rounded up to a power of two; asked once."""
+        num_rows, num_tokens, num_inputs = sizes
+        bucket = max(_MIN_BUCKET, 1 << (num_tokens - 1).bit_length())
+        key = ((num_rows, bucket, num_inputs), operands)
+        if key not in self._algorithms:
+            self._algorithms[key] = self._choose(*key)
+        return self._algorithms[key]
+
+    def _choose(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
+        for attribute, (_, _, alignment) in zip(_PREF_MIN_ALIGNMENT_BYTES, operands, strict=True):
+            self._set("cublasLtMatmulPreference", self._preference, attribute, ctypes.c_uint32(alignment))
+        of_out = ctypes.c_uint32(operands[-1][2])
+        self._set("cublasLtMatmulPreference", self._preference, _PREF_MIN_ALIGNMENT_C_BYTES, of_out)
+        found, num_found = _Heuristic(), ctypes.c_int()
+        of_weight, of_x, of_out_layout = self._layouts(found, sizes, operands)
+        self._library.call(
+            "cublasLtMatmulAlgoGetHeuristic",
+            self._handle,
+            self._operation,
+            of_weight,
+            of_x,
+            of_out_layout,
+            of_out_layout,
+            self._preference,
+            1,
+            ctypes.byref(found),
+            ctypes.byref(num_found),
+        )
+        if num_found.value != 1 or found.state != 0:
+            raise DeviceError(f"the matrix library has no algorithm for a product of {sizes} (rows, tokens, inputs)")
+        return _Algorithm.from_buffer_copy(found.algorithm)
+
+    def _layouts(self, owner: Any, sizes: _Sizes, operands: _Operands) -> list[ctypes.c_void_p]:
+        """Where weight, x and output lie, for as long as `owner` lives.
+
+        Column by column, as the library reads, rows are columns: out.T = (weight.T).T @ x.T.
+        """
+        num_rows, num_tokens, num_inputs = sizes
+        shapes = ((num_inputs, num_rows), (num_inputs, num_tokens), (num_rows, num_tokens))
+        return [
+            self._library.create(
+                "cublasLtMatrixLayout",
+                owner,
+                kind,
+                ctypes.c_uint64(height),
+                ctypes.c_uint64(width),
+                ctypes.c_int64(stride),
+            )
+            for (height, width), (kind, stride, _) in zip(shapes, operands, strict=True)
+        ]
+
+    def _set(self, kind: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        self._library.call(f"{kind}SetAttribute", target, attribute, ctypes.byref(value), size)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Product:
     """One product of which only addresses are missing."""
 
     library: Cublas
-    sizes: _Sizes
-    operands: _Operands
+    algorithm: Any
+    layouts: Sequence[ctypes.c_void_p] = ()
 
     label = None
 
     def start(self, addresses: Sequence[int]) -> None:
         """As `Cublas.multiply`."""
-        self.library.multiply(self.sizes, self.operands, addresses)
+        self.library.multiply(self, addresses)
 
 
 def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: int) -> KernelCost:
@@ -131,14 +254,15 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
     )
 
 
-def _operand(array: Any) -> tuple[int, int]:
-    """Type and leading dimension; a lone row's own stride may be anything."""
-    itemsize = array.dtype.itemsize
-    return _TYPES[array.dtype], array.strides[0] // itemsize if array.shape[0] > 1 else array.shape[1]
+def _operand(array: Any) -> tuple[int, int, int]:
+    """Type, leading dimension and alignment; a lone row's own stride may be anything."""
+    itemsize, address = array.dtype.itemsize, array.data.ptr
+    stride = array.strides[0] // itemsize if array.shape[0] > 1 else array.shape[1]
+    return _TYPES[array.dtype], stride, min(_MAX_ALIGNMENT, address & -address)
 
 
 def _load() -> ctypes.CDLL:
-    """The library that CuPy's binding is linked with: a search in the binding finds it.
+    """The library that CuPy's binding is linked with, and what that is linked with: a search in the binding finds both.
 
     Raises: DeviceError if it cannot be loaded
     """

@@ -16,19 +16,22 @@ SPEC = KernelSpec(
 _BLOCK = 256
 
 
-def embedding(device: Device, *, table: Array, token_ids: Array, out: Array) -> None:
-    """Write table[token_ids] to `out`. Ids are checked by the caller; one that is not in the table gives a row of NaN.
+def embedding(device: Device, *, table: Array, token_ids: Array, rows: Array | None = None, out: Array) -> None:
+    """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
 
+    With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
     Waits for all that was launched before. Decoding relies on it: the kernels after it read positions and the cache
     ahead, without waiting for the sampler, which wrote them.
-    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32; out [num_tokens,
-    hidden_size] float32
+    Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, with rows [num_tokens]
+    int32 any number of them; out [num_tokens, hidden_size] float32
     Raises: ValueError for arrays that do not fit
     """
     check("embedding", "table", table, dtype=tuple(C_TYPES), shape=(None, None))
     vocab_size, hidden_size = table.shape
     check("embedding", "token_ids", token_ids, dtype=np.int32, shape=(None,), aligned=4)
-    (num_tokens,) = token_ids.shape
+    if rows is not None:
+        check("embedding", "rows", rows, dtype=np.int32, shape=(None,), aligned=4)
+    (num_tokens,) = token_ids.shape if rows is None else rows.shape
     check("embedding", "out", out, dtype=np.float32, shape=(num_tokens, hidden_size))
     vector = VECTOR if hidden_size % VECTOR == 0 else 1
     device.launch(
@@ -36,7 +39,7 @@ def embedding(device: Device, *, table: Array, token_ids: Array, out: Array) -> 
         f"embedding<{c_type(table)}, {vector}>",
         grid=(num_tokens,),
         block=_BLOCK,
-        arguments=(table, token_ids, out, np.int32(vocab_size), np.int32(hidden_size)),
+        arguments=(table, token_ids, rows, out, np.int32(vocab_size), np.int32(hidden_size)),
     )
 
 

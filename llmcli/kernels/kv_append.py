@@ -1,4 +1,4 @@
-"""Launcher of kv_append.cu: write the keys and values of many tokens to their places in the cache."""
+"""Launcher of kv_append.cu: write the keys and values of a row's chunk to their places in the cache."""
 
 import numpy as np
 
@@ -35,26 +35,26 @@ def kv_append(
     *,
     qkv: Array,
     layout: QkvLayout,
-    rows: Array,
+    pages: Array,
     positions: Array,
     keys: Array,
     values: Array,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
 ) -> None:
-    """Round the keys and values of n tokens to the cache's type and store them, codes with their scales.
+    """Round the keys and values of n tokens of one row to the cache's type and store them, codes with their scales.
 
-    Shapes: qkv [n, layout.width] float32, rows may be further apart; rows, positions [n] int32;
-            keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim], one layer's, in-out; key_scales,
-            value_scales [num_rows, num_key_value_heads, max_seq_len] float32, in-out, beside codes
+    Shapes: qkv [n, layout.width] float32, rows may be further apart; pages [pages_per_row] int32, the row's page table;
+            positions [n] int32; keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim], one layer's,
+            in-out; key_scales, value_scales [num_pages, num_key_value_heads, PAGE_TOKENS] float32, in-out, beside codes
     Raises: ValueError
     """
     check_layout("kv_append", layout)
     stride = check_qkv("kv_append", qkv, layout)
     num_tokens = qkv.shape[0]
-    check("kv_append", "rows", rows, dtype=np.int32, shape=(num_tokens,), aligned=4)
+    check("kv_append", "pages", pages, dtype=np.int32, shape=(None,), aligned=4)
     check("kv_append", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
-    max_seq_len = check_cache("kv_append", keys, values, layout, key_scales, value_scales)
+    check_cache("kv_append", keys, values, layout, key_scales, value_scales)
     vectors = 2 * layout.num_key_value_heads * _threads_a_head(layout.head_dim, keys.dtype.itemsize)
     device.launch(
         "kv_append",
@@ -65,14 +65,13 @@ def kv_append(
             column_address(qkv, layout.k_offset),
             column_address(qkv, layout.v_offset),
             np.int32(stride),
-            rows,
+            pages,
             positions,
             keys,
             values,
             key_scales,
             value_scales,
             np.int32(layout.num_key_value_heads),
-            np.int32(max_seq_len),
         ),
     )
 

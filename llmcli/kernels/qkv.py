@@ -13,6 +13,8 @@ from llmcli.kernels.rows import row_stride
 CACHE_TYPES: dict[np.dtype[Any], str] = {**C_TYPES, np.dtype(np.uint8): "KvCode"}
 _SCALE_BYTES = 4
 
+PAGE_TOKENS = 16  # tokens in a page of the cache; kernels/common/pages.cuh has the same number
+
 _SEGMENT_ROWS = 16  # the matrices are fused in whole tiles of rows
 HEAD_DIM_STEP = 8  # 16 bytes of a 16-bit type
 
@@ -104,15 +106,15 @@ def cached_bytes(layout: QkvLayout, itemsize: int) -> int:
 
 def check_cache(
     kernel: str, keys: Array, values: Array, layout: QkvLayout, key_scales: Array | None, value_scales: Array | None
-) -> int:
-    """Check one layer's keys and values [num_rows, num_key_value_heads, max_seq_len, head_dim]; returns max_seq_len.
+) -> None:
+    """Check one layer's keys and values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim].
 
-    Codes have scales [num_rows, num_key_value_heads, max_seq_len] beside them.
+    Codes have scales [num_pages, num_key_value_heads, PAGE_TOKENS] beside them.
     Raises: ValueError
     """
     is_coded = has_scales(keys.dtype.itemsize)
     aligned = 8 if is_coded else 16
-    shape = (None, layout.num_key_value_heads, None, layout.head_dim)
+    shape = (None, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
     check(kernel, "keys", keys, dtype=tuple(CACHE_TYPES), shape=shape, aligned=aligned)
     check(kernel, "values", values, dtype=keys.dtype, shape=keys.shape, aligned=aligned)
     for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
@@ -120,7 +122,30 @@ def check_cache(
             raise ValueError(f"{kernel}: {name} belong to keys and values of uint8, which are {keys.dtype}")
         if scales is not None:
             check(kernel, name, scales, dtype=np.float32, shape=keys.shape[:3], aligned=4)
-    return keys.shape[2]
+
+
+def check_lanes(kernel: str, num_lanes: int, rows: Array, positions: Array, page_table: Array) -> int:
+    """Check what says where the token of each lane lies; returns the tokens that a row of the page table has room for.
+
+    Shapes: rows, positions [num_lanes] int32; page_table [num_rows, pages_per_row] int32
+    Raises: ValueError
+    """
+    check(kernel, "rows", rows, dtype=np.int32, shape=(num_lanes,), aligned=4)
+    check(kernel, "positions", positions, dtype=np.int32, shape=(num_lanes,), aligned=4)
+    check(kernel, "page_table", page_table, dtype=np.int32, shape=(None, None), aligned=4)
+    return page_table.shape[1] * PAGE_TOKENS
+
+
+def check_rotary(kernel: str, cos_sin: Array | None, head_dim: int, room: int) -> None:
+    """Check the table of angles [max_seq_len, head_dim / 2, 2], if a layer has one; `room` tokens must be as many.
+
+    Raises: ValueError
+    """
+    if cos_sin is None:
+        return
+    check(kernel, "cos_sin", cos_sin, dtype=np.float32, shape=(None, head_dim // 2, 2))
+    if cos_sin.shape[0] > room:
+        raise ValueError(f"{kernel}: cos_sin has {cos_sin.shape[0]} positions, a row's pages have room for {room}")
 
 
 def check_window(kernel: str, window: int | None) -> np.int32:

@@ -1,6 +1,7 @@
 """Every kernel by its stem: what the tests compile and the documentation lists."""
 
 from llmcli.kernels import (
+    append_tokens,
     attention_decode,
     attention_prefill,
     dequantize,
@@ -25,6 +26,7 @@ from llmcli.kernels import (
 from llmcli.kernels.spec import KernelSpec
 
 _SPECS = (
+    append_tokens.SPEC,
     attention_decode.SPEC,
     attention_prefill.SPEC,
     dequantize.SPEC,

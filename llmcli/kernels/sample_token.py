@@ -7,12 +7,14 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 NAME = "sample_token"
 SPEC = KernelSpec("sample_token", "sampler chain, from logits to the next token", (NAME,))
 
 BLOCK_SIZE = 512
+MAX_LANES = 64  # of one launch, so that two blocks of a large card work for each
 MAX_BLOCKS = 32  # of a row; more wait longer for each other than they save
 TOKENS_PER_BLOCK = 2048  # with fewer a block has nothing to do but wait
 MAX_VOCAB_SIZE = 2**19  # the sums of probabilities have 64 bits
@@ -117,13 +119,16 @@ class RowLayout:
         return -(-self.vocab_size // 16) * 16
 
 
-def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -> int:
-    """How many blocks share a row. They wait for each other, so each must find a multiprocessor of its own.
+def lanes_per_launch(num_multiprocessors: int) -> int:
+    """How many lanes a launch takes at most: the blocks of all of them must run at once."""
+    return min(MAX_LANES, num_multiprocessors)
 
-    Raises: ValueError if there are more tokens than multiprocessors
+
+def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -> int:
+    """How many blocks share a row in a launch of `num_tokens` lanes, at most `lanes_per_launch`.
+
+    They wait for each other, so each must find a multiprocessor of its own.
     """
-    if num_tokens > num_multiprocessors:
-        raise ValueError(f"sample_token: {num_tokens} rows, this card can sample {num_multiprocessors} at once")
     return max(1, min(MAX_BLOCKS, num_multiprocessors // num_tokens, -(-vocab_size // TOKENS_PER_BLOCK)))
 
 
@@ -138,15 +143,16 @@ def sample_token(
     state: Array,
     results: Array,
 ) -> None:
-    """Choose the token that follows each row's last, append it to `history`, and move `positions` and `token_ids` on.
+    """Choose the token that follows each lane's row, append it to `history`, and move `positions` and `token_ids` on.
 
-    A row whose logits or bans leave no token stays as it is. `results` gets step << 32 | token id (or IS_PROBLEM |
-    problem) at [row, 0, step % NUM_RESULTS]; the step is the number of the row's runs since its sampler was written.
-    Before that, where mirostat is on, the bits of its next mu come to [row, 1, step % NUM_RESULTS].
+    A row whose logits or bans leave no token stays as it is. Row -1 marks a lane that nobody uses. `results` gets
+    step << 32 | token id (or IS_PROBLEM | problem) at [row, 0, step % NUM_RESULTS]; the step is one more than the
+    header's, which moves on too. Before that, where mirostat is on, the bits of its next mu come to [row, 1, step %
+    NUM_RESULTS]. More lanes than run at once take several launches.
 
-    Shapes: logits [num_tokens, vocab_size] float32; rows, positions, token_ids [num_tokens] int32, rows all different;
-    history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see RowLayout; results [num_rows, 2,
-    NUM_RESULTS] uint64, host memory that the card can write
+    Shapes: logits [num_tokens, vocab_size] float32; rows, positions [num_tokens] int32, rows all different but for -1;
+    token_ids [num_rows] int32; history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see
+    RowLayout; results [num_rows, 2, NUM_RESULTS] uint64, host memory that the card can write
     """
     num_tokens, vocab_size = logits.shape
     num_rows, max_seq_len = history.shape
@@ -154,22 +160,30 @@ def sample_token(
     if vocab_size > MAX_VOCAB_SIZE:
         raise ValueError(f"sample_token: a vocabulary of {vocab_size}, {MAX_VOCAB_SIZE} is the most")
     check(NAME, "logits", logits, dtype=np.float32, shape=(num_tokens, vocab_size), aligned=4)
-    for name, array in (("rows", rows), ("positions", positions), ("token_ids", token_ids)):
-        check(NAME, name, array, dtype=np.int32, shape=(num_tokens,), aligned=4)
+    for name, array, size in (
+        ("rows", rows, num_tokens),
+        ("positions", positions, num_tokens),
+        ("token_ids", token_ids, num_rows),
+    ):
+        check(NAME, name, array, dtype=np.int32, shape=(size,), aligned=4)
     check(NAME, "history", history, dtype=np.int32, shape=(num_rows, max_seq_len), aligned=4)
     check(NAME, "state", state, dtype=np.uint8, shape=(num_rows, row_bytes), aligned=128)
     check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, 2, NUM_RESULTS))
-    device.launch(
-        SPEC.stem,
-        NAME,
-        grid=(blocks_per_row(device.num_multiprocessors, num_tokens, vocab_size), num_tokens),
-        block=BLOCK_SIZE,
-        arguments=(
-            logits, rows, positions, token_ids, history, state, results,
-            np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
-        ),
-        overlaps=True,
-    )  # fmt: skip
+    most = lanes_per_launch(device.num_multiprocessors)
+    for first in range(0, num_tokens, most):
+        count = min(most, num_tokens - first)
+        of_lanes = (Offset(array, first * array.strides[0]) for array in (logits, rows, positions))
+        device.launch(
+            SPEC.stem,
+            NAME,
+            grid=(blocks_per_row(device.num_multiprocessors, count, vocab_size), count),
+            block=BLOCK_SIZE,
+            arguments=(
+                *of_lanes, token_ids, history, state, results,
+                np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
+            ),
+            overlaps=True,
+        )  # fmt: skip
 
 
 def sample_token_cost(num_tokens: int, vocab_size: int, is_greedy: bool) -> KernelCost:

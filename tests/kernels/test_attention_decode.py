@@ -1,15 +1,26 @@
-"""attention_decode against float64: every stage in one call, its cache, its splits and its batches."""
+"""attention_decode against float64: every stage in one call, its cache in pages, its splits and its batches."""
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import attention_reference as reference
 import numpy as np
 import pytest
 from fenced import Fenced, assert_within, fenced, sum_bound, to_host
-from kv_codes import CODES, Stored, cache_arguments, stored, upload_cache
+from kv_codes import (
+    CODES,
+    Stored,
+    cache_arguments,
+    in_rows,
+    page_table,
+    paged,
+    share_pages,
+    stored,
+    upload_cache,
+    visible_table,
+)
 
+from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import (
     PARTIAL_EXTRA,
     attention_decode,
@@ -29,7 +40,10 @@ LLAMA = QkvLayout(8, 2, 64)
 
 @dataclass(frozen=True)
 class Problem:
-    """One call's inputs on the host; row i of the batch has the cache row `rows[i]`."""
+    """One call's inputs on the host; lane i has the row `rows[i]`, whose tokens `keys` and `values` hold in order.
+
+    With `is_cached` append_tokens appends them in a launch of its own.
+    """
 
     layout: QkvLayout
     qkv: np.ndarray
@@ -42,9 +56,11 @@ class Problem:
     values: Stored
     window: int | None
     num_splits: int
+    table: np.ndarray
+    is_cached: bool = False
 
     def only(self, batch: list[int]) -> "Problem":
-        """The same cache with some of the rows."""
+        """The same cache with some of the lanes."""
         return replace(self, qkv=self.qkv[batch], rows=self.rows[batch], positions=self.positions[batch])
 
 
@@ -59,8 +75,9 @@ def make(
     num_splits: int = 3,
     max_seq_len: int | None = None,
     magnitude: float = 1.0,
+    shared_pages: int = 0,
 ) -> Problem:
-    """Normal values; whatever no token of a row may see yet is NaN."""
+    """Normal values; whatever no token of a row may see yet is NaN. All rows begin with as many `shared_pages`."""
     generator = np.random.default_rng(len(positions) + layout.head_dim)
     num_rows = len(positions) + 1
     max_seq_len = max_seq_len or max(positions) + 1
@@ -68,6 +85,9 @@ def make(
     rows = generator.permutation(num_rows)[: len(positions)].astype(np.int32)
     shape = (num_rows, layout.num_key_value_heads, max_seq_len, head_dim)
     keys, values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
+    table = page_table(num_rows, max_seq_len, len(positions))
+    for cache in (keys, values):
+        share_pages(cache, table, rows.tolist(), shared_pages)
     for row, position in zip(rows, positions, strict=True):
         for cache in (keys, values):
             cache.poison((row, slice(None), slice(position, None)))
@@ -84,11 +104,14 @@ def make(
         values,
         window,
         num_splits,
+        table,
     )
 
 
 @dataclass(frozen=True)
 class Result:
+    """Pages as the kernel leaves them."""
+
     out: np.ndarray
     keys: Stored
     values: Stored
@@ -120,15 +143,28 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
             ("cos_sin", problem.cos_sin),
             ("rows", problem.rows),
             ("positions", problem.positions),
+            ("page_table", visible_table(problem.table, problem.rows, problem.positions)),
         )
     }
+    given = {name: None if fence is None else fence.array for name, fence in unchanged.items()}
+    before = {name: None if array is None else to_host(array) for name, array in given.items()}
     partials = fenced((num_rows, layout.num_attention_heads, problem.num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
     counters = upload(np.zeros((num_rows, grid_heads(layout, itemsize)), np.uint32))
     results = []
     for _ in range(repeats):
-        keys, values = upload_cache(problem.keys), upload_cache(problem.values)
+        keys, values = (upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values))
         out = fenced((num_rows, layout.q_size), F32)
         device.synchronize()  # it reads the cache before the kernels in front of it have ended
+        if problem.is_cached:
+            appended = {name: array for name, array in given.items() if name != "q_norm"}
+            append_tokens(
+                device,
+                qkv=qkv[:, : layout.width],
+                layout=layout,
+                eps=EPS,
+                **cache_arguments(keys, values),
+                **appended,
+            )
         attention_decode(
             device,
             qkv=qkv[:, : layout.width],
@@ -136,10 +172,11 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
             eps=EPS,
             **cache_arguments(keys, values),
             window=problem.window,
+            is_cached=problem.is_cached,
             partials=partials.array,
             counters=counters.array,
             out=out.array,
-            **{name: None if fence is None else fence.array for name, fence in unchanged.items()},
+            **given,
         )
         device.synchronize()
         for fence in (keys, values, out, partials, counters):
@@ -149,7 +186,8 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
     np.testing.assert_array_equal(to_host(qkv), padded)
     for name, fence in unchanged.items():
         if fence is not None:
-            np.testing.assert_array_equal(to_host(fence.array), getattr(problem, name))
+            fence.check()
+            np.testing.assert_array_equal(to_host(fence.array), before[name])
     return results
 
 
@@ -172,27 +210,29 @@ def verify(problem: Problem, result: Result) -> None:
         key = reference.rotate(key, problem.cos_sin, positions)
 
     expected_keys, expected_values = problem.keys.copy(), problem.values.copy()
+    seq_len = expected_keys.elements.shape[2]
+    keys, values = (in_rows(pages, problem.table, seq_len) for pages in (result.keys, result.values))
     for index, (row, position) in enumerate(zip(problem.rows, positions, strict=True)):
-        appended = result.keys[row, :, position]
+        appended = keys[row, :, position]
         assert_within(appended.values, key.value[index], rounding_bound(key.value[index], key.error[index], dtype))
         expected_keys[row, :, position] = appended
         expected_values[row, :, position] = stored(value[index].reshape(-1, head_dim), dtype)
-    assert result.keys.tobytes() == expected_keys.tobytes()
-    assert result.values.tobytes() == expected_values.tobytes()
+    assert result.keys.tobytes() == paged(expected_keys, problem.table).tobytes()
+    assert result.values.tobytes() == paged(expected_values, problem.table).tobytes()
 
     for index, (row, position) in enumerate(zip(problem.rows, positions, strict=True)):
         seen = slice(0, position + 1)
         expected = reference.attend(
             reference.Estimate(query.value[index : index + 1], query.error[index : index + 1]),
-            result.keys[row, :, seen].values,
-            result.values[row, :, seen].values,
+            keys[row, :, seen].values,
+            values[row, :, seen].values,
             positions[index : index + 1],
             problem.window,
             query_error=reference.SPLIT[dtype],
             query_floor=reference.FLOOR[dtype],
             weight_error=reference.SPLIT[dtype],
             tensor_cores=dtype != F32,
-            value_scales=result.values[row, :, seen].scales,
+            value_scales=values[row, :, seen].scales,
         )
         assert_within(result.out[index : index + 1], expected.value, expected.error)
 
@@ -249,7 +289,7 @@ def test_split_edges(device: Device, dtype: np.dtype, num_splits: int) -> None:
 
 @pytest.mark.cuda
 @KINDS
-@pytest.mark.parametrize("window", [1, 2, 16, 100, 513, 5000])
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 100, 513, 5000])
 def test_windows(device: Device, dtype: np.dtype, window: int) -> None:
     problem = make(LLAMA, dtype, [0, 1, 99, 100, 101, 700], window=window)
     verify(problem, run(device, problem)[0])
@@ -315,73 +355,3 @@ def test_cost_counts_keys_and_values_once_for_a_group() -> None:
     codes = attention_decode_cost([32769], QkvLayout(32, 8, 128), 1)
     assert codes.read_bytes == 2 * 8 * 32768 * (128 + 4) + 4 * (32 + 8 + 8) * 128
     assert codes.written_bytes == 4 * 32 * 128 + 2 * 8 * (128 + 4)
-
-
-class Recorder:
-    """Stands in for a card: remembers launches."""
-
-    def __init__(self) -> None:
-        self.launches: list[dict[str, Any]] = []
-
-    def launch(self, stem: str, name: str, **details: Any) -> None:
-        self.launches.append({"stem": stem, "name": name, **details})
-
-
-def host(shape: tuple[int, ...], dtype: Any) -> Any:
-    array = np.zeros(shape, dtype)
-    return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
-
-
-def call(device: Any, **changes: Any) -> None:
-    arguments: dict[str, Any] = {
-        "qkv": host((2, LLAMA.width), F32),
-        "layout": LLAMA,
-        "q_norm": None,
-        "k_norm": None,
-        "eps": EPS,
-        "cos_sin": host((100, 32, 2), F32),
-        "rows": host((2,), np.int32),
-        "positions": host((2,), np.int32),
-        "keys": host((3, 2, 100, 64), F16),
-        "values": host((3, 2, 100, 64), F16),
-        "window": None,
-        "partials": host((4, 8, 3, 68), F32),
-        "counters": host((4, 2), np.uint32),
-        "out": host((2, 512), F32),
-    }
-    attention_decode(device, **{**arguments, **changes})
-
-
-def test_launch() -> None:
-    recorder = Recorder()
-    call(recorder)
-    scales = {name: host((3, 2, 100), F32) for name in ("key_scales", "value_scales")}
-    call(recorder, **{name: host((3, 2, 100, 64), CODES) for name in ("keys", "values")}, **scales)
-    assert [launch["name"] for launch in recorder.launches] == [
-        "attention_decode<__half, 64, 8>",
-        "attention_decode<KvCode, 64, 8>",
-    ]
-    for launch in recorder.launches:
-        assert launch["grid"] == (3, 2, 2)
-        assert launch["overlaps"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layout": QkvLayout(8, 3, 64)}, "8 query heads do not share 3"),
-        ({"layout": QkvLayout(8, 2, 66)}, "head_dim is 66"),
-        ({"window": 0}, "a window of 0 tokens"),
-        ({"cos_sin": host((99, 32, 2), F32)}, r"cos_sin is \[99, 32, 2\]"),
-        ({"values": host((3, 2, 100, 64), F32)}, "values is float32, expected float16"),
-        ({"keys": host((3, 2, 100, 64), np.int8)}, "keys is int8"),
-        ({name: host((3, 2, 100, 64), np.uint8) for name in ("keys", "values")}, "key_scales belong to"),
-        ({"key_scales": host((3, 2, 100), F32)}, "key_scales belong to keys and values of uint8, which are float16"),
-        ({"rows": host((3,), np.int32)}, r"rows is \[3\], expected \[2\]"),
-        ({"partials": host((1, 8, 3, 68), F32)}, "too small for 2 rows"),
-        ({"q_norm": host((32,), F32)}, r"q_norm is \[32\], expected \[64\]"),
-    ],
-)
-def test_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(Recorder(), **changes)

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
-from kv_codes import CODES, stored
-from test_attention_decode import LLAMA, make, run, verify
+from kv_codes import CODES, Stored, in_rows, stored
+from test_attention_decode import LLAMA, Problem, Result, make, run, verify
 
 from llmcli.kernels.device import Device
+
+
+def caches(problem: Problem, result: Result) -> list[Stored]:
+    """Keys and values of each row, in order."""
+    seq_len = problem.keys.elements.shape[2]
+    return [in_rows(pages, problem.table, seq_len) for pages in (result.keys, result.values)]
 
 
 @pytest.mark.cuda
@@ -21,8 +27,9 @@ def test_scales_of_any_size(device: Device, magnitude: float) -> None:
     if magnitude <= 1e3:
         verify(problem, result)
         return
+    keys, values = caches(problem, result)
     for index, (row, position) in enumerate(zip(problem.rows, problem.positions, strict=True)):
-        for cache, offset in ((result.keys, LLAMA.k_offset), (result.values, LLAMA.v_offset)):
+        for cache, offset in ((keys, LLAMA.k_offset), (values, LLAMA.v_offset)):
             new = problem.qkv[index, offset : offset + LLAMA.kv_size].reshape(-1, LLAMA.head_dim)
             assert cache[row, :, position].tobytes() == stored(new, CODES).tobytes()
 
@@ -33,9 +40,10 @@ def test_a_vector_of_zeros_has_the_scale_zero(device: Device) -> None:
     problem.qkv[:, LLAMA.k_offset :] = 0.0
     result = run(device, problem)[0]
     verify(problem, result)
+    keys, values = caches(problem, result)
     for row, position in zip(problem.rows, problem.positions, strict=True):
-        assert not result.keys[row, :, position].scales.any()
-        assert not result.values[row, :, position].values.any()
+        assert not keys[row, :, position].scales.any()
+        assert not values[row, :, position].values.any()
 
 
 @pytest.mark.cuda

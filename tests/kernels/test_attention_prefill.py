@@ -1,5 +1,6 @@
 """attention_prefill against float64: chunks, windows, groups, sizes, and what it must not read."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import attention_reference as reference
 import numpy as np
 import pytest
 from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
-from kv_codes import CODES, cache_arguments, stored, upload_cache
+from kv_codes import CODES, cache_arguments, page_table, paged, stored, upload_cache, visible_table
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
@@ -51,27 +52,36 @@ class Problem:
         for cache in (self.keys, self.values):
             for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
                 cache.poison(hidden)
+        self.table = page_table(NUM_ROWS, end + spare, start)
+
+    def part(self, begin: int, end: int) -> "Problem":
+        """The tokens `begin` to `end` - 1 of this chunk as a chunk of their own."""
+        part = copy.copy(self)
+        part.start, part.num_tokens, part.qkv = self.start + begin, end - begin, self.qkv[begin:end]
+        return part
 
     def run(self, device: Device) -> np.ndarray:
         """The kernel's output; nothing but it may change."""
-        qkv, keys, values = upload(self.qkv), upload_cache(self.keys), upload_cache(self.values)
+        sources = [paged(cache, self.table) for cache in (self.keys, self.values)]
+        qkv, (keys, values) = upload(self.qkv), map(upload_cache, sources)
+        pages = upload(visible_table(self.table, np.array([ROW]), np.array([self.start + self.num_tokens - 1]))[ROW])
         out = fenced((self.num_tokens, self.layout.q_size), F32)
         attention_prefill(
             device,
             qkv=qkv.array[:, : self.layout.width],
             layout=self.layout,
             **cache_arguments(keys, values),
-            row=ROW,
+            pages=pages.array,
             start=self.start,
             window=self.window,
             out=out.array,
         )
         device.synchronize()
         out.check()
-        for fence in (qkv, keys, values):
+        for fence in (qkv, keys, values, pages):
             fence.check()
         assert to_host(qkv.array).tobytes() == self.qkv.tobytes()
-        for fence, source in ((keys, self.keys), (values, self.values)):
+        for fence, source in zip((keys, values), sources, strict=True):
             assert fence.download().tobytes() == source.tobytes()
         return to_host(out.array)
 
@@ -162,6 +172,22 @@ def test_long(device: Device, dtype: np.dtype) -> None:
 
 @pytest.mark.cuda
 @KINDS
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
+def test_a_tokens_bits_do_not_depend_on_its_chunk(
+    device: Device, dtype: np.dtype, head_dim: int, window: int | None
+) -> None:
+    problem = Problem(QkvLayout(4, 2, head_dim), dtype, 20, 300, window=window)
+    whole = problem.run(device)
+    for cuts in ([0, 150, 300], [0, 1, 14, 44, 45, 173, 300], list(range(0, 301, 60))):
+        parts = [problem.part(begin, end).run(device) for begin, end in zip(cuts, cuts[1:], strict=False)]
+        assert np.concatenate(parts).tobytes() == whole.tobytes(), cuts
+    problem.table = page_table(NUM_ROWS, problem.keys.elements.shape[2], seed=99)
+    assert problem.run(device).tobytes() == whole.tobytes()
+
+
+@pytest.mark.cuda
+@KINDS
 def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
     problem = Problem(LLAMA, dtype, 20, 140)
     for _ in range(5):
@@ -184,7 +210,7 @@ def host(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **changes: Any) -> None:
-    cache = host((3, layout.num_key_value_heads, 100, layout.head_dim), dtype)
+    cache = host((9, layout.num_key_value_heads, 16, layout.head_dim), dtype)
     scales = host(cache.shape[:3], F32) if dtype == CODES else None
     arguments: dict[str, Any] = {
         "qkv": host((40, layout.width), F32),
@@ -192,8 +218,8 @@ def call(device: Any, layout: QkvLayout = LLAMA, dtype: np.dtype = F16, **change
         "values": cache,
         "key_scales": scales,
         "value_scales": scales,
-        "row": 2,
-        "start": 60,
+        "pages": host((7,), np.int32),
+        "start": 72,
         "window": None,
         "out": host((40, layout.q_size), F32),
     }
@@ -211,9 +237,9 @@ def test_shared_memory_fits_every_card(head_dim: int, dtype: np.dtype) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": 61}, "tokens 61 to 100 do not fit a cache of 100"),
+        ({"start": 73}, "tokens 73 to 112 do not fit pages for 112"),
         ({"start": -1}, "tokens -1 to 38"),
-        ({"row": 3}, "row is 3, the cache has 3"),
+        ({"pages": host((7,), np.int64)}, "pages is int64, expected int32"),
         ({"window": 0}, "a window of 0 tokens"),
         ({"out": host((40, 128), F32)}, r"out is \[40, 128\], expected \[40, 256\]"),
         ({"layout": QkvLayout(4, 2, 60)}, "head_dim is 60"),

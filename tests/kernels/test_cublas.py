@@ -1,4 +1,4 @@
-"""The matrix library's product against float64, and that it takes no memory and no TF32."""
+"""The matrix library's product against float64; no memory and no TF32 in it; and that a token's bits are its own."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fenced import assert_same_bits, assert_within, fenced, sum_bound, to_float64, to_storage
 
-from llmcli.kernels.cublas import WORKSPACE_BYTES, Cublas, matmul_cost
+from llmcli.kernels.cublas import WORKSPACE_BYTES, Cublas, is_independent_of_tokens, matmul_cost
 from llmcli.kernels.device import Device
 
 
@@ -65,6 +65,38 @@ def test_calls_take_no_memory_and_repeat_their_bits(device: Device, cublas: Cubl
     assert cupy.cuda.runtime.memGetInfo()[0] == free
 
 
+NUMBERS_OF_TOKENS = [9, 10, 15, 16, 17, 31, 33, 64, 65, 100, 127, 128, 200, 256, 300, 511, 700, 1024, 1500, 2048]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("num_inputs", "num_rows"),
+    [(8192, 2048), (14336, 4096), (11008, 4096), (4096, 4096), (4096, 14336), (2048, 3072), (896, 128)],
+)
+def test_a_tokens_bits_do_not_depend_on_the_others(
+    device: Device, cublas: Cublas, num_inputs: int, num_rows: int
+) -> None:
+    """Cards differ in what the library chooses: this is what the promise of `is_independent_of_tokens` rests on."""
+    import cupy
+
+    x, weight = (cupy.asarray(array) for array in operands(2048, num_rows, num_inputs, np.float16))
+    whole = cupy.empty((2048, num_rows), dtype=np.float32)
+    cublas.matmul(x=x, weight=weight, out=whole)
+    differing = []
+    for num_tokens in NUMBERS_OF_TOKENS:
+        for begin in {0, 1, 37, 2048 - num_tokens}:
+            if begin + num_tokens > 2048:
+                continue
+            # Rows further apart, as those of a fused projection.
+            out = cupy.empty((num_tokens, num_rows + 16), dtype=np.float32)[:, :num_rows]
+            cublas.matmul(x=x[begin : begin + num_tokens], weight=weight, out=out)
+            same = out.view(np.uint32) == whole[begin : begin + num_tokens].view(np.uint32)
+            if not bool(same.all()):
+                differing.append((num_tokens, begin))
+    assert is_independent_of_tokens(np.float16)
+    assert not differing
+
+
 @pytest.mark.cuda
 def test_wrong_arrays_are_refused(device: Device, cublas: Cublas) -> None:
     import cupy
@@ -74,6 +106,10 @@ def test_wrong_arrays_are_refused(device: Device, cublas: Cublas) -> None:
         cublas.matmul(x=x, weight=weight.astype(np.float16), out=out)
     with pytest.raises(ValueError, match=r"cublas: out is \[2, 8\]"):
         cublas.matmul(x=x, weight=weight, out=out[:, :8])
+
+
+def test_only_some_inputs_are_independent() -> None:
+    assert not is_independent_of_tokens(np.float32)
 
 
 def test_cost() -> None:

@@ -52,6 +52,23 @@ def test_an_unknown_id_gives_nan_and_reads_nothing(device: Device, hidden_size: 
     assert np.isnan(values[1:5]).all()
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("hidden_size", [7, 64])
+def test_ids_of_rows(device: Device, hidden_size: int) -> None:
+    import cupy
+
+    table = np.arange(5 * hidden_size, dtype=np.float32).reshape(5, hidden_size) + 1
+    ids = np.array([3, 99, 1, 4], np.int32)
+    rows = np.array([2, -1, 0, 3, 2, -1], np.int32)
+    out = fenced((len(rows), hidden_size), np.float32)
+    arrays = {"table": table, "token_ids": ids, "rows": rows}
+    embedding(device, **{name: cupy.asarray(array) for name, array in arrays.items()}, out=out.array)
+    out.check()
+    values = to_host(out.array)
+    assert np.array_equal(values[[0, 2, 3, 4]], table[[1, 3, 4, 1]])
+    assert not values[[1, 5]].view(np.uint32).any()
+
+
 def test_cost_counts_every_byte_once() -> None:
     cost = embedding_cost(num_tokens=3, hidden_size=8, itemsize=2)
     assert (cost.read_bytes, cost.written_bytes) == (3 * 8 * 2 + 3 * 4, 3 * 8 * 4)

@@ -79,6 +79,18 @@ def test_a_real_shape_with_equal_bits(device: Device, form: dict[str, Any]) -> N
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
+def test_a_tokens_bits_do_not_depend_on_the_others(device: Device, form: dict[str, Any]) -> None:
+    stored = random_matrix(5, num_rows=80, num_inputs=1160, **form)
+    x = activations(64, 1160)
+    whole = run(device, stored, x).get()
+    for num_tokens in range(1, 64):
+        for begin in {0, 64 - num_tokens}:
+            part = run(device, stored, x[begin : begin + num_tokens]).get()
+            assert part.tobytes() == whole[begin : begin + num_tokens].tobytes(), (num_tokens, begin)
+
+
+@pytest.mark.cuda
 def test_wrong_arrays_are_refused(device: Device) -> None:
     import cupy
 

@@ -11,6 +11,7 @@ import pytest
 from driverless_card import DriverlessCard, MatrixLibrary
 
 from llmcli.errors import DeviceError
+from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.cublas import Cublas
@@ -21,7 +22,7 @@ from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.launches import Offset, addresses_of
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
 from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.rms_norm import rms_norm
@@ -119,7 +120,7 @@ def test_likeness_is_all_but_the_address(other: Any) -> None:
 
 
 LAYOUT = QkvLayout(4, 2, 64)
-CACHE = (3, 2, 100, 64)
+CACHE = (7, 2, PAGE_TOKENS, 64)
 
 Give = Callable[..., Any]  # the next array of a shape and type
 
@@ -155,7 +156,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         card,
         qkv=give(5, LAYOUT.width),
         layout=LAYOUT,
-        rows=give(5, dtype=I32),
+        pages=give(7, dtype=I32),
         positions=give(5, dtype=I32),
         keys=give(*CACHE, dtype=F16),
         values=give(*CACHE, dtype=F16),
@@ -166,10 +167,25 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         layout=LAYOUT,
         keys=give(*CACHE, dtype=F16),
         values=give(*CACHE, dtype=F16),
-        row=1,
+        pages=give(7, dtype=I32),
         start=20,
         window=None,
         out=give(5, LAYOUT.q_size),
+    ),
+    "append_tokens": lambda card, give: append_tokens(
+        card,
+        qkv=give(2, LAYOUT.width),
+        layout=LAYOUT,
+        k_norm=give(64),
+        eps=1e-5,
+        cos_sin=give(100, 32, 2),
+        rows=give(2, dtype=I32),
+        positions=give(2, dtype=I32),
+        page_table=give(3, 7, dtype=I32),
+        keys=give(*CACHE, dtype=U8),
+        values=give(*CACHE, dtype=U8),
+        key_scales=give(*CACHE[:3]),
+        value_scales=give(*CACHE[:3]),
     ),
     "attention_decode": lambda card, give: attention_decode(
         card,
@@ -181,11 +197,13 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         cos_sin=give(100, 32, 2),
         rows=give(2, dtype=I32),
         positions=give(2, dtype=I32),
+        page_table=give(3, 7, dtype=I32),
         keys=give(*CACHE, dtype=U8),
         values=give(*CACHE, dtype=U8),
         key_scales=give(*CACHE[:3]),
         value_scales=give(*CACHE[:3]),
         window=20,
+        is_cached=False,
         partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
         counters=give(2, grid_heads(LAYOUT, 1), dtype=np.uint32),
         out=give(2, LAYOUT.q_size),
@@ -228,11 +246,16 @@ def test_launchers_give_addresses_as_arrays(name: str) -> None:
 
 
 def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    products: list[tuple[Any, ...]] = []
+    products: list[list[int]] = []
+    layouts: list[list[int]] = []
 
     class NotingLibrary(MatrixLibrary):
-        def cublasGemmEx(self, *arguments: Any) -> int:  # noqa: N802
-            products.append(tuple(getattr(one, "value", one) for one in arguments[3:] if not hasattr(one, "_obj")))
+        def cublasLtMatmul(self, *arguments: Any) -> int:  # noqa: N802
+            products.append([arguments[index].value for index in (3, 5, 8, 10)])
+            return 0
+
+        def cublasLtMatrixLayoutCreate(self, layout: Any, kind: int, *sizes: Any) -> int:  # noqa: N802
+            layouts.append([kind, *(size.value for size in sizes)])
             return 0
 
     monkeypatch.setattr("llmcli.kernels.cublas._load", NotingLibrary)
@@ -246,9 +269,10 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
     replay = card.record(lambda: library.matmul(x=x, weight=weight, out=out), (x, weight))
     replay.start(base_addresses(arrays(1 << 20)[:2]))
     for ptr in (4096, 1 << 20):
-        product = products.pop(0)
-        assert product[:3] == (32, 5, 64)
-        assert product[3:12] == (2 * ptr, 2, 64, ptr, 2, 64, 4 * 4096, 0, 32)
+        assert products.pop(0) == [2 * ptr, ptr, 4 * 4096, 4 * 4096]
+    asked, made = layouts[:3], layouts[3:]
+    assert made == [[2, 64, 32, 64], [2, 64, 5, 64], [0, 32, 5, 32]]
+    assert asked == [[2, 64, 32, 64], [2, 64, 16, 64], [0, 32, 16, 32]]  # as many tokens, rounded up
     assert card.trace == []
     with pytest.raises(ValueError, match=r"out is \[4, 32\], expected \[5, 32\]"):
         library.matmul(x=x, weight=weight, out=out[:4])

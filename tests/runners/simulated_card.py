@@ -15,6 +15,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import simulated_attention  # noqa: E402
 import simulated_kernels  # noqa: E402
 from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
@@ -79,7 +80,7 @@ class SimulatedLibrary:
     def close(self) -> None: ...
 
     def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
-        store(out, floats(x) @ floats(weight).T)
+        store(out, simulated_kernels.product(floats(x), floats(weight)))
 
 
 class SimulatedSampler:
@@ -98,6 +99,8 @@ class SimulatedSampler:
 
     def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
         for lane, row in enumerate(on_host(rows).tolist()):
+            if row < 0:  # nobody uses this lane
+                continue
             self._steps[row] += 1
             position = int(on_host(positions)[lane]) + 1
             tokens = on_host(history)[row]
@@ -109,7 +112,7 @@ class SimulatedSampler:
             self._results[row, self._steps[row]] = choice
             self._samplers[row] = replace(self._samplers[row], mirostat_mu=choice.mirostat_mu)
             if position < len(tokens):  # of a full row the token is only told
-                tokens[position] = on_host(token_ids)[lane] = choice.token_id
+                tokens[position] = on_host(token_ids)[row] = choice.token_id
                 on_host(positions)[lane] = position
 
     def wait(self, row: int, step: int, position: int) -> int:
@@ -152,10 +155,11 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_KERNELS = (
-    "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows scale_bias "
-    "residual_add swiglu gemv rotary kv_append attention_prefill attention_decode gemm_packed"
-)
+_KERNELS = {
+    simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
+    "scale_bias residual_add swiglu gemv gemm_packed",
+    simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode",
+}
 _REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {
-    name: only_on_device(getattr(simulated_kernels, name)) for name in _KERNELS.split()
+    name: only_on_device(getattr(module, name)) for module, names in _KERNELS.items() for name in names.split()
 }

@@ -166,22 +166,33 @@ def _store_scaled(out: Any, row_scale: Any, values: np.ndarray) -> None:
     store(out, values / scale[:, None])
 
 
-def _normed(x: np.ndarray, weight: Any, eps: float) -> np.ndarray:
+def normed(x: np.ndarray, weight: Any, eps: float) -> np.ndarray:
     return floats(weight) * x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
 
 
-def embedding(device: Any, *, table: Any, token_ids: Any, out: Any) -> None:
-    store(out, floats(table)[on_host(token_ids)])
+def product(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """x @ weights.T one row at a time: a row's bits must not depend on how many there are."""
+    return np.stack([weights @ row for row in x])
+
+
+def embedding(device: Any, *, table: Any, token_ids: Any, rows: Any = None, out: Any) -> None:
+    ids = on_host(token_ids)
+    if rows is None:
+        store(out, floats(table)[ids])
+        return
+    lanes = on_host(rows)
+    is_used = lanes >= 0
+    store(out, np.where(is_used[:, None], floats(table)[np.where(is_used, ids[lanes], 0)], np.float32(0)))
 
 
 def rms_norm(device: Any, *, x: Any, weight: Any, eps: float, out: Any, row_scale: Any) -> None:
-    _store_scaled(out, row_scale, _normed(floats(x), weight, eps))
+    _store_scaled(out, row_scale, normed(floats(x), weight, eps))
 
 
 def head_norm(device: Any, *, x: Any, weight: Any, eps: float) -> None:
     values = floats(x)
     heads = values.reshape(len(values), -1, len(weight))
-    store(x, _normed(heads, weight, eps).reshape(values.shape))
+    store(x, normed(heads, weight, eps).reshape(values.shape))
 
 
 def round_rows(device: Any, *, x: Any, out: Any, row_scale: Any) -> None:
@@ -219,10 +230,8 @@ def gemv(
     bias: Any = None,
     epilogue: str = "store",
 ) -> None:
-    values = floats(x) if norm_weight is None else _normed(floats(x), norm_weight, eps)
-    # One row at a time: a row's bits must not depend on how many there are.
-    weights = weights_of(matrix)
-    y = np.stack([weights @ row for row in values]) + (0 if bias is None else floats(bias))
+    values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
+    y = product(values, weights_of(matrix)) + (0 if bias is None else floats(bias))
     if epilogue == "swiglu":
         store(out, _gated(y, out.shape[1]))
     else:
@@ -230,132 +239,5 @@ def gemv(
         store(out, floats(out) + y if epilogue == "add" else y)
 
 
-def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Shapes: x [n, heads, head_dim]; angles [n, head_dim / 2, 2]."""
-    first, second = np.split(x, 2, axis=-1)
-    cos, sin = angles[:, None, :, 0], angles[:, None, :, 1]
-    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
-
-
-def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray:
-    return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
-
-
-def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
-    values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
-    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size)):
-        heads = _rotated(_heads(values, offset, size, layout.head_dim), angles)
-        values[:, offset : offset + size] = heads.reshape(len(values), -1)
-    store(qkv, values)
-
-
-def kv_append(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    rows: Any,
-    positions: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-) -> None:
-    for cache, scales, offset in ((keys, key_scales, layout.k_offset), (values, value_scales, layout.v_offset)):
-        heads = _heads(floats(qkv), offset, layout.kv_size, layout.head_dim)
-        for token, (row, position) in enumerate(zip(on_host(rows), on_host(positions), strict=True)):
-            place = int(row), slice(None), int(position)
-            if scales is None:
-                store(cache[place], heads[token])
-                continue
-            largest = np.abs(heads[token]).max(-1, keepdims=True)
-            scale = largest / np.float32(127)
-            on_host(scales[place])[:] = scale[:, 0]
-            codes = np.rint(heads[token] / np.where(scale == 0, np.float32(1), scale)) + 128
-            on_host(cache[place])[:] = codes.astype(np.uint8)
-
-
-def _cached(elements: Any, scales: Any, row: int, begin: int, end: int) -> np.ndarray:
-    """Shapes: result float32 [num_key_value_heads, end - begin, head_dim]."""
-    seen = floats(elements[row, :, begin:end])
-    return seen if scales is None else (seen - 128) * on_host(scales[row, :, begin:end])[..., None]
-
-
-def _attend(query: np.ndarray, cache: tuple[Any, ...], row: int, position: int, window: int | None) -> np.ndarray:
-    begin = 0 if window is None else max(0, position + 1 - window)
-    keys, values, key_scales, value_scales = cache
-    k, v = (_cached(*pair, row, begin, position + 1) for pair in ((keys, key_scales), (values, value_scales)))
-    grouped = query.reshape(len(k), -1, query.shape[-1])
-    scores = grouped @ k.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return ((weights / weights.sum(-1, keepdims=True)) @ v).reshape(-1)
-
-
-def attention_prefill(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-    row: int,
-    start: int,
-    window: int | None,
-    out: Any,
-) -> None:
-    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
-    cache = keys, values, key_scales, value_scales
-    mixed = [_attend(one, cache, row, start + index, window) for index, one in enumerate(query)]
-    store(out, np.stack(mixed))
-
-
-def attention_decode(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    q_norm: Any,
-    k_norm: Any,
-    eps: float,
-    cos_sin: Any,
-    rows: Any,
-    positions: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-    window: int | None,
-    partials: Any,
-    counters: Any,
-    out: Any,
-) -> None:
-    assert not on_host(counters).any()
-    if q_norm is not None:
-        head_norm(device, x=qkv[:, : layout.q_size], weight=q_norm, eps=eps)
-        head_norm(device, x=qkv[:, layout.k_offset : layout.k_offset + layout.kv_size], weight=k_norm, eps=eps)
-    if cos_sin is not None:
-        rotary(device, qkv=qkv, layout=layout, positions=positions, cos_sin=cos_sin)
-    kv_append(
-        device,
-        qkv=qkv,
-        layout=layout,
-        rows=rows,
-        positions=positions,
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
-    )
-    cache = keys, values, key_scales, value_scales
-    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
-    places = zip(on_host(rows), on_host(positions), strict=True)
-    mixed = [
-        _attend(one, cache, int(row), int(position), window) for one, (row, position) in zip(query, places, strict=True)
-    ]
-    store(out, np.stack(mixed))
-
-
 def gemm_packed(device: Any, *, matrix: TiledMatrix, x: Any, out: Any) -> None:
-    store(out, floats(x) @ weights_of(matrix)[: out.shape[1]].T)
+    store(out, product(floats(x), weights_of(matrix)[: out.shape[1]]))

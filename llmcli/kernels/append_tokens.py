@@ -1,0 +1,93 @@
+"""Launcher of append_tokens.cu: norm, rotary and cache of some new tokens, several of them perhaps of one row."""
+
+import numpy as np
+
+from llmcli.kernels.arguments import Array, check
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import (
+    CACHE_TYPES,
+    QkvLayout,
+    cached_bytes,
+    check_cache,
+    check_lanes,
+    check_layout,
+    check_qkv,
+    check_rotary,
+    column_address,
+)
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+SPEC = KernelSpec(
+    "append_tokens",
+    "norm, rotary and cache of a span's keys and values",
+    tuple(f"append_tokens<{kind}, {size}>" for kind in CACHE_TYPES.values() for size in (8, 64, 80, 128, 256)),
+)
+
+_WARPS = 4
+
+
+def kernel_name(keys: Array) -> str:
+    """The name expression for this cache."""
+    return f"append_tokens<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
+
+
+def append_tokens(
+    device: Device,
+    *,
+    qkv: Array,
+    layout: QkvLayout,
+    k_norm: Array | None,
+    eps: float,
+    cos_sin: Array | None,
+    rows: Array,
+    positions: Array,
+    page_table: Array,
+    keys: Array,
+    values: Array,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
+) -> None:
+    """Append a token to the cache in each lane, with the bits that attention_decode would append.
+
+    Row -1 marks a lane that nobody uses. May start before the kernel in front has ended and then reads rows, positions
+    and page_table at once: that kernel must not write them, nor one that it overlaps.
+    Shapes: as for `attention_decode`
+    Raises: ValueError
+    """
+    kernel = "append_tokens"
+    check_layout(kernel, layout)
+    stride = check_qkv(kernel, qkv, layout)
+    num_lanes = qkv.shape[0]
+    if k_norm is not None:
+        check(kernel, "k_norm", k_norm, dtype=np.float32, shape=(layout.head_dim,))
+    check_cache(kernel, keys, values, layout, key_scales, value_scales)
+    check_rotary(kernel, cos_sin, layout.head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
+    device.launch(
+        kernel,
+        kernel_name(keys),
+        grid=(num_lanes, -(-2 * layout.num_key_value_heads // _WARPS)),
+        block=32 * _WARPS,
+        arguments=(
+            column_address(qkv, layout.k_offset),
+            column_address(qkv, layout.v_offset),
+            np.int32(stride),
+            k_norm,
+            np.float32(eps),
+            cos_sin,
+            rows,
+            positions,
+            page_table,
+            np.int32(page_table.shape[1]),
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            np.int32(layout.num_key_value_heads),
+        ),
+        overlaps=True,
+    )
+
+
+def append_tokens_cost(num_tokens: int, layout: QkvLayout, itemsize: int) -> KernelCost:
+    """What one call moves; `itemsize` is the cache's."""
+    return KernelCost(8 * num_tokens * layout.kv_size, 2 * num_tokens * cached_bytes(layout, itemsize), 0)

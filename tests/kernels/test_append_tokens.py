@@ -1,0 +1,105 @@
+"""append_tokens bit by bit: what attention_decode appends, lane by lane, and nothing else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_codes import cache_arguments, paged, upload_cache, visible_table
+from test_attention_decode import EPS, KINDS, LLAMA, Problem, cupy_array, make, run
+from test_attention_decode_launch import F32, Recorder, host
+
+from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+
+
+def append(device: Device, problem: Problem, rows: np.ndarray) -> list[Any]:
+    """Keys and values, in pages, after one call."""
+    caches = [upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values)]
+    arrays = {
+        "k_norm": problem.k_norm,
+        "cos_sin": problem.cos_sin,
+        "rows": rows,
+        "positions": problem.positions,
+        "page_table": visible_table(problem.table, problem.rows, problem.positions),
+    }
+    append_tokens(
+        device,
+        qkv=cupy_array(problem.qkv),
+        layout=problem.layout,
+        eps=EPS,
+        **cache_arguments(*caches),
+        **{name: None if array is None else cupy_array(array) for name, array in arrays.items()},
+    )
+    device.synchronize()
+    for cache in caches:
+        cache.check()
+    return [cache.download() for cache in caches]
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("head_dim", [8, 24, 48, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize(("norms", "rotary"), [(False, True), (True, True), (True, False), (False, False)])
+def test_bits_are_those_of_attention_decode(
+    device: Device, dtype: np.dtype, head_dim: int, norms: bool, rotary: bool
+) -> None:
+    layout = QkvLayout(9, 3, head_dim)
+    problem = make(layout, dtype, [0, 15, 16, 200], norms=norms, rotary=rotary, magnitude=3.0)
+    expected = run(device, problem)[0]
+    keys, values = append(device, problem, problem.rows)
+    assert keys.tobytes() == expected.keys.tobytes()
+    assert values.tobytes() == expected.values.tobytes()
+
+
+@pytest.mark.cuda
+@KINDS
+def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
+    problem = make(LLAMA, dtype, [3, 70, 0], norms=True)
+    expected = run(device, problem.only([1]))[0]
+    rows = np.where(np.arange(3) == 1, problem.rows, -1).astype(np.int32)
+    keys, values = append(device, problem, rows)
+    assert keys.tobytes() == expected.keys.tobytes()
+    assert values.tobytes() == expected.values.tobytes()
+
+
+def call(device: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "qkv": host((2, LLAMA.width), F32),
+        "layout": LLAMA,
+        "k_norm": None,
+        "eps": EPS,
+        "cos_sin": host((100, 32, 2), F32),
+        "rows": host((2,), np.int32),
+        "positions": host((2,), np.int32),
+        "page_table": host((3, 7), np.int32),
+        "keys": host((9, 2, 16, 64), np.float16),
+        "values": host((9, 2, 16, 64), np.float16),
+    }
+    append_tokens(device, **{**arguments, **changes})
+
+
+def test_launch() -> None:
+    recorder = Recorder()
+    call(recorder)
+    (launch,) = recorder.launches
+    assert (launch["name"], launch["grid"], launch["overlaps"]) == ("append_tokens<__half, 64>", (2, 1), True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k_norm": host((32,), F32)}, r"append_tokens: k_norm is \[32\], expected \[64\]"),
+        ({"positions": host((3,), np.int32)}, r"positions is \[3\], expected \[2\]"),
+        ({"page_table": host((3, 6), np.int32)}, "cos_sin has 100 positions, a row's pages have room for 96"),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Recorder(), **changes)
+
+
+def test_cost() -> None:
+    cost = append_tokens_cost(10, QkvLayout(8, 2, 64), 2)
+    assert (cost.read_bytes, cost.written_bytes) == (2 * 10 * 128 * 4, 2 * 10 * 128 * 2)
+    assert append_tokens_cost(10, QkvLayout(8, 2, 64), 1).written_bytes == 2 * 10 * (128 + 2 * 4)

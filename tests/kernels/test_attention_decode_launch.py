@@ -1,0 +1,89 @@
+"""What attention_decode launches, and what it refuses; no card is needed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_codes import CODES
+
+from llmcli.kernels.attention_decode import attention_decode
+from llmcli.kernels.qkv import QkvLayout
+
+F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
+LLAMA = QkvLayout(8, 2, 64)
+
+
+class Recorder:
+    """Stands in for a card: remembers launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+
+    def launch(self, stem: str, name: str, **details: Any) -> None:
+        self.launches.append({"stem": stem, "name": name, **details})
+
+
+def host(shape: tuple[int, ...], dtype: Any) -> Any:
+    array = np.zeros(shape, dtype)
+    return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
+
+
+def call(device: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "qkv": host((2, LLAMA.width), F32),
+        "layout": LLAMA,
+        "q_norm": None,
+        "k_norm": None,
+        "eps": 1e-5,
+        "cos_sin": host((100, 32, 2), F32),
+        "rows": host((2,), np.int32),
+        "positions": host((2,), np.int32),
+        "page_table": host((3, 7), np.int32),
+        "keys": host((9, 2, 16, 64), F16),
+        "values": host((9, 2, 16, 64), F16),
+        "window": None,
+        "is_cached": False,
+        "partials": host((4, 8, 3, 68), F32),
+        "counters": host((4, 2), np.uint32),
+        "out": host((2, 512), F32),
+    }
+    attention_decode(device, **{**arguments, **changes})
+
+
+def test_launch() -> None:
+    recorder = Recorder()
+    call(recorder)
+    scales = {name: host((9, 2, 16), F32) for name in ("key_scales", "value_scales")}
+    call(recorder, **{name: host((9, 2, 16, 64), CODES) for name in ("keys", "values")}, **scales)
+    assert [launch["name"] for launch in recorder.launches] == [
+        "attention_decode<__half, 64, 8>",
+        "attention_decode<KvCode, 64, 8>",
+    ]
+    for launch in recorder.launches:
+        assert launch["grid"] == (3, 2, 2)
+        assert launch["overlaps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": QkvLayout(8, 3, 64)}, "8 query heads do not share 3"),
+        ({"layout": QkvLayout(8, 2, 66)}, "head_dim is 66"),
+        ({"window": 0}, "a window of 0 tokens"),
+        ({"cos_sin": host((113, 32, 2), F32)}, "cos_sin has 113 positions, a row's pages have room for 112"),
+        ({"cos_sin": host((100, 31, 2), F32)}, r"cos_sin is \[100, 31, 2\]"),
+        ({"keys": host((9, 2, 32, 64), F16)}, r"keys is \[9, 2, 32, 64\], expected \[any, 2, 16, 64\]"),
+        ({"page_table": host((3, 7), np.int64)}, "page_table is int64"),
+        ({"values": host((9, 2, 16, 64), F32)}, "values is float32, expected float16"),
+        ({"keys": host((9, 2, 16, 64), np.int8)}, "keys is int8"),
+        ({name: host((9, 2, 16, 64), np.uint8) for name in ("keys", "values")}, "key_scales belong to"),
+        ({"key_scales": host((9, 2, 16), F32)}, "key_scales belong to keys and values of uint8, which are float16"),
+        ({"rows": host((3,), np.int32)}, r"rows is \[3\], expected \[2\]"),
+        ({"partials": host((1, 8, 3, 68), F32)}, "too small for 2 lanes"),
+        ({"q_norm": host((32,), F32)}, r"q_norm is \[32\], expected \[64\]"),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Recorder(), **changes)

@@ -1,0 +1,99 @@
+"""sample_token: lanes that nobody uses, more lanes than run at once, and steps that go on."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fenced import to_host
+from sampling_chains import CHAINS, NUM_PROMPT_TOKENS, first_differences, make_logits, make_sampler, prompts
+from test_sample_token import begin, write_texts
+
+from llmcli.kernels.launches import addresses_of
+from llmcli.kernels.sample_token import NUM_RESULTS, ROW_SAMPLER, RowLayout, sample_token
+
+cupy = pytest.importorskip("cupy")
+
+
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "num_lanes", "grids"),
+    [(132, 64, [(2, 64)]), (132, 150, [(2, 64), (2, 64), (4, 22)]), (28, 60, [(1, 28), (1, 28), (4, 4)])],
+)
+def test_more_lanes_than_run_at_once_take_several_launches(num_multiprocessors, num_lanes, grids):
+    launches = []
+    card = SimpleNamespace(
+        num_multiprocessors=num_multiprocessors, launch=lambda stem, name, **details: launches.append(details)
+    )
+    vocab_size, num_rows = 8000, 200
+    arrays = {
+        name: SimpleNamespace(
+            dtype=np.dtype(dtype), shape=shape, strides=np.empty(shape, dtype).strides, data=SimpleNamespace(ptr=4096)
+        )
+        for name, shape, dtype in (
+            ("logits", (num_lanes, vocab_size), np.float32),
+            ("rows", (num_lanes,), np.int32),
+            ("positions", (num_lanes,), np.int32),
+            ("token_ids", (num_rows,), np.int32),
+            ("history", (num_rows, 9), np.int32),
+            ("state", (num_rows, RowLayout(vocab_size).row_bytes), np.uint8),
+            ("results", (num_rows, 2, NUM_RESULTS), np.uint64),
+        )
+    }
+    sample_token(card, **arrays)
+    assert [launch["grid"] for launch in launches] == grids
+    first = 0
+    for launch in launches:
+        assert addresses_of(launch["arguments"][:3]) == [4096 + 4 * vocab_size * first, *[4096 + 4 * first] * 2]
+        assert all(
+            argument is arrays[name] for argument, name in zip(launch["arguments"][3:7], list(arrays)[3:], strict=True)
+        )
+        first += launch["grid"][1]
+    assert first == num_lanes
+
+
+@pytest.mark.cuda
+def test_unused_lanes_are_neither_read_nor_written(device):
+    vocab_size, num_steps, used = 32_000, 12, [1, 3, 4]
+    samplers = [make_sampler(CHAINS[name], 1, 0) for name in ("default", "every step", "dry")]
+    histories = prompts(3, vocab_size, 5)
+    pool = make_logits(num_steps * 3, vocab_size, 1).reshape(num_steps, 3, vocab_size)
+    expected = begin(device, samplers, histories, vocab_size, 100, lanes=[2, 0, 3])
+    batch = begin(device, samplers, histories, vocab_size, 100, lanes=[2, 0, 3])
+    for name, unused in (("rows", -1), ("positions", 2**30)):
+        spread = cupy.full(6, unused, cupy.int32)
+        spread[used] = getattr(batch, name)
+        setattr(batch, name, spread)
+    logits = cupy.full((6, vocab_size), np.nan, cupy.float32)
+    for step in range(num_steps):
+        expected.step(cupy.asarray(pool[step]))
+        logits[used] = cupy.asarray(pool[step])
+        batch.step(logits)
+    np.testing.assert_array_equal(to_host(batch.history), to_host(expected.history))
+    np.testing.assert_array_equal(to_host(batch.token_ids), to_host(expected.token_ids))
+    np.testing.assert_array_equal(to_host(batch.positions)[used], to_host(expected.positions))
+    assert (to_host(batch.positions)[[0, 2, 5]] == 2**30).all()
+
+
+@pytest.mark.cuda
+def test_more_rows_than_multiprocessors(device):
+    vocab_size, num_steps, num_rows = 600, 5, 150
+    settings = list(CHAINS.values())
+    samplers = [make_sampler(settings[index % len(settings)], 3, index) for index in range(num_rows)]
+    texts = write_texts(device, samplers, vocab_size, num_steps, lanes=list(range(num_rows))[::-1])
+    assert all(len(text.history) == NUM_PROMPT_TOKENS + num_steps for text in texts)
+    assert first_differences(texts) == []
+
+
+@pytest.mark.cuda
+def test_steps_go_on_from_the_headers(device):
+    """Also past 2^32: the host says where a row's steps begin."""
+    batch = begin(device, [make_sampler({"temperature": 0}, 0)], [[1, 2]], 600, 20)
+    header = batch.sampler._state[0, : ROW_SAMPLER.itemsize].get().view(ROW_SAMPLER)
+    header["step"] = 2**32 - 2
+    batch.sampler._state[0, : ROW_SAMPLER.itemsize] = cupy.asarray(header.view(np.uint8))
+    logits = make_logits(3, 600, 0)
+    for step in range(3):
+        batch.step(cupy.asarray(logits[step : step + 1]))
+    device.synchronize()
+    for index, step in enumerate((2**32 - 1, 0, 1)):
+        word = int(batch.sampler._results[0, 0, step % NUM_RESULTS])
+        assert (word >> 32, word & 0xFFFFFFFF) == (step, int(logits[index].argmax()))

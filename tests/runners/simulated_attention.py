@@ -1,0 +1,182 @@
+"""What the CUDA runner's rotary, cache and attention kernels compute, by numpy; every token and lane by itself."""
+
+from typing import Any
+
+import numpy as np
+from simulated_kernels import floats, normed, on_host, store
+
+from llmcli.kernels.qkv import PAGE_TOKENS
+from llmcli.quantization.floats import widen
+
+Cache = tuple[Any, Any, Any, Any]  # one layer's keys, values and the scales of both, in pages
+
+
+def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Shapes: x [n, heads, head_dim]; angles [n, head_dim / 2, 2]."""
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = angles[:, None, :, 0], angles[:, None, :, 1]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray:
+    return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
+
+
+def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
+    values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
+    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size)):
+        heads = _rotated(_heads(values, offset, size, layout.head_dim), angles)
+        values[:, offset : offset + size] = heads.reshape(len(values), -1)
+    store(qkv, values)
+
+
+def kv_append(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    pages: Any,
+    positions: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+) -> None:
+    cache = keys, values, key_scales, value_scales
+    for token, position in zip(floats(qkv), on_host(positions).tolist(), strict=True):
+        _append(token, layout, on_host(pages), position, cache)
+
+
+def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: Cache) -> None:
+    """Store one token's keys and values. Shapes: qkv [width]; pages [pages_per_row]."""
+    place = int(pages[position // PAGE_TOKENS]), slice(None), position % PAGE_TOKENS
+    keys, values, key_scales, value_scales = cache
+    for elements, scales, offset in ((keys, key_scales, layout.k_offset), (values, value_scales, layout.v_offset)):
+        heads = qkv[offset : offset + layout.kv_size].reshape(-1, layout.head_dim)
+        if scales is None:
+            store(elements[place], heads)
+            continue
+        largest = np.abs(heads).max(-1, keepdims=True)
+        scale = largest / np.float32(127)
+        on_host(scales[place])[:] = scale[:, 0]
+        codes = np.rint(heads / np.where(scale == 0, np.float32(1), scale)) + 128
+        on_host(elements[place])[:] = codes.astype(np.uint8)
+
+
+def _cached(elements: Any, scales: Any, pages: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Shapes: result float32 [num_key_value_heads, end - begin, head_dim]."""
+    tokens = np.arange(begin, end)
+    places = pages[tokens // PAGE_TOKENS], slice(None), tokens % PAGE_TOKENS
+    seen = on_host(elements)[places].swapaxes(0, 1)  # only what is seen is widened
+    if scales is not None:
+        return (seen.astype(np.float32) - 128) * on_host(scales)[places].swapaxes(0, 1)[..., None]
+    return widen(np.ascontiguousarray(seen), "BF16") if seen.dtype == np.uint16 else seen.astype(np.float32)
+
+
+def _attend(query: np.ndarray, cache: Cache, pages: np.ndarray, position: int, window: int | None) -> np.ndarray:
+    begin = 0 if window is None else max(0, position + 1 - window)
+    keys, values, key_scales, value_scales = cache
+    k, v = (_cached(*pair, pages, begin, position + 1) for pair in ((keys, key_scales), (values, value_scales)))
+    grouped = query.reshape(len(k), -1, query.shape[-1])
+    scores = grouped @ k.transpose(0, 2, 1) / np.sqrt(np.float32(query.shape[-1]))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return ((weights / weights.sum(-1, keepdims=True)) @ v).reshape(-1)
+
+
+def attention_prefill(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+    pages: Any,
+    start: int,
+    window: int | None,
+    out: Any,
+) -> None:
+    query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
+    cache = keys, values, key_scales, value_scales
+    mixed = [_attend(one, cache, on_host(pages), start + index, window) for index, one in enumerate(query)]
+    store(out, np.stack(mixed))
+
+
+def _prepare(
+    qkv: Any, layout: Any, q_norm: Any, k_norm: Any, eps: float, cos_sin: Any, positions: np.ndarray
+) -> np.ndarray:
+    """Norm and rotary, a lane at a time. Shapes: qkv [R, width]; result alike."""
+    prepared = floats(qkv)
+    for lane, position in zip(prepared, positions.tolist(), strict=True):
+        for offset, size, weight in (
+            (0, layout.q_size, q_norm),
+            (layout.k_offset, layout.kv_size, k_norm),
+        ):
+            heads = lane[offset : offset + size].reshape(1, -1, layout.head_dim)
+            if weight is not None:
+                heads = normed(heads, weight, eps)
+            if cos_sin is not None and position < cos_sin.shape[0]:  # an unused lane's may be anything
+                heads = _rotated(heads, on_host(cos_sin)[None, position])
+            lane[offset : offset + size] = heads.reshape(-1)
+    return prepared
+
+
+def append_tokens(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    k_norm: Any,
+    eps: float,
+    cos_sin: Any,
+    rows: Any,
+    positions: Any,
+    page_table: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+) -> None:
+    places, cache = on_host(positions), (keys, values, key_scales, value_scales)
+    prepared = _prepare(qkv, layout, None, k_norm, eps, cos_sin, places)
+    for lane, row, position in zip(prepared, on_host(rows).tolist(), places.tolist(), strict=True):
+        if row >= 0:
+            _append(lane, layout, on_host(page_table)[row], position, cache)
+
+
+def attention_decode(
+    device: Any,
+    *,
+    qkv: Any,
+    layout: Any,
+    q_norm: Any,
+    k_norm: Any,
+    eps: float,
+    cos_sin: Any,
+    rows: Any,
+    positions: Any,
+    page_table: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any = None,
+    value_scales: Any = None,
+    window: int | None,
+    is_cached: bool,
+    partials: Any,
+    counters: Any,
+    out: Any,
+) -> None:
+    assert not on_host(counters).any()
+    places, cache = on_host(positions), (keys, values, key_scales, value_scales)
+    prepared = _prepare(qkv, layout, q_norm, k_norm, eps, cos_sin, places)
+    used = [row for row in on_host(rows).tolist() if row >= 0]
+    assert is_cached or len(set(used)) == len(used)
+    for index, (row, position) in enumerate(zip(on_host(rows).tolist(), places.tolist(), strict=True)):
+        if row < 0:
+            continue
+        pages = on_host(page_table)[row]
+        if not is_cached:
+            _append(prepared[index], layout, pages, position, cache)
+        query = prepared[index, : layout.q_size].reshape(-1, layout.head_dim)
+        store(out[index], _attend(query, cache, pages, position, window))
