@@ -1,5 +1,6 @@
 """The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import card_memory
@@ -150,6 +152,17 @@ def test_groups_that_no_kernel_reads_are_refused() -> None:
     stored = StoredModel.of_config(config(), stored_dtype="float32", scheme=WeightScheme(8, 4))
     with pytest.raises(UnsupportedModelError, match="groups of 4.*--device cpu"):
         plan_memory(stored, max_seq_len=64, num_rows=1)
+
+
+def test_the_workspace_grows_with_the_card() -> None:
+    """Attention cuts a row into more parts where more multiprocessors can have one."""
+    stored = StoredModel.of_config(config(), stored_dtype="float32")
+    small, large = (
+        plan_memory(stored, max_seq_len=512, num_rows=1, card=replace(TYPICAL_CARD, num_multiprocessors=count))
+        for count in (2, 132)
+    )
+    assert small.workspace.partials.shape[2] < large.workspace.partials.shape[2]
+    assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
 def test_how_products_are_made() -> None:
