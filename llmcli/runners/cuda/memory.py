@@ -4,6 +4,7 @@ Everything follows from a `StoredModel`, so models whose files do not exist can 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
@@ -42,7 +43,7 @@ class MemoryPlan:
     workspace: Workspace[Region]
     staging: Staging[Region]
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Weights and the tables that stay with them."""
         return held_bytes(self.weights)
@@ -52,7 +53,7 @@ class MemoryPlan:
         """Keys and values of every row at full length."""
         return held_bytes(self.cache)
 
-    @property
+    @cached_property
     def workspace_bytes(self) -> int:
         """Activations and logits; while weights are loaded, the same memory holds what arrives."""
         return max(held_bytes(self.workspace), held_bytes(self.staging))
