@@ -17,7 +17,7 @@ from llmcli.kernels.tiles import HALF_ROWS
 from llmcli.quantization.floats import STORED_AS, widen
 from llmcli.quantization.packing import unpack_rows, unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.weight_layout import Segment
+from llmcli.runners.cuda.weight_layout import Linear
 
 _HOST_DTYPES: dict[str, type[np.generic]] = {"I32": np.int32, "I64": np.int64, **STORED_AS}
 
@@ -44,18 +44,18 @@ def read_norm(info: TensorInfo, reader: TensorReader, buffer: Buffer) -> None:
     buffer.view(np.float32)[:] = _floats(reader, info, 0, info.shape[0])
 
 
-def read_bias(biases: Sequence[tuple[Segment, TensorInfo]], reader: TensorReader, buffer: Buffer) -> None:
+def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, buffer: Buffer) -> None:
     """The biases of one matrix as float32, each where its layer's outputs are, and zeros between them.
 
     Raises: CheckpointError for read errors, NaN and infinity
     """
     halves = buffer.view(np.float32).reshape(-1, HALF_ROWS)
     halves[:] = 0
-    for segment, info in biases:
+    for linear, info in biases:
         bias = _floats(reader, info, 0, info.shape[0])
         padded = np.zeros((-(-len(bias) // HALF_ROWS), HALF_ROWS), np.float32)
         padded.reshape(-1)[: len(bias)] = bias
-        halves[segment.first_half :: segment.half_step][: len(padded)] = padded
+        halves[linear.first_half :: linear.half_step][: len(padded)] = padded
 
 
 def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorReader, buffer: Buffer) -> None:

@@ -9,7 +9,7 @@ from llmcli.kernels.repack import row_bytes
 from llmcli.kernels.tiles import TILE_ROWS, tile_layout
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, regions_of
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weight_layout import Projection, Segment, Space, Weights
+from llmcli.runners.cuda.weight_layout import Linear, Projection, Space, Weights
 
 # One thread copies about 10 GB/s out of the page cache; eight keep a PCIe 5 bus busy. Pinned memory is slow to get.
 NUM_SLOTS = 8
@@ -55,21 +55,21 @@ class RowRange:
     num_bytes: int
 
 
-def is_unpacked(stored: StoredModel, projection: Projection[Space], segment: Segment) -> bool:
+def is_unpacked(stored: StoredModel, projection: Projection[Space], linear: Linear) -> bool:
     """Whether a layer's codes become float32 on the way, for the sake of a neighbour in the same matrix."""
-    return segment.module in stored.packed and not projection.layout.has_codes
+    return linear.module in stored.packed and not projection.layout.has_codes
 
 
-def parts_of(stored: StoredModel, projection: Projection[Space], segment: Segment) -> tuple[Part, ...]:
+def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[Part, ...]:
     """The tensors of one linear layer, but for its bias, as they reach the card."""
     num_inputs, scheme = projection.layout.num_inputs, projection.format.scheme
-    if is_unpacked(stored, projection, segment):
+    if is_unpacked(stored, projection, linear):
         return (Part(CODES, row_bytes("float32", num_inputs)),)
     if scheme is None:
-        name = segment.module + WEIGHT_SUFFIX
+        name = linear.module + WEIGHT_SUFFIX
         return (Part(WEIGHT_SUFFIX, row_bytes(stored.dtypes[name], num_inputs)),)
     num_groups = scheme.num_groups(num_inputs)
-    scale_itemsize = ARRAY_DTYPES[stored.dtypes[segment.module + SCALE]].itemsize
+    scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + SCALE]].itemsize
     codes = Part(CODES, row_bytes(projection.layout.weight_type, num_inputs))
     scales = Part(SCALE, num_groups * scale_itemsize)
     if scheme.is_symmetric:
@@ -96,8 +96,8 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     config = stored.config
     parts = [(embedding_part(stored), config.vocab_size)]
     for projection in weights.projections:
-        for segment in projection.segments:
-            parts += [(part, segment.num_rows) for part in parts_of(stored, projection, segment)]
+        for linear in projection.linears:
+            parts += [(part, linear.num_rows) for part in parts_of(stored, projection, linear)]
     # Norms and biases go whole.
     sizes = [region.held_bytes for _, norm in weights.norms for region in regions_of(norm)]
     sizes += [region.held_bytes for projection in weights.projections for region in regions_of(projection.bias)]

@@ -24,7 +24,7 @@ A = TypeVar("A")  # Space while it is planned, an array or a TiledMatrix on the 
 
 
 @dataclass(frozen=True)
-class Segment:
+class Linear:
     """Where one linear layer's `num_rows` rows stand in a matrix: every `half_step`-th half tile from `first_half`."""
 
     module: str
@@ -43,7 +43,7 @@ class Projection(Generic[A]):
     Shapes: bias float32 [16 * num_tiles], or None
     """
 
-    segments: tuple[Segment, ...]
+    linears: tuple[Linear, ...]
     format: MatrixFormat
     layout: TileLayout
     matrix: A
@@ -193,9 +193,9 @@ def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
     formats = [stored.format_of(module) for module, _, _ in layers]
     if len(set(formats)) > 1:
         return tuple(_single(stored, module, size, config.hidden_size, begin) for module, size, begin in layers)
-    segments = [Segment(module, size, begin // HALF_ROWS) for module, size, begin in layers]
+    linears = [Linear(module, size, begin // HALF_ROWS) for module, size, begin in layers]
     num_rows = qkv.v_offset + qkv.kv_size
-    return (_projection(stored, f"{prefix}.qkv", segments, num_rows, config.hidden_size, formats[0]),)
+    return (_projection(stored, f"{prefix}.qkv", linears, num_rows, config.hidden_size, formats[0]),)
 
 
 def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
@@ -208,21 +208,21 @@ def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
     modules = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
     gate, up = (stored.format_of(module) for module in modules)
     form = gate if gate == up else MatrixFormat("float32")
-    segments = [Segment(module, config.intermediate_size, half, half_step=2) for half, module in enumerate(modules)]
+    linears = [Linear(module, config.intermediate_size, half, half_step=2) for half, module in enumerate(modules)]
     num_rows = -(-config.intermediate_size // HALF_ROWS) * TILE_ROWS
-    return _projection(stored, f"{prefix}.gate_up", segments, num_rows, config.hidden_size, form)
+    return _projection(stored, f"{prefix}.gate_up", linears, num_rows, config.hidden_size, form)
 
 
 def _single(stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0) -> Projection[Space]:
     """A linear layer that has a matrix of its own."""
-    segments = [Segment(module, num_rows, 0)]
-    return _projection(stored, module, segments, num_rows, num_inputs, stored.format_of(module), begin)
+    linears = [Linear(module, num_rows, 0)]
+    return _projection(stored, module, linears, num_rows, num_inputs, stored.format_of(module), begin)
 
 
 def _projection(
     stored: StoredModel,
     name: str,
-    segments: Sequence[Segment],
+    linears: Sequence[Linear],
     num_rows: int,
     num_inputs: int,
     form: MatrixFormat,
@@ -241,6 +241,6 @@ def _projection(
         )
     except ValueError as error:
         raise UnsupportedModelError(f"{name}: {error} on CUDA; use --device cpu") from error
-    has_bias = any(f"{segment.module}.bias" in stored.dtypes for segment in segments)
+    has_bias = any(f"{linear.module}.bias" in stored.dtypes for linear in linears)
     bias = Region((layout.padded_rows,), FLOAT32) if has_bias else None
-    return Projection(tuple(segments), form, layout, TiledRegion(layout), bias, begin)
+    return Projection(tuple(linears), form, layout, TiledRegion(layout), bias, begin)

@@ -1,4 +1,8 @@
-"""Which bytes of a model's files go where on the card: every tensor in pieces for the upload, and their check."""
+"""Which bytes of a model's files go where on the card: every tensor in pieces for the upload, and its check.
+
+A weight's way: parts_of says which tensors it has and row_ranges where they are cut; a piece reads its range in the
+upload's threads and then puts it into the tiles that weight_layout has planned.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,8 +17,7 @@ from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
-from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, repack, repack_scales, repack_zero_points
-from llmcli.kernels.repack import Segment as Target
+from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, repack_scales, repack_zero_points
 from llmcli.kernels.tiles import HALF_ROWS, tile_layout
 from llmcli.runners.cuda.arena import copy
 from llmcli.runners.cuda.host_weights import (
@@ -40,7 +43,7 @@ from llmcli.runners.cuda.staging import (
 )
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.upload import Piece
-from llmcli.runners.cuda.weight_layout import Projection, Segment, Weights
+from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
 
 
 class WeightPieces:
@@ -58,7 +61,8 @@ class WeightPieces:
         self._scratch = staging.scratch
         self._infos = model.tensors.tensors
         self._packed = model.tensors.packed
-        self._flags = {name: staging.flags[index : index + 1] for index, name in enumerate(stored.dtypes)}
+        self._flags = staging.flags
+        self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
 
     def __iter__(self) -> Iterator[Piece]:
         """All pieces. The small ones are last, so that what is read ahead at the start is large."""
@@ -69,8 +73,8 @@ class WeightPieces:
         """Matrices and embedding, which kernels put into tiles, in the order of the files."""
         sources = [(self._infos[EMBEDDING], self._embedding_pieces(self._infos[EMBEDDING]))]
         for projection in self._weights.projections:
-            for segment in projection.segments:
-                sources += self._layer_sources(projection, segment)
+            for linear in projection.linears:
+                sources += self._layer_sources(projection, linear)
         for _, pieces in sorted(sources, key=lambda source: (source[0].path, source[0].offset)):
             yield from pieces
 
@@ -81,8 +85,8 @@ class WeightPieces:
             yield Piece(norm.nbytes, info.num_bytes, partial(read_norm, info), partial(self._copy, norm))
         for projection in self._weights.projections:
             if projection.bias is not None:
-                names = [(segment, f"{segment.module}.bias") for segment in projection.segments]
-                biases = [(segment, self._infos[name]) for segment, name in names if name in self._infos]
+                names = [(linear, f"{linear.module}.bias") for linear in projection.linears]
+                biases = [(linear, self._infos[name]) for linear, name in names if name in self._infos]
                 file_bytes = sum(info.num_bytes for _, info in biases)
                 take = partial(self._copy, projection.bias)
                 yield Piece(projection.bias.nbytes, file_bytes, partial(read_bias, biases), take)
@@ -91,64 +95,64 @@ class WeightPieces:
             yield Piece(info.num_bytes, info.num_bytes, partial(check_shape, info, layer.shape), lambda source: None)
 
     def _layer_sources(
-        self, projection: Projection[Any], segment: Segment
+        self, projection: Projection[Any], linear: Linear
     ) -> Iterator[tuple[TensorInfo, Iterator[Piece]]]:
         """The tensors of one linear layer, each with its pieces."""
-        if segment.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
+        if linear.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
             return  # a head that shares the embedding takes its rows along with it
-        for part in parts_of(self._stored, projection, segment):
-            info = self._infos[segment.module + part.suffix]
-            if is_unpacked(self._stored, projection, segment):
-                yield info, self._unpacked_pieces(part, projection, segment)
+        for part in parts_of(self._stored, projection, linear):
+            info = self._infos[linear.module + part.suffix]
+            if is_unpacked(self._stored, projection, linear):
+                yield info, self._unpacked_pieces(part, projection, linear)
             else:
-                yield info, self._tensor_pieces(info, part, projection, segment)
+                yield info, self._tensor_pieces(info, part, projection, linear)
 
     def _tensor_pieces(
-        self, info: TensorInfo, part: Part, projection: Projection[Any], segment: Segment
+        self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
     ) -> Iterator[Piece]:
         put = {CODES: self._put_weights, SCALE: self._put_scales, ZERO_POINT: self._put_zero_points}
         put_part = put.get(part.suffix, self._put_weights)
-        for rows in row_ranges(part, segment.num_rows):
-            take = partial(put_part, info, projection, _target(segment, rows.begin, rows.end))
+        for rows in row_ranges(part, linear.num_rows):
+            take = partial(put_part, info, projection, _segment(linear, rows.begin, rows.end))
             yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
-    def _put_weights(self, info: TensorInfo, projection: Projection[Any], target: Target, source: Any) -> None:
+    def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
         source_type = self._stored.dtypes.get(info.name, projection.layout.weight_type)  # codes are no float tensor
-        flags, matrix = self._flags.get(info.name), projection.matrix
-        repack(self._device, source=source, source_type=source_type, segment=target, matrix=matrix, flags=flags)
+        flags, matrix = self._flags_of(info), projection.matrix
+        repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
 
-    def _put_scales(self, info: TensorInfo, projection: Projection[Any], target: Target, source: Any) -> None:
+    def _put_scales(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
         assert projection.format.scheme is not None
         repack_scales(
             self._device,
-            source=source.view(ARRAY_DTYPES[self._stored.dtypes[info.name]]).reshape(target.num_rows, -1),
+            source=source.view(ARRAY_DTYPES[self._stored.dtypes[info.name]]).reshape(segment.num_rows, -1),
             group_size=projection.format.scheme.group_size,
-            segment=target,
+            segment=segment,
             matrix=projection.matrix,
-            flags=self._flags[info.name],
+            flags=self._flags_of(info),
         )
 
-    def _put_zero_points(self, info: TensorInfo, projection: Projection[Any], target: Target, source: Any) -> None:
+    def _put_zero_points(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
         assert projection.format.scheme is not None
         words = source.view(np.int32).reshape(-1, info.shape[1])
         group_size = projection.format.scheme.group_size
-        repack_zero_points(self._device, source=words, group_size=group_size, segment=target, matrix=projection.matrix)
+        repack_zero_points(self._device, source=words, group_size=group_size, segment=segment, matrix=projection.matrix)
 
-    def _unpacked_pieces(self, part: Part, projection: Projection[Any], segment: Segment) -> Iterator[Piece]:
+    def _unpacked_pieces(self, part: Part, projection: Projection[Any], linear: Linear) -> Iterator[Piece]:
         """A quantized layer's rows as float32; the first piece counts for the files' bytes."""
-        module, infos = segment.module, self._infos
+        module, infos = linear.module, self._infos
         layer = PackedTensors(
             self._packed[module].scheme, infos[module + CODES], infos[module + SCALE], infos.get(module + ZERO_POINT)
         )
         tensors = (layer.codes, layer.scales, layer.zero_points)
         file_bytes = sum(info.num_bytes for info in tensors if info is not None)
-        for rows in row_ranges(part, segment.num_rows):
-            take = partial(self._put_floats, projection, _target(segment, rows.begin, rows.end))
+        for rows in row_ranges(part, linear.num_rows):
+            take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
             yield Piece(rows.num_bytes, file_bytes, partial(read_unpacked, layer, rows.begin, rows.end), take)
             file_bytes = 0
 
-    def _put_floats(self, projection: Projection[Any], target: Target, source: Any) -> None:
-        repack(self._device, source=source, source_type="float32", segment=target, matrix=projection.matrix)
+    def _put_floats(self, projection: Projection[Any], segment: Segment, source: Any) -> None:
+        repack(self._device, source=source, source_type="float32", segment=segment, matrix=projection.matrix)
 
     def _embedding_pieces(self, info: TensorInfo) -> Iterator[Piece]:
         for rows in row_ranges(embedding_part(self._stored), info.shape[0]):
@@ -158,16 +162,21 @@ class WeightPieces:
     def _put_embedding(self, begin: int, end: int, source: Any) -> None:
         """The table takes its rows by way of tiles, which checks and converts them; a shared head takes them too."""
         table, head, device = self._weights.embed_tokens, self._weights.head, self._device
-        source_type, flags = self._stored.dtypes[EMBEDDING], self._flags[EMBEDDING]
+        source_type, flags = self._stored.dtypes[EMBEDDING], self._flags_of(self._infos[EMBEDDING])
         layout = tile_layout(self._stored.embedding_type, end - begin, table.shape[1])
         tiles = layout.place(self._scratch)
-        whole = Target(end - begin)
+        whole = Segment(end - begin)
         repack(device, source=source, source_type=source_type, segment=whole, matrix=tiles, flags=flags)
         rows = table[begin : begin + layout.padded_rows]
         dequantize(device, matrix=tiles, first_tile=0, num_tiles=layout.num_tiles, out=rows)
         if self._stored.head == EMBEDDING:
-            target = _target(head.segments[0], begin, end)
-            repack(device, source=source, source_type=source_type, segment=target, matrix=head.matrix)
+            segment = _segment(head.linears[0], begin, end)
+            repack(device, source=source, source_type=source_type, segment=segment, matrix=head.matrix)
+
+    def _flags_of(self, info: TensorInfo) -> Any:
+        """A tensor's flags; None for codes, which cannot be wrong."""
+        index = self._flag_indices.get(info.name)
+        return None if index is None else self._flags[index : index + 1]
 
     def _copy(self, target: Any, source: Any) -> None:
         copy(self._device, target, source.view(target.dtype))
@@ -187,6 +196,6 @@ class WeightPieces:
                 )
 
 
-def _target(segment: Segment, begin: int, end: int) -> Target:
+def _segment(linear: Linear, begin: int, end: int) -> Segment:
     """Where a layer's rows begin ... end - 1 go; `begin` is the start of a tile."""
-    return Target(end - begin, segment.first_half + begin // HALF_ROWS * segment.half_step, segment.half_step)
+    return Segment(end - begin, linear.first_half + begin // HALF_ROWS * linear.half_step, linear.half_step)
