@@ -265,5 +265,51 @@ def test_a_shape_has_the_tensors_of_a_model(name: str, scheme: WeightScheme | No
     assert imagined.dtypes == StoredModel.of_model(model).dtypes
 
 
+# What is refused while weights are on their way.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.0.self_attn.k_proj.bias",
+        "model.layers.2.mlp.up_proj.weight",
+        "lm_head.weight",
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_values_that_are_not_finite_are_refused_by_name(
+    name: str, value: float, device: SimulatedDevice, tmp_path: Path
+) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, attention_bias=True)
+    with_tensors(folder, lambda tensors: {**tensors, name: spoiled(tensors[name], value)})
+    with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN or infinity"):
+        load_simulated(folder, device)
+
+
+def test_scales_that_are_not_finite_beside_a_float_layer(device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 64), skip=("up_proj",)))
+    name = "model.layers.1.mlp.gate_proj.weight_scale"
+    with_tensors(folder, lambda tensors: {**tensors, name: spoiled(tensors[name], float("nan"))})
+    with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN or infinity"):
+        load_simulated(folder, device)
+
+
+def test_a_shape_that_is_not_the_layers_is_refused(device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 64)))
+    name = "model.layers.1.mlp.down_proj.weight_shape"
+    with_tensors(folder, lambda tensors: {**tensors, name: tensors[name] + 1})
+    with pytest.raises(CheckpointError, match=rf"{name} is \[257, 385\], expected \[256, 384\]; damaged export\?"):
+        load_simulated(folder, device)
+
+
+def spoiled(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    tensor.view(-1)[-3] = value
+    return tensor
+
+
 def written(folder: Path, **overrides: Any) -> Model:
     return open_model(write_tiny_llama(folder / "model", with_tokenizer=False, **overrides))
