@@ -177,17 +177,20 @@ def test_quantized_weights_beside_others(
 
 
 @pytest.mark.parametrize(
-    ("slot_bytes", "expected"),
+    ("slot_bytes", "biases", "expected"),
     [
-        (1, 16 * 192 * 2),  # a tile of o_proj's rows
-        (10_000, 4 * 16 * 72 * 2),  # four tiles of the embedding's rows, or of q_proj's
-        (2**25, 301 * 72 * 2),  # the whole embedding
+        (1, {}, 16 * 192 * 2),  # a tile of o_proj's rows
+        (10_000, {}, 4 * 16 * 72 * 2),  # four tiles of the embedding's rows, or of q_proj's
+        (2**25, {}, 301 * 72 * 2),  # the whole embedding
+        (10_000, BIASES, 7 * 512 + 3 * (1024 + 512 + 768 + 512)),  # norms and biases, all of them
     ],
 )
-def test_a_slot_has_room_for_the_largest_piece(slot_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest is whole tiles of rows, as many as fit `SLOT_BYTES` but at least one."""
+def test_a_slot_has_room_for_the_largest_piece(
+    slot_bytes: int, biases: dict[str, bool], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tiles of rows, as many as fit `SLOT_BYTES` but at least one; or the small tensors, which go together."""
     monkeypatch.setattr(staging_module, "SLOT_BYTES", slot_bytes)
-    config = LlamaConfig.from_dict({**CONFIG, **ODD, **BIASES}, "config.json")
+    config = LlamaConfig.from_dict({**CONFIG, **ODD, **biases}, "config.json")
     plan = plan_memory(StoredModel.of_config(config, stored_dtype="bfloat16"), max_seq_len=16, num_rows=1)
     assert {slot.shape for slot in plan.staging.slots} == {(expected,)}
 

@@ -1,6 +1,6 @@
 """What the host itself reads and converts before it goes to the card: norms, biases, and codes that become floats.
 
-Every function fills `buffer`, uint8, which is pinned memory, and may run in any thread.
+Every function fills an array in pinned memory, the last argument, and may run in any thread.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from llmcli.runners.cuda.weight_layout import Linear
 _HOST_DTYPES: dict[str, type[np.generic]] = {"I32": np.int32, "I64": np.int64, **STORED_AS}
 
 Buffer = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,17 @@ def read_bytes(info: TensorInfo, begin: int, reader: TensorReader, buffer: Buffe
     reader.read_range_into(info, begin, buffer.data)
 
 
-def read_norm(info: TensorInfo, reader: TensorReader, buffer: Buffer) -> None:
+def read_norm(info: TensorInfo, reader: TensorReader, values: Floats) -> None:
     """A norm as float32. Raises: CheckpointError for read errors, NaN and infinity."""
-    buffer.view(np.float32)[:] = _floats(reader, info, 0, info.shape[0])
+    values[:] = _floats(reader, info, 0, info.shape[0])
 
 
-def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, buffer: Buffer) -> None:
+def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, values: Floats) -> None:
     """The biases of one matrix as float32, each where its layer's outputs are, and zeros between them.
 
     Raises: CheckpointError for read errors, NaN and infinity
     """
-    halves = buffer.view(np.float32).reshape(-1, HALF_ROWS)
+    halves = values.reshape(-1, HALF_ROWS)
     halves[:] = 0
     for linear, info in biases:
         bias = _floats(reader, info, 0, info.shape[0])
@@ -76,10 +77,9 @@ def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorRead
     weights[:] = (grouped * scales[:, :, None]).reshape(weights.shape)
 
 
-def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader, buffer: Buffer) -> None:
+def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader) -> None:
     """Refuse a weight_shape that is not the layer's. Raises: CheckpointError, also for read errors."""
-    reader.read_range_into(info, 0, buffer.data)
-    stored = buffer.view(_HOST_DTYPES[info.dtype])
+    stored = _rows(reader, info, 0, info.shape[0])
     if tuple(stored.tolist()) != shape:
         raise CheckpointError(f"{info.name} is {stored.tolist()}, expected {list(shape)}; damaged export?")
 
@@ -99,8 +99,8 @@ def _rows(reader: TensorReader, info: TensorInfo, begin: int, end: int) -> npt.N
     return rows
 
 
-def _floats(reader: TensorReader, info: TensorInfo, begin: int, end: int) -> npt.NDArray[np.float32]:
-    values: npt.NDArray[np.float32] = widen(_rows(reader, info, begin, end), info.dtype)
+def _floats(reader: TensorReader, info: TensorInfo, begin: int, end: int) -> Floats:
+    values: Floats = widen(_rows(reader, info, begin, end), info.dtype)
     if not np.isfinite(values).all():
         raise not_finite(info)
     return values

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.kernels.repack import row_bytes
 from llmcli.kernels.tiles import TILE_ROWS, tile_layout
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, regions_of
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import Linear, Projection, Space, Weights
 
@@ -98,10 +98,10 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
     for projection in weights.projections:
         for linear in projection.linears:
             parts += [(part, linear.num_rows) for part in parts_of(stored, projection, linear)]
-    # Norms and biases go whole.
-    sizes = [region.held_bytes for _, norm in weights.norms for region in regions_of(norm)]
-    sizes += [region.held_bytes for projection in weights.projections for region in regions_of(projection.bias)]
-    slot = Region((max(*sizes, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
+    # Norms and biases go together.
+    small = sum(held_bytes(norm) for _, norm in weights.norms)
+    small += sum(held_bytes(projection.bias) for projection in weights.projections)
+    slot = Region((max(small, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
     rows = min(_rows_of_piece(embedding_part(stored)), config.vocab_size)
     scratch = tile_layout(stored.embedding_type, rows, config.hidden_size)
     return Staging(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
@@ -21,6 +22,7 @@ from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, rep
 from llmcli.kernels.tiles import HALF_ROWS, tile_layout
 from llmcli.runners.cuda.arena import copy
 from llmcli.runners.cuda.host_weights import (
+    Buffer,
     PackedTensors,
     check_shape,
     not_finite,
@@ -29,7 +31,7 @@ from llmcli.runners.cuda.host_weights import (
     read_norm,
     read_unpacked,
 )
-from llmcli.runners.cuda.regions import ARRAY_DTYPES
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.staging import (
     CODES,
     SCALE,
@@ -65,9 +67,9 @@ class WeightPieces:
         self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
 
     def __iter__(self) -> Iterator[Piece]:
-        """All pieces. The small ones are last, so that what is read ahead at the start is large."""
+        """All pieces; the small tensors are the first."""
+        yield self._small_piece()
         yield from self.for_kernels()
-        yield from self.for_copies()
 
     def for_kernels(self) -> Iterator[Piece]:
         """Matrices and embedding, which kernels put into tiles, in the order of the files."""
@@ -78,21 +80,34 @@ class WeightPieces:
         for _, pieces in sorted(sources, key=lambda source: (source[0].path, source[0].offset)):
             yield from pieces
 
-    def for_copies(self) -> Iterator[Piece]:
-        """Norms and biases, which the host has made ready; and the shapes that are stored, which it only checks."""
-        for name, norm in self._weights.norms:
-            info = self._infos[name]
-            yield Piece(norm.nbytes, info.num_bytes, partial(read_norm, info), partial(self._copy, norm))
-        for projection in self._weights.projections:
-            if projection.bias is not None:
-                names = [(linear, f"{linear.module}.bias") for linear in projection.linears]
-                biases = [(linear, self._infos[name]) for linear, name in names if name in self._infos]
-                file_bytes = sum(info.num_bytes for _, info in biases)
-                take = partial(self._copy, projection.bias)
-                yield Piece(projection.bias.nbytes, file_bytes, partial(read_bias, biases), take)
-        for module, layer in self._packed.items():
-            info = self._infos[f"{module}.weight_shape"]
-            yield Piece(info.num_bytes, info.num_bytes, partial(check_shape, info, layer.shape), lambda source: None)
+    def _small_piece(self) -> Piece:
+        """Norms and biases, together: each alone would take the host as long as a large piece.
+
+        The shapes that are stored are checked on the way.
+        """
+        norms = [(norm, partial(read_norm, self._infos[name])) for name, norm in self._weights.norms]
+        biased = [projection for projection in self._weights.projections if projection.bias is not None]
+        biases = [(projection.bias, partial(read_bias, self._biases_of(projection))) for projection in biased]
+        shapes = [(self._infos[f"{module}.weight_shape"], layer.shape) for module, layer in self._packed.items()]
+        tensors = [self._infos[name] for name, _ in self._weights.norms] + [info for info, _ in shapes]
+        tensors += [info for projection in biased for _, info in self._biases_of(projection)]
+        regions = tuple(Region(target.shape, target.dtype) for target, _ in (*norms, *biases))
+
+        def read(reader: TensorReader, buffer: Buffer) -> None:
+            for values, (_, read_values) in zip(lay_out(regions, buffer), (*norms, *biases), strict=True):
+                read_values(reader, values)
+            for info, shape in shapes:
+                check_shape(info, shape, reader)
+
+        def take(source: Any) -> None:
+            for values, (target, _) in zip(lay_out(regions, source), (*norms, *biases), strict=True):
+                copy(self._device, target, values)
+
+        return Piece(held_bytes(regions), sum(info.num_bytes for info in tensors), read, take)
+
+    def _biases_of(self, projection: Projection[Any]) -> list[tuple[Linear, TensorInfo]]:
+        named = ((linear, self._infos.get(f"{linear.module}.bias")) for linear in projection.linears)
+        return [(linear, info) for linear, info in named if info is not None]
 
     def _layer_sources(
         self, projection: Projection[Any], linear: Linear
@@ -177,9 +192,6 @@ class WeightPieces:
         """A tensor's flags; None for codes, which cannot be wrong."""
         index = self._flag_indices.get(info.name)
         return None if index is None else self._flags[index : index + 1]
-
-    def _copy(self, target: Any, source: Any) -> None:
-        copy(self._device, target, source.view(target.dtype))
 
     def check_values(self, found: npt.NDArray[np.int32]) -> None:
         """Refuse NaN, infinity and what the new type cannot hold. Shapes: found int32, the flags.
