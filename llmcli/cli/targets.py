@@ -19,6 +19,7 @@ from llmcli.cli.device_choice import CPU_DTYPES, RunnerOptions, require_room_for
 from llmcli.cli.session import model_folder, resolve_context
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import InsufficientMemoryError, UsageError
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.resources import STORYTELLER, bench_folder
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.predict import Rates
 
 DEFAULT_FORMAT = "int8"
-_TYPICAL_MULTIPROCESSORS = 132  # of a card that is not here; a part of the workspace grows with them
 LENGTHS = (128, 2048)  # tokens of prompts and depths, where nothing else is asked for
 
 # A scratch folder, or what an export or its source leave beside it: the process that made it stands in the name.
@@ -105,7 +105,7 @@ class CardTarget:
         self._rates = rates
         self._available_bytes = available_bytes
         self._device = device
-        self._num_multiprocessors = _TYPICAL_MULTIPROCESSORS if device is None else device.num_multiprocessors
+        self._facts = TYPICAL_CARD if device is None else device.facts
 
     def plan(self, subject: Subject, *, context: int, num_rows: int) -> tuple[MemoryUse, Predictor]:
         """See `Target`."""
@@ -121,30 +121,20 @@ class CardTarget:
             max_seq_len=context,
             num_rows=num_rows,
             available=self._available_bytes,
-            num_multiprocessors=self._num_multiprocessors,
+            card=self._facts,
         )
         largest = fitting_context(
             stored,
             num_rows=num_rows,
             available=self._available_bytes,
             chunk_tokens=PREFILL_CHUNKS[-1],
-            num_multiprocessors=self._num_multiprocessors,
+            card=self._facts,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes
         use = MemoryUse(
             plan.weight_bytes, plan.cache_bytes, stored.cache_type, other_bytes, self._available_bytes, largest
         )
-        if self._device is None:
-            return use, CardPredictor(plan, self._rates)
-        predictor = CardPredictor(
-            plan,
-            self._rates,
-            num_multiprocessors=self._device.num_multiprocessors,
-            shared_bytes_per_block=self._device.shared_bytes_per_block,
-            can_cluster=self._device.can_cluster,
-            clock_hertz=self._device.clock_hertz,
-        )
-        return use, predictor
+        return use, CardPredictor(plan, self._rates, self._facts)
 
     def load(self, model: Model, *, context: int, num_rows: int, on_progress: OnProgress) -> Runner:
         """See `Target`."""
@@ -238,12 +228,12 @@ def precision(subject: Subject, dtype: str) -> str:
 
 def _product_types(subject: Subject, dtype: str) -> list[str]:
     """The types in which the model multiplies on a card."""
-    from llmcli.runners.cuda.matrices import plan_matrices
     from llmcli.runners.cuda.stored import StoredModel
+    from llmcli.runners.cuda.weight_layout import plan_weights
 
     stored = StoredModel.of_model(subject.model, dtype)
-    matrices = plan_matrices(stored)
-    return sorted({stored.attention_type, *(matrix.format.activation_type for matrix in matrices)})
+    projections = plan_weights(stored, max_seq_len=1).projections
+    return sorted({stored.attention_type, *(projection.format.activation_type for projection in projections)})
 
 
 def plan_subject(subject: Subject, target: Target, dtype: str, requested_context: int | None, num_rows: int) -> Plan:

@@ -16,6 +16,7 @@ from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.arguments import Array
 from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.compiler import CompiledKernels
 from llmcli.kernels.driver import BoundLaunch, LaunchDriver
 from llmcli.kernels.launches import Launch, addresses_of
@@ -78,6 +79,13 @@ class Device:
         if driver is None or problem is not None:
             raise DeviceError(f"CUDA cannot be used: {problem}")
         return cls(driver.cards[index], KernelCache())
+
+    @property
+    def facts(self) -> CardFacts:
+        """What plans and predictions need to know of the card."""
+        return CardFacts(
+            self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster, self.clock_hertz, self.l2_bytes
+        )
 
     def activate(self) -> None:
         """Make this the current card of the calling thread; every thread that launches does this once."""

@@ -20,6 +20,7 @@ import simulated_kernels  # noqa: E402
 from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts  # noqa: E402
 from llmcli.runners.cuda.packed_sampler import pack_sampler  # noqa: E402
 from llmcli.sampling.chain import Choice, choose  # noqa: E402
 from llmcli.sampling.sampler import Sampler  # noqa: E402
@@ -34,6 +35,14 @@ class SimulatedDevice:
     def __init__(self) -> None:
         self.stream = SimpleNamespace(ptr=0, done=True)
         self.prepared: dict[str, set[str]] = {}
+
+    @property
+    def facts(self) -> CardFacts:
+        return replace(
+            TYPICAL_CARD,
+            num_multiprocessors=self.num_multiprocessors,
+            shared_bytes_per_block=self.shared_bytes_per_block,
+        )
 
     def activate(self) -> None: ...
 
@@ -130,10 +139,10 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
-    from llmcli.runners.cuda import arena, decode, forward, kv_cache, load, placing, products, runner, upload
+    from llmcli.runners.cuda import arena, decode, forward, kv_cache, load, products, runner, upload, weight_pieces
 
     device = SimulatedDevice()
-    for module in (arena, decode, forward, kv_cache, load, placing, products, runner, upload):
+    for module in (arena, decode, forward, kv_cache, load, products, runner, upload, weight_pieces):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)

@@ -48,7 +48,7 @@ def test_a_plan_is_what_loading_takes(device: Device, model: Path) -> None:
         max_seq_len=16384,
         num_rows=4,
         available=before,
-        num_multiprocessors=device.num_multiprocessors,
+        card=device.facts,
     )
     runner = load(open_model(model), max_seq_len=16384, num_rows=4, device=device)
     taken = before - free_bytes()
@@ -77,9 +77,7 @@ def test_kernels_of_a_step_are_the_predicted_ones(device: Device, model: Path, n
     predictor = CardPredictor(
         plan,
         measure_rates(device, ["bfloat16"]),
-        num_multiprocessors=device.num_multiprocessors,
-        shared_bytes_per_block=device.shared_bytes_per_block,
-        can_cluster=device.can_cluster,
+        device.facts,
     )
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
     for row in range(num_rows):

@@ -1,5 +1,6 @@
 """The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.arena import card_memory
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
 from llmcli.runners.cuda.products import way_of
+from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.stored import StoredModel
 
 LLAMA2_7B = {
@@ -58,19 +61,21 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
     assert plans[0].weights == plans[1].weights
     assert plans[0].cache == plans[1].cache
     assert plans[0].workspace == plans[1].workspace
+    assert plans[0].staging == plans[1].staging
 
 
 def test_arrays_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
     plan = plan_memory(StoredModel.of_config(config(), stored_dtype="float32"), max_seq_len=99, num_rows=3)
-    arena = Arena(plan.workspace, plan.workspace_bytes)
-    places = sorted((arena[region.name].data.ptr, arena[region.name].nbytes) for region in plan.workspace)
+    memory = card_memory(held_bytes(plan.workspace))
+    workspace = lay_out(plan.workspace, memory)
+    places = sorted((array.data.ptr, array.nbytes) for array in vars(workspace).values())
     for (begin, size), (following, _) in zip(places, places[1:], strict=False):
         assert begin % 256 == 0
         assert begin + size <= following
-    assert places[-1][0] + places[-1][1] <= places[0][0] + arena.num_bytes
+    assert places[-1][0] + places[-1][1] <= memory.data.ptr + memory.nbytes
     with pytest.raises(ValueError, match="do not fit"):
-        Arena(plan.workspace[:3]).overlay(plan.workspace)
+        lay_out(plan.workspace, memory[:-256])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -147,6 +152,17 @@ def test_groups_that_no_kernel_reads_are_refused() -> None:
     stored = StoredModel.of_config(config(), stored_dtype="float32", scheme=WeightScheme(8, 4))
     with pytest.raises(UnsupportedModelError, match="groups of 4.*--device cpu"):
         plan_memory(stored, max_seq_len=64, num_rows=1)
+
+
+def test_the_workspace_grows_with_the_card() -> None:
+    """Attention cuts a row into more parts where more multiprocessors can have one."""
+    stored = StoredModel.of_config(config(), stored_dtype="float32")
+    small, large = (
+        plan_memory(stored, max_seq_len=512, num_rows=1, card=replace(TYPICAL_CARD, num_multiprocessors=count))
+        for count in (2, 132)
+    )
+    assert small.workspace.partials.shape[2] < large.workspace.partials.shape[2]
+    assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
 def test_how_products_are_made() -> None:

@@ -17,15 +17,15 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.decode_card import GEMV_SECONDS
 from llmcli.runners.cuda.forward import Forward, Tokens
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
 from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weights import place_weights
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 
@@ -66,23 +66,22 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
     def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> Any:
         device: Any = CountingDevice()
         device.shared_bytes_per_block = shared_bytes
-        workspace = Arena(plan.workspace, plan.workspace_bytes)
-        products = Products(device, device, workspace["widened"])
-        weights = place_weights(plan, Arena(plan.weights))
-        forward = Forward(device, plan, weights, Arena(plan.cache), workspace, products)
+        workspace = on_card(plan.workspace)
+        products = Products(device, device, workspace.widened)
+        forward = Forward(device, plan, on_card(plan.weights), on_card(plan.cache), workspace, products)
         if num_tokens:
             forward.run(0, 20, [1] * num_tokens, None)
         else:
-            tokens = Tokens(*(workspace[name] for name in ("token_ids", "rows", "positions"))).first(num_rows)
+            tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions).first(num_rows)
             forward.run_batch(tokens)
-            forward.project_logits(forward.hidden[:num_rows], workspace["score_logits"][:num_rows])
+            forward.project_logits(forward.hidden[:num_rows], workspace.score_logits[:num_rows])
         return device
 
     return count
 
 
 def check_launches(plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024) -> None:
-    predictor = CardPredictor(plan, RATES, shared_bytes_per_block=shared_bytes)
+    predictor = CardPredictor(plan, RATES, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
     for num_rows in (1, 4, 8):
         launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).stems
         assert predictor.decode_kernels(num_rows) == len(launched) + 1  # the sampler's

@@ -13,11 +13,11 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.arena import card_memory, on_card
 from llmcli.runners.cuda.load import rehearse
 from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.regions import lay_out
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weights import place_weights
 
 PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
 DECODE = {"embedding", "gemv", "attention_decode"}
@@ -32,11 +32,12 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> Any:
     def find(folder: Path, shared_bytes_per_block: int = 227 * 1024, **options: Any) -> dict[str, set[str]]:
         model = open_model(folder)
         plan = plan_memory(StoredModel.of_model(model, **options), max_seq_len=256, num_rows=9, chunk_tokens=200)
-        arena, cache = Arena(plan.weights), Arena(plan.cache)
-        workspace = Arena(plan.workspace, plan.workspace_bytes)
+        memory = card_memory(plan.workspace_bytes)
+        workspace, staging = lay_out(plan.workspace, memory), lay_out(plan.staging, memory)
+        arrays = on_card(plan.weights), on_card(plan.cache), workspace, staging
         device = SimulatedDevice()
         device.shared_bytes_per_block = shared_bytes_per_block
-        names = rehearse(device, model, plan, place_weights(plan, arena), cache, workspace)  # type: ignore[arg-type]
+        names = rehearse(device, model, plan, *arrays)  # type: ignore[arg-type]
         return {stem: set(found) for stem, found in names.items()}
 
     return find

@@ -16,12 +16,11 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
-from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.forward import Forward, Tokens
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weights import place_weights
 
 
 class NotingCard(DriverlessCard):
@@ -59,15 +58,14 @@ def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def check(folder: Path, num_kinds: int, **options: Any) -> None:
         stored = StoredModel.of_model(open_model(folder), **options)
         plan = plan_memory(stored, max_seq_len=256, num_rows=9, chunk_tokens=200)
-        cache, workspace = Arena(plan.cache), Arena(plan.workspace, plan.workspace_bytes)
-        weights = place_weights(plan, Arena(plan.weights))
+        weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
         cards = NotingCard(), CardWithoutReplays()
         for card in cards:
-            products = Products(card, Cublas(card, workspace["library"]), workspace["widened"])
+            products = Products(card, Cublas(card, workspace.library), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
             for count in (1, 2, 8, 9, 64, 65, 200):
                 forward.run(3, 20, [1] * count, None)
-            tokens = Tokens(*(workspace[name] for name in ("token_ids", "rows", "positions")))
+            tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions)
             for count in (1, 3, 8):
                 forward.run_batch(tokens.first(count))
         replaying, straight = cards

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ cupy = pytest.importorskip("cupy")
 from llmcli.checkpoint.safetensors_file import TensorInfo  # noqa: E402
 from llmcli.errors import CheckpointError, InsufficientMemoryError  # noqa: E402
 from llmcli.runners.cuda import upload  # noqa: E402
+from llmcli.runners.cuda.host_weights import read_bytes  # noqa: E402
 from llmcli.runners.cuda.upload import Piece, Upload  # noqa: E402
 from llmcli.timeline import Timeline  # noqa: E402
 
@@ -81,7 +83,8 @@ class Weights:
         for begin in range(0, self.bytes.size, PIECE_BYTES):
             self.num_begun += 1
             count = min(PIECE_BYTES, self.bytes.size - begin)
-            yield Piece(self.info, begin, count, take or (lambda source: self.arrived.append(source.tobytes())))
+            read = partial(read_bytes, self.info, begin)
+            yield Piece(count, count, read, take or (lambda source: self.arrived.append(source.tobytes())))
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from llmcli.runners.cuda.arena import Arena
-from llmcli.runners.cuda.weights import Projection
+from llmcli.runners.cuda.weight_layout import Projection
+from llmcli.runners.cuda.workspace import Workspace
 
 
 class Activations:
@@ -14,36 +14,36 @@ class Activations:
             float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]
     """
 
-    def __init__(self, workspace: Arena, count: int, qkv_width: int):
+    def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
         self.count = count
         self._workspace = workspace
         self._views: dict[Hashable, Any] = {}
-        self.hidden = workspace["hidden"][:count]
+        self.hidden = workspace.hidden[:count]
         self.qkv = self.outputs(qkv_width)
-        self.mixed = workspace["mixed"][:count]
-        self.row_scale = workspace["row_scale"][:count]
-        self.gated_scale = workspace["gated_scale"][:count]
-        self.unit_scale = workspace["unit_scale"][:count]
+        self.mixed = workspace.mixed[:count]
+        self.row_scale = workspace.row_scale[:count]
+        self.gated_scale = workspace.gated_scale[:count]
+        self.unit_scale = workspace.unit_scale[:count]
 
     @property
     def gated(self) -> Any:
         """The MLP's inner activations of a few tokens. Shapes: result float32 [count, intermediate_size]."""
-        return self._view("gated", lambda: self._workspace["gated"][: self.count])
+        return self._view("gated", lambda: self._workspace.gated[: self.count])
 
     def outputs(self, width: int) -> Any:
         """Room for the outputs of a product. Shapes: result float32 [count, width]."""
         size = self.count * width
-        return self._view(("outputs", width), lambda: self._workspace["outputs"][:size].reshape(self.count, width))
+        return self._view(("outputs", width), lambda: self._workspace.outputs[:size].reshape(self.count, width))
 
-    def inputs(self, projection: Projection) -> Any:
+    def inputs(self, projection: Projection[Any]) -> Any:
         """Room for the input of a product, in the type it takes. Shapes: result [count, num_inputs]."""
-        width, dtype = projection.matrix.layout.num_inputs, projection.activation_dtype
+        width, dtype = projection.layout.num_inputs, projection.activation_dtype
         size = self.count * width * dtype.itemsize
         return self._view(
-            ("inputs", width, dtype), lambda: self._workspace["inputs"][:size].view(dtype).reshape(self.count, width)
+            ("inputs", width, dtype), lambda: self._workspace.inputs[:size].view(dtype).reshape(self.count, width)
         )
 
-    def qkv_of(self, projection: Projection) -> Any:
+    def qkv_of(self, projection: Projection[Any]) -> Any:
         """A projection's columns of `qkv`. Shapes: result float32 [count, num_rows]."""
         return self.qkv_columns(projection.begin, projection.num_rows)
 

@@ -1,9 +1,8 @@
-"""One allocation on the card, cut into arrays that were planned by name; and the copies between them and the host.
+"""Allocations on the card, cut into the arrays that were planned; and the copies between them and the host.
 
 Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import cupy
@@ -11,39 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.kernels.device import Device, device_errors
-from llmcli.runners.cuda.regions import Region, held_bytes
+from llmcli.runners.cuda.regions import held_bytes, lay_out
 
 _DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
-class Arena:
-    """Memory of the card for `regions`, of `num_bytes` if they need less; it lives as long as one of its arrays.
+def on_card(plan: Any) -> Any:
+    """The plan's regions as arrays in an allocation of their own; the contents are as found.
 
     Raises: InsufficientMemoryError
     """
+    return lay_out(plan, card_memory(held_bytes(plan)))
 
-    def __init__(self, regions: Iterable[Region], num_bytes: int = 1):
-        regions = list(regions)
-        self.num_bytes = max(held_bytes(regions), num_bytes)
-        self._start = allocate(self.num_bytes)
-        self._arrays = self.overlay(regions)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._arrays[name]
+def card_memory(num_bytes: int) -> Any:
+    """Memory of the card, freed with the last array in it. Shapes: result uint8 [num_bytes].
 
-    def overlay(self, regions: Iterable[Region]) -> dict[str, Any]:
-        """Other arrays in the same memory, for a time in which the planned ones are not used.
-
-        Raises: ValueError if they need more
-        """
-        regions = list(regions)
-        if held_bytes(regions) > self.num_bytes:
-            raise ValueError(f"{held_bytes(regions)} bytes do not fit an arena of {self.num_bytes}")
-        arrays, begin = {}, 0
-        for region in regions:
-            arrays[region.name] = cupy.ndarray(region.shape, region.dtype, self._start + begin)
-            begin += region.held_bytes
-        return arrays
+    Raises: InsufficientMemoryError
+    """
+    return cupy.ndarray((num_bytes,), np.uint8, allocate(num_bytes))
 
 
 def allocate(num_bytes: int) -> Any:

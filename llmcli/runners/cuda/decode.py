@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.device import device_errors
-from llmcli.runners.cuda.arena import Arena, copy, send
+from llmcli.runners.cuda.arena import copy, send
 from llmcli.runners.cuda.forward import Forward, Tokens
-from llmcli.runners.cuda.memory import MAX_BATCH
 from llmcli.runners.cuda.rows import Row
 from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.workspace import MAX_BATCH, Workspace
 from llmcli.sampling.sampler import Sampler
 
 
@@ -37,13 +37,15 @@ class Decoder:
             history int32 [num_rows, max_seq_len]
     """
 
-    def __init__(self, forward: Forward, sampler: DeviceSampler, workspace: Arena, *, uses_graphs: bool = True):
+    def __init__(
+        self, forward: Forward, sampler: DeviceSampler, workspace: Workspace[Any], *, uses_graphs: bool = True
+    ):
         self.device = forward.device
         self.sampler = sampler
-        self.logits = (workspace["even_logits"], workspace["odd_logits"])
+        self.logits = (workspace.even_logits, workspace.odd_logits)
         self._forward = forward
-        self._tokens = Tokens(workspace["lane_token_ids"], workspace["lane_rows"], workspace["lane_positions"])
-        self._history = workspace["history"]
+        self._tokens = Tokens(workspace.lane_token_ids, workspace.lane_rows, workspace.lane_positions)
+        self._history = workspace.history
         self.max_seq_len = int(self._history.shape[1])
         self._uses_graphs = uses_graphs
         self._graphs: dict[tuple[Batch, int], Any] = {}

@@ -7,6 +7,7 @@ Constants are measured on one H200 (docs/performance.md).
 
 from dataclasses import dataclass
 
+from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemv import GemvPlan, plan_gemv
 from llmcli.kernels.tiles import TileLayout
 
@@ -26,13 +27,10 @@ CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 
 @dataclass(frozen=True)
 class DecodeCard:
-    """What of a card decides how long decoding takes. Units: bytes, bytes a second, hertz."""
+    """What of a card decides how long decoding takes. Units: bytes a second."""
 
     read_bytes: float
-    num_multiprocessors: int
-    shared_bytes_per_block: int
-    can_cluster: bool
-    clock_hertz: float
+    facts: CardFacts
 
     def gemv_plans(self, layout: TileLayout, num_rows: int) -> list[GemvPlan]:
         """The launches of one product: where shared memory is short, fewer rows go into one."""
@@ -42,9 +40,9 @@ class DecodeCard:
                 plan_gemv(
                     layout,
                     left,
-                    num_multiprocessors=self.num_multiprocessors,
-                    shared_bytes_per_block=self.shared_bytes_per_block,
-                    can_cluster=self.can_cluster,
+                    num_multiprocessors=self.facts.num_multiprocessors,
+                    shared_bytes_per_block=self.facts.shared_bytes_per_block,
+                    can_cluster=self.facts.can_cluster,
                 )
             )
             left -= plans[-1].num_rows
@@ -67,6 +65,6 @@ class DecodeCard:
         computing = 0.0
         if layout.weight_type == "int4":
             clocks = layout.num_units * (INT4_UNIT_CLOCKS + INT4_COLUMN_CLOCKS * plan.column_tiles) + INT4_TILE_CLOCKS
-            computing = -(-layout.num_tiles // num_fetches) / plan.cluster * clocks / self.clock_hertz
+            computing = -(-layout.num_tiles // num_fetches) / plan.cluster * clocks / self.facts.clock_hertz
         start = GEMV_SECONDS[layout.weight_type] + (plan.num_rows - 1) * GEMV_ROW_SECONDS
         return max(reading, computing) + fetching + start

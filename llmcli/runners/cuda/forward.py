@@ -28,11 +28,12 @@ from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.arena import Arena, fetch, send
+from llmcli.runners.cuda.arena import fetch, send
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
-from llmcli.runners.cuda.memory import LOGIT_ROWS, MAX_BATCH, MemoryPlan, qkv_layout
+from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products
-from llmcli.runners.cuda.weights import LayerWeights, Projection, Weights
+from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MAX_BATCH, Cache, Workspace
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class _Layer:
     """
 
     index: int
-    weights: LayerWeights
+    weights: LayerWeights[Any]
     cache: LayerCache
     kind: int
     arrays: tuple[Any, ...]
@@ -70,17 +71,23 @@ class Forward:
     """
 
     def __init__(
-        self, device: Device, plan: MemoryPlan, weights: Weights, cache: Arena, workspace: Arena, products: Products
+        self,
+        device: Device,
+        plan: MemoryPlan,
+        weights: Weights[Any],
+        cache: Cache[Any],
+        workspace: Workspace[Any],
+        products: Products,
     ):
         self.device = device
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
-        self.hidden = workspace["hidden"]
+        self.hidden = workspace.hidden
         self._weights = weights
-        self._cache = KvCache(plan.stored, cache)
+        self._cache = KvCache(cache)
         self._workspace = workspace
         self._products = products
-        self._tokens = Tokens(workspace["token_ids"], workspace["rows"], workspace["positions"])
+        self._tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
 
@@ -130,7 +137,7 @@ class Forward:
         parts = []
         for first in range(begin, end, LOGIT_ROWS):
             hidden = self.hidden[first : min(first + LOGIT_ROWS, end)]
-            logits = self._workspace["score_logits"][: len(hidden)]
+            logits = self._workspace.score_logits[: len(hidden)]
             self.project_logits(hidden, logits)
             parts.append(fetch(self.device, logits))
         return np.concatenate(parts)
@@ -144,7 +151,7 @@ class Forward:
         self._layers = list({layer.kind: layer for layer in self._layers}.values())
         for count in range(1, MAX_BATCH + 1):
             self.run_batch(self._tokens.first(count))
-            self.project_logits(self.hidden[:count], self._workspace["score_logits"][:count])
+            self.project_logits(self.hidden[:count], self._workspace.score_logits[:count])
         for count in (*range(2, min(MAX_PACKED_TOKENS + 2, self.chunk_tokens)), self.chunk_tokens):
             self._run_chunk(self._tokens.first(count), 0, 0)
 
@@ -174,7 +181,7 @@ class Forward:
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
             arrays = (*weights.arrays, *cache.values())
-            matrices = [(part.matrix.layout, part.activation_dtype, part.begin) for part in weights.projections]
+            matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))
             layers.append(_Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
@@ -187,7 +194,7 @@ class Forward:
         embedding(self.device, table=table, token_ids=tokens.token_ids, out=activations.hidden)
         return activations
 
-    def _few_tokens(self, layer: LayerWeights, activations: Activations, attend: Callable[[], None]) -> None:
+    def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in four products, which take norms, biases, SwiGLU and residual additions with them."""
         device, eps = self.device, self.config.rms_norm_eps
         hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
@@ -215,7 +222,7 @@ class Forward:
         )
         gemv(device, matrix=layer.down.matrix, x=gated, out=hidden, bias=layer.down.bias, epilogue="add")
 
-    def _many_tokens(self, layer: LayerWeights, activations: Activations, attend: Callable[[], None]) -> None:
+    def _many_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in products of whole matrices, whose inputs are rounded to 16 bits in rows with a common scale."""
         device, eps = self.device, self.config.rms_norm_eps
         hidden, row_scale = activations.hidden, activations.row_scale
@@ -242,7 +249,7 @@ class Forward:
         swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=activations.gated_scale)
         self._multiply_and_add(layer.down, x, activations.gated_scale, activations)
 
-    def _multiply_and_add(self, projection: Projection, x: Any, row_scale: Any, activations: Activations) -> None:
+    def _multiply_and_add(self, projection: Projection[Any], x: Any, row_scale: Any, activations: Activations) -> None:
         product = activations.outputs(projection.num_rows)
         self._products.multiply(projection, x, product)
         bias, hidden = projection.output_bias, activations.hidden
@@ -263,8 +270,8 @@ class Forward:
             positions=tokens.positions,
             **layer.cache,
             window=traits.sliding_windows[layer.index],
-            partials=self._workspace["partials"],
-            counters=self._workspace["counters"],
+            partials=self._workspace.partials,
+            counters=self._workspace.counters,
             out=activations.mixed,
         )
 
@@ -272,7 +279,7 @@ class Forward:
         """The same for tokens of one row, each of which sees those before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
         weights, eps = layer.weights, self.config.rms_norm_eps
-        if weights.q_norm is not None:
+        if weights.q_norm is not None and weights.k_norm is not None:
             queries = activations.qkv_columns(0, layout.q_size)
             keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
             head_norm(device, x=queries, weight=weights.q_norm, eps=eps)

@@ -3,9 +3,8 @@
 from typing import Any, TypedDict
 
 from llmcli.kernels.device import Device
-from llmcli.runners.cuda.arena import Arena, copy_blocks
-from llmcli.runners.cuda.memory import cache_regions
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.arena import copy_blocks
+from llmcli.runners.cuda.workspace import Cache
 
 
 class LayerCache(TypedDict):
@@ -22,19 +21,19 @@ class LayerCache(TypedDict):
 
 
 class KvCache:
-    """The arrays of `cache_regions` in their arena, cut into layers once: a view takes the host as long as a launch."""
+    """The cache's arrays, cut into layers once: a view takes the host as long as a launch."""
 
-    def __init__(self, stored: StoredModel, arena: Arena):
-        names = [region.name for region in cache_regions(stored, 1, 1)]
-        self._arrays = [arena[name] for name in names]
+    def __init__(self, cache: Cache[Any]):
+        scales = [array for array in (cache.key_scales, cache.value_scales) if array is not None]
+        self._arrays = [cache.keys, cache.values, *scales]
         self.layers = [
             LayerCache(
-                keys=arena["keys"][index],
-                values=arena["values"][index],
-                key_scales=arena["key_scales"][index] if "key_scales" in names else None,
-                value_scales=arena["value_scales"][index] if "value_scales" in names else None,
+                keys=cache.keys[index],
+                values=cache.values[index],
+                key_scales=None if cache.key_scales is None else cache.key_scales[index],
+                value_scales=None if cache.value_scales is None else cache.value_scales[index],
             )
-            for index in range(stored.config.num_hidden_layers)
+            for index in range(len(cache.keys))
         ]
 
     def copy(self, device: Device, source: int, target: int, num_tokens: int) -> None:

@@ -12,20 +12,22 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.cuda.arena import Arena, fetch, free_bytes, send
+from llmcli.runners.cuda.arena import card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.decode import Decoder
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan, fit_memory
-from llmcli.runners.cuda.placing import Placement
 from llmcli.runners.cuda.products import Products
+from llmcli.runners.cuda.regions import lay_out
 from llmcli.runners.cuda.rehearsal import Rehearsal
 from llmcli.runners.cuda.rows import Row
 from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.runners.cuda.sampling import DeviceSampler
-from llmcli.runners.cuda.staging import NUM_SLOTS
+from llmcli.runners.cuda.staging import Staging
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.upload import Upload
-from llmcli.runners.cuda.weights import Weights, place_weights
+from llmcli.runners.cuda.weight_layout import Weights
+from llmcli.runners.cuda.weight_pieces import WeightPieces
+from llmcli.runners.cuda.workspace import Cache, Workspace
 from llmcli.timeline import Timeline
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
@@ -68,36 +70,38 @@ def load(
         available=free_bytes(),
         allows_fewer_rows=allows_fewer_rows,
         chunk_tokens=prefill_chunk,
-        num_multiprocessors=device.num_multiprocessors,
+        card=device.facts,
     )
     with timeline.part("card's memory"):
-        weights_arena, cache = Arena(plan.weights), Arena(plan.cache)
-        workspace = Arena(plan.workspace, plan.workspace_bytes)
-    weights = place_weights(plan, weights_arena)
-    staging = workspace.overlay(plan.staging)
-    placement = Placement(device, model, plan, weights, staging["scratch"], staging["flags"])
-    slots = [staging[f"slot {index}"] for index in range(NUM_SLOTS)]
+        weights: Weights[Any] = on_card(plan.weights)
+        cache: Cache[Any] = on_card(plan.cache)
+        memory = card_memory(plan.workspace_bytes)
+        workspace: Workspace[Any] = lay_out(plan.workspace, memory)
+        staging: Staging[Any] = lay_out(plan.staging, memory)
+    pieces = WeightPieces(device, model, stored, weights, staging)
     # What needs no weights is made ready while the first of them are read.
     with (
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
-        Upload(device, placement.pieces(), slots, timeline) as uploading,
+        Upload(device, pieces, staging.slots, timeline) as uploading,
     ):
-        opening = beside.submit(_open_library, device, workspace["library"], timeline)
-        wanted = rehearse(device, model, plan, weights, cache, workspace)
+        opening = beside.submit(_open_library, device, workspace.library, timeline)
+        wanted = rehearse(device, model, plan, weights, cache, workspace, staging)
         _prepare(device, wanted, on_compile, timeline)
-        _take_weights(device, model, placement, uploading, weights_arena, staging, on_progress)
+        total = sum(info.num_bytes for info in model.tensors.tensors.values())
+        send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
+        uploading.run(lambda done: on_progress(done, total))
+        pieces.check_values(fetch(device, staging.flags))
         with timeline.part("matrix library"):
             library = opening.result()
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
-    send(device, workspace["unit_scale"], np.ones(plan.chunk_tokens, np.float32))
-    send(device, workspace["counters"], np.zeros(workspace["counters"].shape, np.uint32))
+    send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
+    send(device, workspace.counters, np.zeros(workspace.counters.shape, np.uint32))
 
-    forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace["widened"]))
+    forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace.widened))
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size)
     decoder = Decoder(forward, sampler, workspace, uses_graphs=uses_graphs)
     rows = [
-        Row(index, workspace["prefill_logits"][index], workspace["decode_logits"][index])
-        for index in range(plan.num_rows)
+        Row(index, workspace.prefill_logits[index], workspace.decode_logits[index]) for index in range(plan.num_rows)
     ]
     device.synchronize()
     description = f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
@@ -107,16 +111,21 @@ def load(
 
 
 def rehearse(
-    device: Device, model: Model, plan: MemoryPlan, weights: Weights, cache: Arena, workspace: Arena
+    device: Device,
+    model: Model,
+    plan: MemoryPlan,
+    weights: Weights[Any],
+    cache: Cache[Any],
+    workspace: Workspace[Any],
+    staging: Staging[Any],
 ) -> Mapping[str, Collection[str]]:
     """The kernels that a model needs, loading included: name expressions by `.cu` stem."""
     rehearsal = Rehearsal(device)
     stand_in = cast(Device, rehearsal)
-    products = Products(stand_in, None, workspace["widened"])
+    products = Products(stand_in, None, workspace.widened)
     Forward(stand_in, plan, weights, cache, workspace, products).rehearse()
-    staging = workspace.overlay(plan.staging)
-    for piece in Placement(stand_in, model, plan, weights, staging["scratch"], staging["flags"]).pieces():
-        piece.take(staging["slot 0"][: piece.num_bytes])
+    for piece in WeightPieces(stand_in, model, plan.stored, weights, staging).for_kernels():
+        piece.take(staging.slots[0][: piece.num_bytes])
     return {**rehearsal.wanted, SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
 
 
@@ -143,24 +152,6 @@ def _prepare(
 def _open_library(device: Device, workspace: Any, timeline: Timeline) -> Cublas:
     with timeline.beside("matrix library"):
         return Cublas(device, workspace)
-
-
-def _take_weights(
-    device: Device,
-    model: Model,
-    placement: Placement,
-    uploading: Upload,
-    arena: Arena,
-    staging: dict[str, Any],
-    on_progress: OnProgress,
-) -> None:
-    """Raises: CheckpointError"""
-    total = sum(info.num_bytes for info in model.tensors.tensors.values())
-    send(device, staging["flags"], np.zeros(staging["flags"].shape, np.int32))
-    read = placement.place_small(arena, staging["slot 0"])
-    device.synchronize()  # slot 0 is free
-    uploading.run(lambda done: on_progress(read + done, total))
-    placement.check_values(fetch(device, staging["flags"]))
 
 
 def rotary_table(config: LlamaConfig, max_seq_len: int) -> npt.NDArray[np.float32]:

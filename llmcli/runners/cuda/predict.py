@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from llmcli.kernels.attention_prefill import attention_prefill_cost
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.cublas import matmul_cost
 from llmcli.kernels.dequantize import dequantize_cost
 from llmcli.kernels.embedding import embedding_cost
@@ -24,10 +25,11 @@ from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.swiglu import swiglu_cost
 from llmcli.kernels.tiles import TILE_ROWS
 from llmcli.runners.cuda.decode_card import STEP_SECONDS, DecodeCard
-from llmcli.runners.cuda.matrices import LayerMatrices, MatrixPlan
-from llmcli.runners.cuda.memory import MAX_BATCH, WIDENED_BYTES, MemoryPlan, has_bias, qkv_layout, tiles_at_a_time
+from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import way_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES
+from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Space, qkv_layout
+from llmcli.runners.cuda.workspace import MAX_BATCH, WIDENED_BYTES, tiles_at_a_time
 
 # Shares of the measured rates that kernels of prefill reach, on one H200 (docs/performance.md): of the matrix library's
 # large product; of reading, where few tokens wait for their weights, and where codes are widened or multiplied packed.
@@ -83,15 +85,11 @@ class CardPredictor:
         self,
         plan: MemoryPlan,
         rates: Rates,
-        *,
-        num_multiprocessors: int = 132,
-        shared_bytes_per_block: int = 227 * 1024,
-        can_cluster: bool = True,
-        clock_hertz: float = 1.98e9,
+        card: CardFacts = TYPICAL_CARD,
     ):
         self._plan = plan
         self._rates = rates
-        self._card = DecodeCard(rates.read_bytes, num_multiprocessors, shared_bytes_per_block, can_cluster, clock_hertz)
+        self._card = DecodeCard(rates.read_bytes, card)
         self._config = plan.stored.config
         self._qkv = qkv_layout(self._config)
         self._itemsize = ARRAY_DTYPES[plan.stored.cache_type].itemsize
@@ -102,9 +100,9 @@ class CardPredictor:
         config = self._config
         total = num_rows * config.hidden_size * self._embedding_itemsize
         total += 4 * config.hidden_size * (2 * config.num_hidden_layers + 1)  # norms
-        for matrix in self._plan.matrices:
+        for matrix in self._plan.weights.projections:
             passes = len(self._card.gemv_plans(matrix.layout, num_rows))
-            bias_bytes = 4 * matrix.layout.padded_rows if has_bias(config, matrix) else 0
+            bias_bytes = 4 * matrix.layout.padded_rows if matrix.bias is not None else 0
             total += passes * (matrix.layout.num_bytes + bias_bytes)
         return total + num_rows * sum(self._cache_bytes(depth))
 
@@ -113,13 +111,15 @@ class CardPredictor:
         has_codes = self._plan.stored.cache_type == "int8"
         return (
             STEP_SECONDS
-            + sum(self._card.gemv_seconds(matrix.layout, num_rows) for matrix in self._plan.matrices)
+            + sum(self._card.gemv_seconds(matrix.layout, num_rows) for matrix in self._plan.weights.projections)
             + sum(self._card.attention_seconds(of_layer, num_rows, has_codes) for of_layer in self._cache_bytes(depth))
         )
 
     def decode_kernels(self, num_rows: int = 1) -> int:
         """Kernels of one step."""
-        num_products = sum(len(self._card.gemv_plans(matrix.layout, num_rows)) for matrix in self._plan.matrices)
+        num_products = sum(
+            len(self._card.gemv_plans(matrix.layout, num_rows)) for matrix in self._plan.weights.projections
+        )
         return num_products + self._config.num_hidden_layers + 2  # attention; embedding and sampling
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
@@ -152,23 +152,27 @@ class CardPredictor:
             num_tokens=count, hidden_size=self._config.hidden_size, itemsize=self._embedding_itemsize
         )
         launches = [Launch(embedding)]
-        for index, layer in enumerate(self._plan.matrices.layers):
+        for index, layer in enumerate(self._plan.weights.layers):
             launches += self._layer(index, layer, count, start)
         return launches
 
     def new_launches(self, count: int) -> int:
         """Launches of a chunk that no layer before has made alike."""
-        traits, layers = self._config.traits, self._plan.matrices.layers
+        traits, layers = self._config.traits, self._plan.weights.layers
         firsts: dict[Hashable, int] = {}
         for index, layer in enumerate(layers):
-            kind = (*(matrix.layout for matrix in layer), traits.uses_rope[index], traits.sliding_windows[index])
+            kind = (
+                *(matrix.layout for matrix in layer.projections),
+                traits.uses_rope[index],
+                traits.sliding_windows[index],
+            )
             firsts.setdefault(kind, index)
         return 1 + sum(len(list(self._layer(index, layers[index], count, 0))) for index in firsts.values())
 
     def _head_seconds(self) -> float:
-        return self._card.gemv_seconds(self._plan.matrices.head.layout, 1)
+        return self._card.gemv_seconds(self._plan.weights.head.layout, 1)
 
-    def _layer(self, index: int, layer: LayerMatrices, count: int, start: int) -> Iterator[Launch]:
+    def _layer(self, index: int, layer: LayerWeights[Space], count: int, start: int) -> Iterator[Launch]:
         """The launches of one layer for a chunk of a prompt, as `Forward` makes them."""
         config, qkv = self._config, self._qkv
         itemsize = ARRAY_DTYPES[layer.o.format.activation_type].itemsize
@@ -177,17 +181,17 @@ class CardPredictor:
         for matrix in layer.qkv:
             yield Launch(norm)
             yield from self._product(matrix, count)
-            if has_bias(config, matrix) or matrix.format.activation_type == "float16":
-                width = matrix.layout.num_rows
-                yield Launch(scale_bias_cost(num_rows=count, num_columns=width, has_bias=has_bias(config, matrix)))
+            if matrix.needs_finish:
+                has_bias = matrix.bias is not None
+                yield Launch(scale_bias_cost(num_rows=count, num_columns=matrix.num_rows, has_bias=has_bias))
         yield from self._attention(index, count, start)
         yield Launch(round_rows_cost(num_rows=count, num_columns=qkv.q_size, itemsize=itemsize))
         yield from self._product(layer.o, count)
-        add = residual_add_cost(num_rows=count, num_columns=hidden, has_bias=has_bias(config, layer.o))
+        add = residual_add_cost(num_rows=count, num_columns=hidden, has_bias=layer.o.bias is not None)
         yield Launch(add)
         yield Launch(norm)
         yield from self._product(layer.gate_up, count)
-        if has_bias(config, layer.gate_up):
+        if layer.gate_up.bias is not None:
             width = layer.gate_up.layout.num_rows
             yield Launch(scale_bias_cost(num_rows=count, num_columns=width, has_bias=True))
         yield Launch(swiglu_cost(num_rows=count, num_columns=config.intermediate_size, itemsize=itemsize))
@@ -206,7 +210,7 @@ class CardPredictor:
         cost = attention_prefill_cost(count, start, qkv, self._itemsize, window)
         yield Launch(cost, ATTENTION_SHARE * self._flops(self._plan.stored.attention_type))
 
-    def _product(self, matrix: MatrixPlan, count: int) -> Iterator[Launch]:
+    def _product(self, matrix: Projection[Space], count: int) -> Iterator[Launch]:
         layout, kind = matrix.layout, matrix.format.activation_type
         if way_of(layout, count) == "packed":
             cost = gemm_packed_cost(layout=layout, num_tokens=count)

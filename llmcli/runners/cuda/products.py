@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed, takes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
-from llmcli.runners.cuda.memory import tiles_at_a_time
-
-if TYPE_CHECKING:
-    from llmcli.runners.cuda.weights import Projection  # it needs CuPy, and plans ask `way_of` without
+from llmcli.runners.cuda.weight_layout import Projection
+from llmcli.runners.cuda.workspace import tiles_at_a_time
 
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
@@ -55,13 +53,13 @@ class Products:
         self._widened = widened
         self._pieces: dict[tuple[TileLayout, np.dtype[Any]], list[_Piece]] = {}
 
-    def multiply(self, projection: Projection, x: Any, out: Any) -> None:
+    def multiply(self, projection: Projection[Any], x: Any, out: Any) -> None:
         """Write the product, without scales of rows and bias.
 
         Shapes: x [num_tokens, num_inputs] in the projection's activation_dtype; out float32 [num_tokens, num_rows],
                 rows may be further apart
         """
-        matrix, layout = projection.matrix, projection.matrix.layout
+        matrix, layout = projection.matrix, projection.layout
         if way_of(layout, len(x)) == "packed":
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return

@@ -5,11 +5,10 @@ It takes the place of the CPU's threads in an export and gives the same bytes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import cupy
 import numpy as np
@@ -22,14 +21,26 @@ from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows
 from llmcli.quantization.floats import STORED_AS
 from llmcli.quantization.rounding import RowErrors, steps_of_range
 from llmcli.quantization.schemes import WeightScheme, packed_size
-from llmcli.runners.cuda.arena import Arena, send
-from llmcli.runners.cuda.regions import STORED_DTYPES, Region, held_bytes
+from llmcli.runners.cuda.arena import on_card, send
+from llmcli.runners.cuda.regions import BYTE, FLOAT32, INT32, STORED_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.upload import pinned_bytes
 
 WEIGHTS_PER_BLOCK = 1 << 22  # 8 MiB of 16-bit weights: far longer on the bus than any launch takes
 NUM_SLOTS = 3  # one is read to, one is on its way, one is written to disk
 
 _Bytes = npt.NDArray[np.uint8]
+A = TypeVar("A")  # Region while it is planned, else an array on the card or on the host
+
+
+@dataclass(frozen=True)
+class _Results(Generic[A]):
+    """What comes back of a block of [num_rows, input_size] weights; without zero points where the scheme has none."""
+
+    packed: A
+    scales: A
+    squares: A
+    num_saturated: A
+    zero_points: A | None
 
 
 @dataclass(frozen=True)
@@ -59,20 +70,16 @@ class CardQuantizer:
         device.activate()
         device.prepare_all({SPEC.stem: SPEC.variants}, on_compile)
         source_bytes, result_bytes = self._largest_block(weights)
-        arena = Arena(
-            Region(f"{name} {index}", (size,), np.dtype(np.uint8))
-            for index in range(NUM_SLOTS)
-            for name, size in (("source", source_bytes), ("results", result_bytes))
-        )
+        blocks = on_card(((Region((source_bytes,), BYTE), Region((result_bytes,), BYTE)),) * NUM_SLOTS)
         self._slots = [
             _Slot(
                 source=pinned_bytes(source_bytes),
-                source_on_card=arena[f"source {index}"],
+                source_on_card=source_on_card,
                 results=pinned_bytes(result_bytes),
-                results_on_card=arena[f"results {index}"],
+                results_on_card=results_on_card,
                 is_done=cupy.cuda.Event(disable_timing=True),
             )
-            for index in range(NUM_SLOTS)
+            for source_on_card, results_on_card in blocks
         ]
         self._num_buffers = 0
 
@@ -83,8 +90,8 @@ class CardQuantizer:
                 num_rows = min(self.block_rows(weight.shape[1]), weight.shape[0])
                 num_weights = num_rows * weight.shape[1]
                 source_bytes = max(source_bytes, num_weights * np.dtype(STORED_AS[weight.info.dtype]).itemsize)
-                regions = _result_regions((num_rows, weight.shape[1]), weight.scheme)
-                result_bytes = max(result_bytes, held_bytes(regions))
+                results = _plan_results((num_rows, weight.shape[1]), weight.scheme)
+                result_bytes = max(result_bytes, held_bytes(results))
         return source_bytes, result_bytes
 
     def __enter__(self) -> Self:
@@ -104,56 +111,55 @@ class CardQuantizer:
         """Where the next block is to be read to: pinned memory, whose last block has been asked for."""
         slot = self._slots[self._num_buffers % NUM_SLOTS]
         self._num_buffers += 1
-        stored: npt.NDArray[Any] = _cut(slot.source, [Region("source", shape, np.dtype(STORED_AS[dtype]))])["source"]
+        stored: npt.NDArray[Any] = Region(shape, np.dtype(STORED_AS[dtype])).place(slot.source)
         return stored
 
     def submit(self, stored: npt.NDArray[Any], dtype: str, scheme: WeightScheme, scale_dtype: str) -> PendingRows:
         """Queue the block in the latest buffer: there, the kernels, and back."""
         slot = self._slots[(self._num_buffers - 1) % NUM_SLOTS]
         # As it stands on the card, bfloat16 is kept as uint16 there too.
-        weights = _cut(slot.source_on_card, [Region("source", stored.shape, stored.dtype)])["source"]
-        regions = _result_regions(stored.shape, scheme)
-        results = _cut(slot.results_on_card, regions)
+        weights = Region(stored.shape, stored.dtype).place(slot.source_on_card)
+        plan = _plan_results(stored.shape, scheme)
+        results: _Results[Any] = lay_out(plan, slot.results_on_card)
         send(self._device, weights, stored)
         quantize_rows(
             self._device,
             weights=weights,
             form=_code_form(scheme),
             scale_type=STORED_DTYPES[scale_dtype],
-            scales=results["scales"],
-            zero_points=results.get("zero_points"),
-            packed=results["packed"],
-            squares=results["squares"],
-            num_saturated=results["num_saturated"],
+            scales=results.scales,
+            zero_points=results.zero_points,
+            packed=results.packed,
+            squares=results.squares,
+            num_saturated=results.num_saturated,
         )
-        receive(self._device, slot.results, slot.results_on_card, held_bytes(regions))
+        receive(self._device, slot.results, slot.results_on_card, held_bytes(plan))
         with device_errors():
             slot.is_done.record(self._device.stream)
-        return _PendingBlock(slot, regions, stored.size)
+        return _PendingBlock(slot, plan, stored.size)
 
 
 @dataclass(frozen=True)
 class _PendingBlock:
     slot: _Slot
-    regions: Sequence[Region]
+    plan: _Results[Region]
     num_weights: int
 
     def result(self) -> PackedRows | None:
         """The block; what outlives it in the slot is copied, all but the codes."""
         with device_errors():
             self.slot.is_done.synchronize()
-        found = _cut(self.slot.results, self.regions)
-        if not np.isfinite(found["scales"]).all():
+        found: _Results[Any] = lay_out(self.plan, self.slot.results)
+        if not np.isfinite(found.scales).all():
             return None
-        zero_points, squares = found.get("zero_points"), found["squares"]
         return PackedRows(
-            packed=found["packed"].view(np.int32),
-            scales=found["scales"].copy(),
-            zero_points=None if zero_points is None else zero_points.copy(),
+            packed=found.packed.view(np.int32),
+            scales=found.scales.copy(),
+            zero_points=None if found.zero_points is None else found.zero_points.copy(),
             errors=RowErrors(
-                error_squares=squares[:, 0].copy(),
-                weight_squares=squares[:, 1].copy(),
-                num_saturated=int(found["num_saturated"].sum()),
+                error_squares=found.squares[:, 0].copy(),
+                weight_squares=found.squares[:, 1].copy(),
+                num_saturated=int(found.num_saturated.sum()),
                 num_weights=self.num_weights,
             ),
         )
@@ -165,29 +171,17 @@ def receive(device: Device, target: _Bytes, source: Any, num_bytes: int) -> None
         source.data.copy_to_host_async(target.ctypes.data, num_bytes, device.stream)
 
 
-def _result_regions(shape: tuple[int, ...], scheme: WeightScheme) -> list[Region]:
-    """What comes back of a block of `shape` [rows, input_size]."""
+def _plan_results(shape: tuple[int, ...], scheme: WeightScheme) -> _Results[Region]:
+    """What comes back of a block of `shape` [num_rows, input_size]."""
     num_rows, input_size = shape
-    num_groups = scheme.num_groups(input_size)
-    regions = [
-        Region("packed", (num_rows, packed_size(input_size, scheme.num_bits)), np.dtype(np.uint32)),
-        Region("scales", (num_rows, num_groups), np.dtype(np.float32)),
-        Region("squares", (num_rows, 2), np.dtype(np.float64)),
-        Region("num_saturated", (num_rows,), np.dtype(np.int32)),
-    ]
-    if not scheme.is_symmetric:
-        regions.append(Region("zero_points", (num_rows, num_groups), np.dtype(np.uint8)))
-    return regions
-
-
-def _cut(memory: Any, regions: Iterable[Region]) -> dict[str, Any]:
-    """Arrays one after the other in a uint8 array, which may stand on either side."""
-    arrays, begin = {}, 0
-    for region in regions:
-        num_bytes = math.prod(region.shape) * region.dtype.itemsize
-        arrays[region.name] = memory[begin : begin + num_bytes].view(region.dtype).reshape(region.shape)
-        begin += region.held_bytes
-    return arrays
+    groups = (num_rows, scheme.num_groups(input_size))
+    return _Results(
+        packed=Region((num_rows, packed_size(input_size, scheme.num_bits)), np.dtype(np.uint32)),
+        scales=Region(groups, FLOAT32),
+        squares=Region((num_rows, 2), np.dtype(np.float64)),
+        num_saturated=Region((num_rows,), INT32),
+        zero_points=None if scheme.is_symmetric else Region(groups, BYTE),
+    )
 
 
 def _code_form(scheme: WeightScheme) -> CodeForm:

@@ -18,9 +18,10 @@ from llmcli.kernels.cublas import WORKSPACE_BYTES, Cublas
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.residual_add import residual_add
+from llmcli.kernels.tiles import ALIGNMENT
 from llmcli.runners.cuda.arena import allocate, free_bytes, send
 from llmcli.runners.cuda.predict import Rates
-from llmcli.runners.cuda.regions import ALIGNMENT, ARRAY_DTYPES
+from llmcli.runners.cuda.regions import ARRAY_DTYPES
 
 _MOST_READ_BYTES = 4 * 2**30
 _LEAST_L2_SIZES = 4  # read from the cache, memory would look faster than it is

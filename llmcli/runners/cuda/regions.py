@@ -1,13 +1,18 @@
-"""`Region`: an array that is to lie on the card, known by name, shape and type before any memory is taken."""
+"""Regions: arrays that are planned before any memory is taken; and dataclasses of them, laid out in one memory.
+
+A plan is a dataclass whose fields are regions, tuples of regions, or dataclasses like it. `lay_out` returns the same
+dataclass with an array in the place of every region; all other fields stay as they are. So what was planned and what
+lies on the card have one type and one set of names: `Workspace[Region]` becomes `Workspace[Any]`.
+"""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 256  # bytes: what CUDA aligns allocations to, and more than any vector load asks for
+from llmcli.kernels.tiles import TileLayout, aligned
 
 # Types by the word config.json and users have for them; the card's arrays hold bfloat16 as uint16, int8 as codes + 128.
 ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -18,22 +23,92 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
+FLOAT32, INT32, BYTE = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
+
 
 @dataclass(frozen=True)
 class Region:
-    """A named array of the card."""
+    """An array that is to be."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @property
+    def num_bytes(self) -> int:
+        """The array's bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
     def held_bytes(self) -> int:
         """Its bytes, rounded up so that the next region is aligned too."""
-        num_bytes = math.prod(self.shape) * self.dtype.itemsize
-        return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return aligned(self.num_bytes)
+
+    def place(self, memory: Any) -> Any:
+        """The array over the first bytes of `memory`, a uint8 array of CuPy or NumPy."""
+        return memory[: self.num_bytes].view(self.dtype).reshape(self.shape)
 
 
-def held_bytes(regions: Iterable[Region]) -> int:
-    """Bytes of regions that lie one after the other."""
-    return sum(region.held_bytes for region in regions)
+@dataclass(frozen=True)
+class TiledRegion:
+    """A matrix in tiles that is to be; placed, it is a `TiledMatrix`."""
+
+    layout: TileLayout
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its arrays, each rounded up."""
+        return self.layout.arena_bytes
+
+    def place(self, memory: Any) -> Any:
+        """The matrix over the first bytes of `memory`, a uint8 array of CuPy or NumPy."""
+        return self.layout.place(memory)
+
+
+def regions_of(plan: Any) -> Iterator[Region | TiledRegion]:
+    """Every region of a plan, in the order of the fields, which is their order in memory."""
+    if isinstance(plan, (Region, TiledRegion)):
+        yield plan
+        return
+    for part in _parts(plan):
+        yield from regions_of(part)
+
+
+def held_bytes(plan: Any) -> int:
+    """Bytes of a plan's regions, one after the other."""
+    if isinstance(plan, (Region, TiledRegion)):
+        return plan.held_bytes
+    return sum(held_bytes(part) for part in _parts(plan))
+
+
+def lay_out(plan: Any, memory: Any) -> Any:
+    """The plan with arrays over `memory` in the place of its regions; the contents are as found.
+
+    Several plans may share one memory, if they are used at different times.
+    Shapes: memory uint8 [at least held_bytes], its address a multiple of ALIGNMENT; a CuPy or NumPy array
+    Raises: ValueError if it is too small
+    """
+    if held_bytes(plan) > memory.nbytes:
+        raise ValueError(f"{held_bytes(plan)} bytes do not fit a memory of {memory.nbytes}")
+    begin = 0
+
+    def place(part: Any) -> Any:
+        nonlocal begin
+        if isinstance(part, (Region, TiledRegion)):
+            end = begin + part.held_bytes
+            array = part.place(memory[begin:end])
+            begin = end
+            return array
+        if isinstance(part, tuple):
+            return tuple(place(one) for one in part)
+        if held_bytes(part) == 0:
+            return part
+        return replace(part, **{field.name: place(getattr(part, field.name)) for field in fields(part)})
+
+    return place(plan)
+
+
+def _parts(plan: Any) -> Sequence[Any]:
+    if isinstance(plan, tuple):
+        return plan
+    # As `fields` does, in half the time: a plan of a large model has thousands of parts, and is made many times.
+    return [getattr(plan, name) for name in getattr(plan, "__dataclass_fields__", ())]

@@ -1,55 +1,120 @@
-"""What the card holds of weights on their way: slots for pieces of tensors, and room to convert an embedding."""
+"""How weights are cut for their way to the card, and the memory that they take there meanwhile. Needs no CuPy."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-import numpy as np
-
-from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.kernels.repack import row_bytes
 from llmcli.kernels.tiles import TILE_ROWS, tile_layout
-from llmcli.runners.cuda.matrices import MatrixPlan, ModelMatrices, Segment
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weight_layout import Linear, Projection, Space, Weights
 
 # One thread copies about 10 GB/s out of the page cache; eight keep a PCIe 5 bus busy. Pinned memory is slow to get.
 NUM_SLOTS = 8
 SLOT_BYTES = 32 * 2**20
 
-_MOST_TENSORS_A_LAYER = 40  # seven matrices in four parts each, biases and norms
+CODES, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
+
+A = TypeVar("A")  # Region while it is planned, an array on the card
 
 
-def rows_of_piece(pitch: int) -> int:
-    """Rows of `pitch` bytes that go to the card together: whole tiles, as many as fit a slot but at least one."""
-    return max(SLOT_BYTES // pitch // TILE_ROWS, 1) * TILE_ROWS
+@dataclass(frozen=True)
+class Staging(Generic[A]):
+    """What loading takes of the card, besides the weights.
+
+    Shapes: slots, uint8, each for one piece; scratch, uint8, for an embedding's tiles; flags int32, one for each float
+            tensor
+    """
+
+    slots: tuple[A, ...]
+    scratch: A
+    flags: A
 
 
-def staging_regions(stored: StoredModel, matrices: ModelMatrices) -> Iterator[Region]:
-    """The arrays `slot 0` and so on, `scratch` for an embedding's tiles, and `flags`, one for each tensor."""
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a linear layer: what its name ends in, and the bytes of its rows.
+
+    A row of the tensor holds `rows_per_row` rows of the weight, which divide a tile's: of zero points several.
+    """
+
+    suffix: str
+    pitch: int
+    rows_per_row: int = 1
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Rows `begin` ... `end` - 1 of a weight, and the bytes of the tensor that hold them."""
+
+    begin: int
+    end: int
+    first_byte: int
+    num_bytes: int
+
+
+def is_unpacked(stored: StoredModel, projection: Projection[Space], linear: Linear) -> bool:
+    """Whether a layer's codes become float32 on the way, for the sake of a neighbour in the same matrix."""
+    return linear.module in stored.packed and not projection.layout.has_codes
+
+
+def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[Part, ...]:
+    """The tensors of one linear layer, but for its bias, as they reach the card."""
+    num_inputs, scheme = projection.layout.num_inputs, projection.format.scheme
+    if is_unpacked(stored, projection, linear):
+        return (Part(CODES, row_bytes("float32", num_inputs)),)
+    if scheme is None:
+        name = linear.module + WEIGHT_SUFFIX
+        return (Part(WEIGHT_SUFFIX, row_bytes(stored.dtypes[name], num_inputs)),)
+    num_groups = scheme.num_groups(num_inputs)
+    scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + SCALE]].itemsize
+    codes = Part(CODES, row_bytes(projection.layout.weight_type, num_inputs))
+    scales = Part(SCALE, num_groups * scale_itemsize)
+    if scheme.is_symmetric:
+        return codes, scales
+    return codes, scales, Part(ZERO_POINT, num_groups * 4, rows_per_row=32 // scheme.num_bits)
+
+
+def row_ranges(part: Part, num_rows: int) -> Iterator[RowRange]:
+    """The pieces in which a tensor goes: whole tiles of the weight's rows."""
+    step = _rows_of_piece(part)
+    for begin in range(0, num_rows, step):
+        end = min(begin + step, num_rows)
+        first, last = begin // part.rows_per_row, -(-end // part.rows_per_row)
+        yield RowRange(begin, end, first * part.pitch, (last - first) * part.pitch)
+
+
+def embedding_part(stored: StoredModel) -> Part:
+    """The embedding's table."""
+    return Part(WEIGHT_SUFFIX, stored.config.hidden_size * ARRAY_DTYPES[stored.dtypes[EMBEDDING]].itemsize)
+
+
+def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region]:
+    """Slots for the largest piece, and scratch for the embedding's."""
     config = stored.config
-    embedding_pitch = config.hidden_size * ARRAY_DTYPES[stored.dtypes[EMBEDDING]].itemsize
-    embedding_rows = min(rows_of_piece(embedding_pitch), config.vocab_size)
-    largest = max(
-        _largest_part(config.vocab_size, embedding_pitch),
-        *(_largest_piece(stored, matrix, segment) for matrix in matrices for segment in matrix.segments),
+    parts = [(embedding_part(stored), config.vocab_size)]
+    for projection in weights.projections:
+        for linear in projection.linears:
+            parts += [(part, linear.num_rows) for part in parts_of(stored, projection, linear)]
+    # Norms and biases go together.
+    small = sum(held_bytes(norm) for _, norm in weights.norms)
+    small += sum(held_bytes(projection.bias) for projection in weights.projections)
+    slot = Region((max(small, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
+    rows = min(_rows_of_piece(embedding_part(stored)), config.vocab_size)
+    scratch = tile_layout(stored.embedding_type, rows, config.hidden_size)
+    return Staging(
+        slots=(slot,) * NUM_SLOTS,
+        scratch=Region((scratch.arena_bytes,), BYTE),
+        flags=Region((len(stored.dtypes),), INT32),
     )
-    for index in range(NUM_SLOTS):
-        yield Region(f"slot {index}", (largest,), np.dtype(np.uint8))
-    scratch = tile_layout(stored.embedding_type, embedding_rows, config.hidden_size)
-    yield Region("scratch", (scratch.arena_bytes,), np.dtype(np.uint8))
-    yield Region("flags", (config.num_hidden_layers * _MOST_TENSORS_A_LAYER + 8,), np.dtype(np.int32))
 
 
-def _largest_piece(stored: StoredModel, matrix: MatrixPlan, segment: Segment) -> int:
-    form, num_inputs = stored.format_of(segment.module), matrix.layout.num_inputs
-    pitches = [row_bytes("float32", num_inputs)]  # what a neighbour's format makes of it, if there is such a one
-    if form == matrix.format:
-        if form.scheme is None:
-            pitches = [row_bytes(stored.dtypes[f"{segment.module}.weight"], num_inputs)]
-        else:
-            # A row of scales, or of zero points for several rows.
-            pitches = [row_bytes(form.weight_type, num_inputs), 4 * form.scheme.num_groups(num_inputs)]
-    return max(_largest_part(segment.num_rows, pitch) for pitch in pitches)
+def _rows_of_piece(part: Part) -> int:
+    """Rows of a weight that go together: whole tiles, as many as fit a slot but at least one."""
+    return max(SLOT_BYTES * part.rows_per_row // part.pitch // TILE_ROWS, 1) * TILE_ROWS
 
 
-def _largest_part(num_rows: int, pitch: int) -> int:
-    return min(num_rows * pitch, max(SLOT_BYTES, TILE_ROWS * pitch))
+def _largest_piece(part: Part, num_rows: int) -> int:
+    return next(row_ranges(part, num_rows)).num_bytes

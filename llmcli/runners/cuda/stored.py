@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors, packed_tensors
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
@@ -39,7 +38,7 @@ class StoredModel:
 
     `kv_cache` is what was asked for: `auto` or `int8`.
     `head` names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each
-    float tensor by name.
+    float tensor by name. A tensor that `dtypes` lacks does not exist: so it says which layers have a bias or a norm.
     """
 
     config: LlamaConfig
@@ -73,13 +72,18 @@ class StoredModel:
         kv_cache: str = "auto",
     ) -> StoredModel:
         """A model as `llmcli quantize` writes it: every linear layer but the head in `scheme`, if there is one."""
-        packed = {
-            tensor.layer: scheme if scheme.divides(tensor.shape[1]) else WeightScheme(scheme.num_bits, None)
-            for tensor in expected_tensors(config)
-            if tensor.is_linear and scheme is not None
-        }
+        packed: dict[str, WeightScheme] = {}
         head = EMBEDDING if config.tie_word_embeddings else HEAD
-        return cls(config, head, packed, defaultdict(lambda: stored_dtype), dtype, kv_cache)
+        floats = [head]
+        for tensor in expected_tensors(config):
+            if tensor.is_linear and scheme is not None:
+                own = scheme if scheme.divides(tensor.shape[1]) else WeightScheme(scheme.num_bits, None)
+                packed[tensor.layer] = own
+                parts = packed_tensors(tensor, own)
+                floats += [part.name for part in parts if part.dtypes == WEIGHT_DTYPES]
+            else:
+                floats.append(tensor.name)
+        return cls(config, head, packed, dict.fromkeys(floats, stored_dtype), dtype, kv_cache)
 
     @property
     def embedding_type(self) -> str:

@@ -1,4 +1,4 @@
-"""Moves tensors from disk to the card: threads read pieces into pinned memory while earlier pieces are on their way."""
+"""Moves pieces of tensors to the card: threads read them into pinned memory while earlier ones are on their way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.kernels.device import Device, device_errors
 from llmcli.runners.cuda.arena import send
 from llmcli.timeline import Timeline
@@ -22,11 +21,15 @@ from llmcli.timeline import Timeline
 
 @dataclass(frozen=True)
 class Piece:
-    """Some bytes of a tensor; `take` queues what they are for, once they are on the card as uint8 [num_bytes]."""
+    """Some bytes for the card.
 
-    info: TensorInfo
-    begin: int
+    `read` fills host memory, uint8 [num_bytes], in any thread; `take` queues what the bytes are for, once they are on
+    the card as uint8 [num_bytes]. `file_bytes` of the files are done with that.
+    """
+
     num_bytes: int
+    file_bytes: int
+    read: Callable[[TensorReader, npt.NDArray[np.uint8]], None]
     take: Callable[[Any], None]
 
 
@@ -52,7 +55,7 @@ class Slot:
             with device_errors():
                 self._is_free.synchronize()
             began = self._timeline.now()
-        self._reader.read_range_into(piece.info, piece.begin, self._pinned[: piece.num_bytes].data)
+        piece.read(self._reader, self._pinned[: piece.num_bytes])
         return began
 
     def hand_over(self, piece: Piece) -> None:
@@ -108,10 +111,10 @@ class Upload:
             slot.close()
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
-        """Move all pieces, in order, and wait for the last; `on_bytes` is told how many bytes have been read.
+        """Move all pieces, in order, and wait for the last; `on_bytes` is told how many of the files' bytes are done.
 
         The timeline gets what was waited for: a read, or the card that still works on what the next read overwrites.
-        Raises: CheckpointError for read errors; DeviceError
+        Raises: CheckpointError for read errors, and as the pieces' `read`; DeviceError
         """
         done = 0
         with self._timeline.part("upload and repack"):
@@ -121,7 +124,7 @@ class Upload:
                 self._timeline.since("read", max(reading.result(), waiting))
                 slot.hand_over(piece)
                 self._read_next(slot)
-                done += piece.num_bytes
+                done += piece.file_bytes
                 on_bytes(done)
             self._device.synchronize()
 

@@ -1,0 +1,27 @@
+"""`CardFacts`: what a plan or a prediction must know of a card, whether the card is here or not. Needs no CuPy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """The facts of a card that decide about sizes, launches and times.
+
+    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, as from sm_90 on.
+    """
+
+    num_multiprocessors: int
+    shared_bytes_per_block: int
+    can_cluster: bool
+    clock_hertz: float
+    l2_bytes: int
+
+
+# An H200. It stands in for a card that is not here, of which the user knows memory and bandwidth alone.
+TYPICAL_CARD = CardFacts(
+    num_multiprocessors=132,
+    shared_bytes_per_block=227 * 1024,
+    can_cluster=True,
+    clock_hertz=1.98e9,
+    l2_bytes=50 * 2**20,
+)

@@ -1,0 +1,246 @@
+"""How every weight lies on the card: in which matrix, in which of its tiles, in which type, and with which bias.
+
+Linear layers that take the same input are one matrix, in tiles of their own or, gate and up, in the halves of shared
+ones. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from llmcli.checkpoint.layout import WEIGHT_SUFFIX
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import UnsupportedModelError
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, segment_offsets, tile_layout
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, FLOAT32, Region, TiledRegion
+from llmcli.runners.cuda.stored import MatrixFormat, StoredModel
+
+Space = Region | TiledRegion
+A = TypeVar("A")  # Space while it is planned, an array or a TiledMatrix on the card
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Where one linear layer's `num_rows` rows stand in a matrix: every `half_step`-th half tile from `first_half`."""
+
+    module: str
+    num_rows: int
+    first_half: int
+    half_step: int = 1
+
+
+@dataclass(frozen=True)
+class Projection(Generic[A]):
+    """One matrix: the weights of one or more linear layers that take the same input, and their biases.
+
+    Each layer begins with a tile or has one half of each, so the layout's rows count the padding of all but the last;
+    outputs and biases have these places too. `begin` is the matrix's first column in the outputs that it shares with
+    other matrices.
+    Shapes: bias float32 [16 * num_tiles], or None
+    """
+
+    linears: tuple[Linear, ...]
+    format: MatrixFormat
+    layout: TileLayout
+    matrix: A
+    bias: A | None
+    begin: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Outputs, with the padding between layers that share the matrix."""
+        return self.layout.num_rows
+
+    @cached_property
+    def activation_dtype(self) -> np.dtype[Any]:
+        """The type in which a product of many tokens takes its input."""
+        return ARRAY_DTYPES[self.format.activation_type]
+
+    @property
+    def needs_finish(self) -> bool:
+        """Whether a product's outputs still lack their row's scale, which only fp16 inputs have, or the bias."""
+        return self.bias is not None or self.activation_dtype == np.float16
+
+    @cached_property
+    def output_bias(self) -> Any:
+        """On the card: the bias without the last tile's padding. Shapes: float32 [num_rows], or None."""
+        bias: Any = self.bias
+        return None if bias is None else bias[: self.num_rows]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """On the card: all that a product reads; None where there is no such array."""
+        matrix: Any = self.matrix
+        return matrix.tiles, matrix.scales, matrix.zero_points, self.bias
+
+
+@dataclass(frozen=True)
+class LayerWeights(Generic[A]):
+    """One decoder layer.
+
+    `qkv` is one matrix where the three are stored alike, else one for each. `gate_up` has gate in the first half of
+    each tile and up in the second, so that whoever has a tile's outputs can multiply the two.
+    Shapes: norms float32, [hidden_size] or, of query and key, [head_dim]; those may be None
+    """
+
+    input_layernorm: A
+    qkv: tuple[Projection[A], ...]
+    q_norm: A | None
+    k_norm: A | None
+    o: Projection[A]
+    post_attention_layernorm: A
+    gate_up: Projection[A]
+    down: Projection[A]
+
+    @property
+    def projections(self) -> tuple[Projection[A], ...]:
+        """Its matrices, in the order in which a token passes them."""
+        return *self.qkv, self.o, self.gate_up, self.down
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """On the card: all its arrays; None where there is no such array."""
+        norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
+        return *norms, *(array for projection in self.projections for array in projection.arrays)
+
+
+@dataclass(frozen=True)
+class Weights(Generic[A]):
+    """The whole model.
+
+    Shapes: embed_tokens [vocab_size rounded up to whole tiles, hidden_size]; norm float32 [hidden_size]; cos_sin
+            float32 [max_seq_len, head_dim / 2, 2]
+    """
+
+    embed_tokens: A
+    layers: tuple[LayerWeights[A], ...]
+    norm: A
+    head: Projection[A]
+    cos_sin: A
+
+    @property
+    def projections(self) -> Iterator[Projection[A]]:
+        """Every matrix once, in the order in which a token passes them."""
+        for layer in self.layers:
+            yield from layer.projections
+        yield self.head
+
+    @property
+    def norms(self) -> Iterator[tuple[str, A]]:
+        """Every norm with the name of its tensor."""
+        for index, layer in enumerate(self.layers):
+            prefix = f"model.layers.{index}"
+            yield f"{prefix}.input_layernorm.weight", layer.input_layernorm
+            for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
+                if norm is not None:
+                    yield f"{prefix}.self_attn.{name}.weight", norm
+            yield f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm
+        yield "model.norm.weight", self.norm
+
+
+def qkv_layout(config: LlamaConfig) -> QkvLayout:
+    """How attention finds queries, keys and values in the outputs of their projection."""
+    return QkvLayout(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+
+
+def plan_weights(stored: StoredModel, max_seq_len: int) -> Weights[Space]:
+    """Lay out a model's weights.
+
+    Raises: UnsupportedModelError for groups that no kernel reads
+    """
+    config = stored.config
+    embedding_rows = segment_offsets([config.vocab_size])[1]  # its rows arrive in whole tiles
+    return Weights(
+        embed_tokens=Region((embedding_rows, config.hidden_size), ARRAY_DTYPES[stored.embedding_type]),
+        layers=tuple(_layer(stored, f"model.layers.{index}") for index in range(config.num_hidden_layers)),
+        norm=Region((config.hidden_size,), FLOAT32),
+        head=_single(stored, stored.head.removesuffix(WEIGHT_SUFFIX), config.vocab_size, config.hidden_size),
+        cos_sin=Region((max_seq_len, config.head_dim // 2, 2), FLOAT32),
+    )
+
+
+def _layer(stored: StoredModel, prefix: str) -> LayerWeights[Space]:
+    config = stored.config
+    hidden_norm, head_norm = Region((config.hidden_size,), FLOAT32), Region((config.head_dim,), FLOAT32)
+
+    def norm_of_heads(name: str) -> Region | None:
+        return head_norm if f"{prefix}.self_attn.{name}.weight" in stored.dtypes else None
+
+    return LayerWeights(
+        input_layernorm=hidden_norm,
+        qkv=_qkv(stored, f"{prefix}.self_attn"),
+        q_norm=norm_of_heads("q_norm"),
+        k_norm=norm_of_heads("k_norm"),
+        o=_single(stored, f"{prefix}.self_attn.o_proj", config.hidden_size, config.q_size),
+        post_attention_layernorm=hidden_norm,
+        gate_up=_gate_up(stored, f"{prefix}.mlp"),
+        down=_single(stored, f"{prefix}.mlp.down_proj", config.hidden_size, config.intermediate_size),
+    )
+
+
+def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
+    """One matrix, each of the three from a whole tile on; a matrix for each where they are stored in different ways."""
+    config, qkv = stored.config, qkv_layout(stored.config)
+    layers = (
+        (f"{prefix}.q_proj", qkv.q_size, 0),
+        (f"{prefix}.k_proj", qkv.kv_size, qkv.k_offset),
+        (f"{prefix}.v_proj", qkv.kv_size, qkv.v_offset),
+    )
+    formats = [stored.format_of(module) for module, _, _ in layers]
+    if len(set(formats)) > 1:
+        return tuple(_single(stored, module, size, config.hidden_size, begin) for module, size, begin in layers)
+    linears = [Linear(module, size, begin // HALF_ROWS) for module, size, begin in layers]
+    num_rows = qkv.v_offset + qkv.kv_size
+    return (_projection(stored, f"{prefix}.qkv", linears, num_rows, config.hidden_size, formats[0]),)
+
+
+def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
+    """One matrix, each of the two in one half of every tile.
+
+    It must be one, for the sake of the product of their outputs. Where they are stored in different ways both are held
+    as float32, which rounds nothing away.
+    """
+    config = stored.config
+    modules = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+    gate, up = (stored.format_of(module) for module in modules)
+    form = gate if gate == up else MatrixFormat("float32")
+    linears = [Linear(module, config.intermediate_size, half, half_step=2) for half, module in enumerate(modules)]
+    num_rows = -(-config.intermediate_size // HALF_ROWS) * TILE_ROWS
+    return _projection(stored, f"{prefix}.gate_up", linears, num_rows, config.hidden_size, form)
+
+
+def _single(stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0) -> Projection[Space]:
+    """A linear layer that has a matrix of its own."""
+    linears = [Linear(module, num_rows, 0)]
+    return _projection(stored, module, linears, num_rows, num_inputs, stored.format_of(module), begin)
+
+
+def _projection(
+    stored: StoredModel,
+    name: str,
+    linears: Sequence[Linear],
+    num_rows: int,
+    num_inputs: int,
+    form: MatrixFormat,
+    begin: int = 0,
+) -> Projection[Space]:
+    """`name` is for messages. The matrix has a bias if a tensor says so."""
+    scheme = form.scheme
+    try:
+        layout = tile_layout(
+            form.weight_type,
+            num_rows,
+            num_inputs,
+            scheme.group_size if scheme else None,
+            form.scale_type,
+            scheme.is_symmetric if scheme else True,
+        )
+    except ValueError as error:
+        raise UnsupportedModelError(f"{name}: {error} on CUDA; use --device cpu") from error
+    has_bias = any(f"{linear.module}.bias" in stored.dtypes for linear in linears)
+    bias = Region((layout.padded_rows,), FLOAT32) if has_bias else None
+    return Projection(tuple(linears), form, layout, TiledRegion(layout), bias, begin)

@@ -1,0 +1,213 @@
+"""Which bytes of a model's files go where on the card: every tensor in pieces for the upload, and its check.
+
+A weight's way: parts_of says which tensors it has and row_ranges where they are cut; a piece reads its range in the
+upload's threads and then puts it into the tiles that weight_layout has planned.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.errors import CheckpointError
+from llmcli.kernels.dequantize import dequantize
+from llmcli.kernels.device import Device
+from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, repack_scales, repack_zero_points
+from llmcli.kernels.tiles import HALF_ROWS, tile_layout
+from llmcli.runners.cuda.arena import copy
+from llmcli.runners.cuda.host_weights import (
+    Buffer,
+    PackedTensors,
+    check_shape,
+    not_finite,
+    read_bias,
+    read_bytes,
+    read_norm,
+    read_unpacked,
+)
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
+from llmcli.runners.cuda.staging import (
+    CODES,
+    SCALE,
+    ZERO_POINT,
+    Part,
+    Staging,
+    embedding_part,
+    is_unpacked,
+    parts_of,
+    row_ranges,
+)
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.upload import Piece
+from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
+
+
+class WeightPieces:
+    """Every tensor of one model, cut into pieces; afterwards `check_values` says whether the values were sound.
+
+    `weights` and `staging` lie on the card; the flags start as zeros.
+    """
+
+    def __init__(
+        self, device: Device, model: Model, stored: StoredModel, weights: Weights[Any], staging: Staging[Any]
+    ) -> None:
+        self._device = device
+        self._stored = stored
+        self._weights = weights
+        self._scratch = staging.scratch
+        self._infos = model.tensors.tensors
+        self._packed = model.tensors.packed
+        self._flags = staging.flags
+        self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
+
+    def __iter__(self) -> Iterator[Piece]:
+        """All pieces; the small tensors are the first."""
+        yield self._small_piece()
+        yield from self.for_kernels()
+
+    def for_kernels(self) -> Iterator[Piece]:
+        """Matrices and embedding, which kernels put into tiles, in the order of the files."""
+        sources = [(self._infos[EMBEDDING], self._embedding_pieces(self._infos[EMBEDDING]))]
+        for projection in self._weights.projections:
+            for linear in projection.linears:
+                sources += self._layer_sources(projection, linear)
+        for _, pieces in sorted(sources, key=lambda source: (source[0].path, source[0].offset)):
+            yield from pieces
+
+    def _small_piece(self) -> Piece:
+        """Norms and biases, together: each alone would take the host as long as a large piece.
+
+        The shapes that are stored are checked on the way.
+        """
+        norms = [(norm, partial(read_norm, self._infos[name])) for name, norm in self._weights.norms]
+        biased = [projection for projection in self._weights.projections if projection.bias is not None]
+        biases = [(projection.bias, partial(read_bias, self._biases_of(projection))) for projection in biased]
+        shapes = [(self._infos[f"{module}.weight_shape"], layer.shape) for module, layer in self._packed.items()]
+        tensors = [self._infos[name] for name, _ in self._weights.norms] + [info for info, _ in shapes]
+        tensors += [info for projection in biased for _, info in self._biases_of(projection)]
+        regions = tuple(Region(target.shape, target.dtype) for target, _ in (*norms, *biases))
+
+        def read(reader: TensorReader, buffer: Buffer) -> None:
+            for values, (_, read_values) in zip(lay_out(regions, buffer), (*norms, *biases), strict=True):
+                read_values(reader, values)
+            for info, shape in shapes:
+                check_shape(info, shape, reader)
+
+        def take(source: Any) -> None:
+            for values, (target, _) in zip(lay_out(regions, source), (*norms, *biases), strict=True):
+                copy(self._device, target, values)
+
+        return Piece(held_bytes(regions), sum(info.num_bytes for info in tensors), read, take)
+
+    def _biases_of(self, projection: Projection[Any]) -> list[tuple[Linear, TensorInfo]]:
+        named = ((linear, self._infos.get(f"{linear.module}.bias")) for linear in projection.linears)
+        return [(linear, info) for linear, info in named if info is not None]
+
+    def _layer_sources(
+        self, projection: Projection[Any], linear: Linear
+    ) -> Iterator[tuple[TensorInfo, Iterator[Piece]]]:
+        """The tensors of one linear layer, each with its pieces."""
+        if linear.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
+            return  # a head that shares the embedding takes its rows along with it
+        for part in parts_of(self._stored, projection, linear):
+            info = self._infos[linear.module + part.suffix]
+            if is_unpacked(self._stored, projection, linear):
+                yield info, self._unpacked_pieces(part, projection, linear)
+            else:
+                yield info, self._tensor_pieces(info, part, projection, linear)
+
+    def _tensor_pieces(
+        self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
+    ) -> Iterator[Piece]:
+        put = {CODES: self._put_weights, SCALE: self._put_scales, ZERO_POINT: self._put_zero_points}
+        put_part = put.get(part.suffix, self._put_weights)
+        for rows in row_ranges(part, linear.num_rows):
+            take = partial(put_part, info, projection, _segment(linear, rows.begin, rows.end))
+            yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
+
+    def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
+        source_type = self._stored.dtypes.get(info.name, projection.layout.weight_type)  # codes are no float tensor
+        flags, matrix = self._flags_of(info), projection.matrix
+        repack(self._device, source=source, source_type=source_type, segment=segment, matrix=matrix, flags=flags)
+
+    def _put_scales(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
+        assert projection.format.scheme is not None
+        repack_scales(
+            self._device,
+            source=source.view(ARRAY_DTYPES[self._stored.dtypes[info.name]]).reshape(segment.num_rows, -1),
+            group_size=projection.format.scheme.group_size,
+            segment=segment,
+            matrix=projection.matrix,
+            flags=self._flags_of(info),
+        )
+
+    def _put_zero_points(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
+        assert projection.format.scheme is not None
+        words = source.view(np.int32).reshape(-1, info.shape[1])
+        group_size = projection.format.scheme.group_size
+        repack_zero_points(self._device, source=words, group_size=group_size, segment=segment, matrix=projection.matrix)
+
+    def _unpacked_pieces(self, part: Part, projection: Projection[Any], linear: Linear) -> Iterator[Piece]:
+        """A quantized layer's rows as float32; the first piece counts for the files' bytes."""
+        module, infos = linear.module, self._infos
+        layer = PackedTensors(
+            self._packed[module].scheme, infos[module + CODES], infos[module + SCALE], infos.get(module + ZERO_POINT)
+        )
+        tensors = (layer.codes, layer.scales, layer.zero_points)
+        file_bytes = sum(info.num_bytes for info in tensors if info is not None)
+        for rows in row_ranges(part, linear.num_rows):
+            take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
+            yield Piece(rows.num_bytes, file_bytes, partial(read_unpacked, layer, rows.begin, rows.end), take)
+            file_bytes = 0
+
+    def _put_floats(self, projection: Projection[Any], segment: Segment, source: Any) -> None:
+        repack(self._device, source=source, source_type="float32", segment=segment, matrix=projection.matrix)
+
+    def _embedding_pieces(self, info: TensorInfo) -> Iterator[Piece]:
+        for rows in row_ranges(embedding_part(self._stored), info.shape[0]):
+            take = partial(self._put_embedding, rows.begin, rows.end)
+            yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
+
+    def _put_embedding(self, begin: int, end: int, source: Any) -> None:
+        """The table takes its rows by way of tiles, which checks and converts them; a shared head takes them too."""
+        table, head, device = self._weights.embed_tokens, self._weights.head, self._device
+        source_type, flags = self._stored.dtypes[EMBEDDING], self._flags_of(self._infos[EMBEDDING])
+        layout = tile_layout(self._stored.embedding_type, end - begin, table.shape[1])
+        tiles = layout.place(self._scratch)
+        whole = Segment(end - begin)
+        repack(device, source=source, source_type=source_type, segment=whole, matrix=tiles, flags=flags)
+        rows = table[begin : begin + layout.padded_rows]
+        dequantize(device, matrix=tiles, first_tile=0, num_tiles=layout.num_tiles, out=rows)
+        if self._stored.head == EMBEDDING:
+            segment = _segment(head.linears[0], begin, end)
+            repack(device, source=source, source_type=source_type, segment=segment, matrix=head.matrix)
+
+    def _flags_of(self, info: TensorInfo) -> Any:
+        """A tensor's flags; None for codes, which cannot be wrong."""
+        index = self._flag_indices.get(info.name)
+        return None if index is None else self._flags[index : index + 1]
+
+    def check_values(self, found: npt.NDArray[np.int32]) -> None:
+        """Refuse NaN, infinity and what the new type cannot hold. Shapes: found int32, the flags.
+
+        Raises: CheckpointError naming the first such tensor
+        """
+        for name, flags in zip(self._stored.dtypes, found.tolist(), strict=True):
+            info = self._infos[name]
+            if flags & NOT_FINITE:
+                raise not_finite(info)
+            if flags & OUT_OF_RANGE:
+                raise CheckpointError(
+                    f"{info.name} in {info.path.name} holds values that {self._stored.dtype} cannot; use --dtype auto"
+                )
+
+
+def _segment(linear: Linear, begin: int, end: int) -> Segment:
+    """Where a layer's rows begin ... end - 1 go; `begin` is the start of a tile."""
+    return Segment(end - begin, linear.first_half + begin // HALF_ROWS * linear.half_step, linear.half_step)

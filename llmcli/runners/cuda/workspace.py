@@ -1,0 +1,137 @@
+"""The arrays a runner works in: the KV cache of all layers, and the activations and logits. Nothing here needs CuPy."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
+from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.cublas import WORKSPACE_BYTES
+from llmcli.kernels.tiles import TILE_ROWS, TileLayout
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Region
+from llmcli.runners.cuda.stored import CODES, StoredModel
+from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
+
+MAX_BATCH = 8  # rows of one decode step
+LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
+# Weights widened at a time for a product of many tokens: few enough to be still in L2 when the product reads them.
+WIDENED_BYTES = 128 * 2**20
+
+A = TypeVar("A")  # Region while it is planned, an array on the card
+
+
+@dataclass(frozen=True)
+class Cache(Generic[A]):
+    """The arrays of the KV cache, all layers of each together.
+
+    Shapes: keys, values [num_hidden_layers, num_rows, num_key_value_heads, max_seq_len, head_dim]; key_scales,
+            value_scales float32, the same without head_dim, beside codes, else None
+    """
+
+    keys: A
+    values: A
+    key_scales: A | None
+    value_scales: A | None
+
+
+def plan_cache(stored: StoredModel, max_seq_len: int, num_rows: int) -> Cache[Region]:
+    """The cache of rows at full length."""
+    config = stored.config
+    tokens = (config.num_hidden_layers, num_rows, config.num_key_value_heads, max_seq_len)
+    vectors = Region((*tokens, config.head_dim), ARRAY_DTYPES[stored.cache_type])
+    # One scale for each head's vector, apart from the codes, which keeps those aligned. 16 bits would save 1.5 % of
+    # memory at head_dim 128 and lose the small values of some tokens.
+    scales = Region(tokens, FLOAT32) if stored.cache_type == CODES else None
+    return Cache(vectors, vectors, scales, scales)
+
+
+@dataclass(frozen=True)
+class Workspace(Generic[A]):
+    """Everything that the forward pass, decoding and scoring write.
+
+    Shapes: token_ids, rows, positions int32 [chunk]; hidden float32 [chunk, hidden_size]; outputs float32 and inputs
+            uint8, flat; mixed float32 [chunk, q_size]; gated float32 [8, intermediate_size]; row_scale, gated_scale,
+            unit_scale float32 [chunk]; widened, library uint8; partials float32 [8, num_attention_heads, splits,
+            head_dim + PARTIAL_EXTRA]; counters uint32 [8, grid_heads]; history int32 [num_rows, max_seq_len]; lane_*
+            int32 [num_rows]; even_, odd_, prefill_, decode_logits float32 [num_rows, vocab_size]; score_logits float32
+            [LOGIT_ROWS, vocab_size]
+    """
+
+    token_ids: A
+    rows: A
+    positions: A
+    hidden: A
+    outputs: A
+    mixed: A
+    gated: A
+    inputs: A
+    row_scale: A
+    gated_scale: A
+    unit_scale: A
+    widened: A
+    partials: A
+    counters: A
+    library: A
+    history: A
+    lane_token_ids: A
+    lane_rows: A
+    lane_positions: A
+    even_logits: A
+    odd_logits: A
+    prefill_logits: A
+    decode_logits: A
+    score_logits: A
+
+
+def plan_workspace(
+    stored: StoredModel, weights: Weights[Space], max_seq_len: int, num_rows: int, chunk: int, card: CardFacts
+) -> Workspace[Region]:
+    """The workspace for chunks of so many tokens on such a card."""
+    config = stored.config
+    matrices = [matrix for layer in weights.layers for matrix in layer.projections]
+    qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
+    widest = max(qkv.width, *(matrix.num_rows for matrix in matrices))
+    # One token's input of a product, in the type that the product takes.
+    input_bytes = max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
+    splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
+    partial_size = config.head_dim + PARTIAL_EXTRA
+    of_tokens, scales, lanes = Region((chunk,), INT32), Region((chunk,), FLOAT32), Region((num_rows,), INT32)
+    logits = Region((num_rows, config.vocab_size), FLOAT32)
+    return Workspace(
+        token_ids=of_tokens,
+        rows=of_tokens,
+        positions=of_tokens,
+        hidden=Region((chunk, config.hidden_size), FLOAT32),
+        outputs=Region((chunk * widest,), FLOAT32),
+        mixed=Region((chunk, config.q_size), FLOAT32),
+        gated=Region((MAX_BATCH, config.intermediate_size), FLOAT32),
+        inputs=Region((chunk * input_bytes,), BYTE),
+        row_scale=scales,
+        gated_scale=scales,
+        unit_scale=scales,
+        widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
+        partials=Region((MAX_BATCH, config.num_attention_heads, splits, partial_size), FLOAT32),
+        counters=Region((MAX_BATCH, grid_heads(qkv, itemsize)), np.dtype(np.uint32)),
+        library=Region((WORKSPACE_BYTES,), BYTE),
+        history=Region((num_rows, max_seq_len), INT32),
+        lane_token_ids=lanes,
+        lane_rows=lanes,
+        lane_positions=lanes,
+        even_logits=logits,
+        odd_logits=logits,
+        prefill_logits=logits,
+        decode_logits=logits,
+        score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
+    )
+
+
+def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
+    """Tiles whose rows fit `room_bytes` when widened to `itemsize` bytes: at least one, at most all."""
+    return min(max(room_bytes // (TILE_ROWS * layout.num_inputs * itemsize), 1), layout.num_tiles)
+
+
+def _widened_bytes(matrix: Projection[Space]) -> int:
+    itemsize = matrix.activation_dtype.itemsize
+    tiles = tiles_at_a_time(matrix.layout, itemsize, WIDENED_BYTES)
+    return tiles * TILE_ROWS * matrix.layout.num_inputs * itemsize
