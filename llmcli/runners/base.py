@@ -26,6 +26,13 @@ PAGE_TOKENS = 16  # of a page of the KV cache, over all layers
 # A span of up to so many tokens outside the prompt gives, bit for bit, what as many single steps give.
 MAX_SPAN = 8
 
+
+
+def pages_of(num_tokens: int) -> int:
+    """Pages that so many tokens take."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
 Choose = Literal["none", "last", "every"]
 Chosen = tuple[Choice, ...] | LLMCliError
 

@@ -57,6 +57,49 @@ def send(device: Device, target: Any, source: npt.NDArray[Any]) -> None:
         target.data.copy_from_host_async(source.ctypes.data, source.nbytes, device.stream)
 
 
+class Mailbox:
+    """Sends to the card through pinned memory: the host goes on at once, whatever the card has still to do.
+
+    Memory is a ring of two halves; one is filled while copies from the other may be under way.
+    """
+
+    def __init__(self, device: Device, half_bytes: int):
+        self._device = device
+        self._halves = [pinned_bytes(half_bytes), pinned_bytes(half_bytes)]
+        self._are_sent = [cupy.cuda.Event(disable_timing=True) for _ in self._halves]
+        self._half, self._begin = 0, 0
+
+    def send(self, target: Any, source: npt.NDArray[Any]) -> None:
+        """Queue a copy from the host; `source` may be reused at once.
+
+        Shapes: target a C-contiguous array on the card of the bytes of `source`
+        """
+        raw = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+        for first in range(0, len(raw), len(self._halves[0])):
+            part = raw[first : first + len(self._halves[0])]
+            if self._begin + len(part) > len(self._halves[0]):
+                self._turn()
+            place = self._halves[self._half][self._begin : self._begin + len(part)]
+            place[:] = part
+            self._begin += -(-len(part) // 16) * 16
+            with device_errors():
+                (target.data + first).copy_from_host_async(place.ctypes.data, len(part), self._device.stream)
+
+    def _turn(self) -> None:
+        with device_errors():
+            self._are_sent[self._half].record(self._device.stream)
+            self._half, self._begin = 1 - self._half, 0
+            self._are_sent[self._half].synchronize()
+
+
+def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Host memory that the card copies from and to by itself; zeros at first."""
+    with device_errors():
+        memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)
+    array: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8, num_bytes)
+    return array
+
+
 def fetch(device: Device, source: Any) -> npt.NDArray[Any]:
     """An array of the card on the host, after everything queued so far. Shapes: result as source."""
     result = np.empty(source.shape, source.dtype)

@@ -1,17 +1,19 @@
-"""The forward pass on the card: a chunk of a prompt, or one token for each of a few rows.
+"""The forward pass on the card: a chunk of a prompt, or one token in each of many lanes.
 
-Everything is queued on the device's stream and nothing is allocated. Up to 8 tokens go through the fused products of
-decoding, more through matrix products on the tensor cores with one kernel for each operation between them.
+Everything is queued on the device's stream and nothing is allocated. Tokens of lanes and short spans go through the
+fused products of decoding, whose bits depend on the token alone. Prompts go through matrix products on the tensor
+cores, with one kernel for each operation between them.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.device import Device
@@ -28,25 +30,43 @@ from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.arena import fetch, send
+from llmcli.runners.cuda.arena import fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products
+from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MAX_BATCH, Cache, Workspace
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens to be run, on the card. Shapes: each int32 [num_tokens]."""
+class Lanes:
+    """Tokens that are run side by side, each with the bits of a step of its own; all of it lies on the card.
+
+    With `is_span` several lanes are of one row, one token after the other; else the rows differ.
+    Shapes: rows, positions int32 [num_lanes], row -1 for a lane that nobody uses; page_table int32 [num_rows,
+            pages_per_row]; token_ids int32 [num_lanes], or with `token_rows`, which are the rows, [num_rows]
+    """
 
     token_ids: Any
+    token_rows: Any
     rows: Any
     positions: Any
+    page_table: Any
+    is_span: bool = False
 
-    def first(self, num_tokens: int) -> "Tokens":
-        """The first of them."""
-        return Tokens(self.token_ids[:num_tokens], self.rows[:num_tokens], self.positions[:num_tokens])
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of a prompt, the first at `start`, and how they are multiplied.
+
+    Shapes: token_ids, positions int32 [num_tokens]; pages int32 [pages_per_row]
+    """
+
+    token_ids: Any
+    positions: Any
+    pages: Any
+    start: int
+    way: Way
 
 
 @dataclass(frozen=True)
@@ -87,37 +107,30 @@ class Forward:
         self._cache = KvCache(cache)
         self._workspace = workspace
         self._products = products
-        self._tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
 
-    def run(self, row: int, position: int, token_ids: Sequence[int], logits: Any) -> None:
-        """Run tokens of one row from `position` on and append their keys and values to the cache.
+    def run_lanes(self, lanes: Lanes) -> None:
+        """Run one token a lane; the last layer's outputs are left in `hidden`.
 
-        Shapes: logits float32 [vocab_size] on the card, to be filled with those after the last token, or None
+        Row and position of each are read on the card, so the same launches serve every step.
         """
-        count = len(token_ids)
-        tokens = self._tokens.first(count)
-        send(self.device, tokens.token_ids, np.asarray(token_ids, np.int32))
-        send(self.device, tokens.rows, np.full(count, row, np.int32))
-        send(self.device, tokens.positions, np.arange(position, position + count, dtype=np.int32))
-        if count == 1:
-            self.run_batch(tokens)
-        else:
-            self._run_chunk(tokens, row, position)
-        if logits is not None:
-            self.project_logits(self.hidden[count - 1 : count], logits.reshape(1, -1))
-
-    def run_batch(self, tokens: Tokens) -> None:
-        """Run one token for each of up to 8 rows; nothing depends on where they stand but what lies on the card.
-
-        The row and position of each are read on the card, so the same launches serve every step.
-        """
-        activations = self._begin(tokens)
+        count = len(lanes.rows)
+        activations = self._begin(lanes.token_ids, count, lanes.token_rows)
 
         def run(layer: _Layer) -> None:
-            attend = functools.partial(self._attend_batch, layer, tokens, activations)
+            attend = functools.partial(self._attend_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
+
+        self._run_layers(run)
+
+    def run_chunk(self, chunk: Chunk) -> None:
+        """Run tokens of a prompt; the last layer's outputs are left in `hidden`."""
+        activations = self._begin(chunk.token_ids, len(chunk.token_ids))
+
+        def run(layer: _Layer) -> None:
+            attend = functools.partial(self._attend_chunk, layer, chunk, activations)
+            self._many_tokens(layer.weights, activations, chunk.way, attend)
 
         self._run_layers(run)
 
@@ -132,7 +145,7 @@ class Forward:
             eps=self.config.rms_norm_eps,
         )
 
-    def logits_of_chunk(self, begin: int, end: int) -> AllLogits:
+    def logits_of_span(self, begin: int, end: int) -> AllLogits:
         """Logits after the tokens begin ... end - 1 of those run last. Shapes: result float32 [n, vocab_size]."""
         parts = []
         for first in range(begin, end, LOGIT_ROWS):
@@ -142,28 +155,9 @@ class Forward:
             parts.append(fetch(self.device, logits))
         return np.concatenate(parts)
 
-    def copy_cache(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the keys and values of a row's first tokens to another row."""
-        self._cache.copy(self.device, source, target, num_tokens)
-
-    def rehearse(self) -> None:
-        """Go through every form of launch once, on a device that launches nothing."""
-        self._layers = list({layer.kind: layer for layer in self._layers}.values())
-        for count in range(1, MAX_BATCH + 1):
-            self.run_batch(self._tokens.first(count))
-            self.project_logits(self.hidden[:count], self._workspace.score_logits[:count])
-        for count in (*range(2, min(MAX_PACKED_TOKENS + 2, self.chunk_tokens)), self.chunk_tokens):
-            self._run_chunk(self._tokens.first(count), 0, 0)
-
-    def _run_chunk(self, tokens: Tokens, row: int, position: int) -> None:
-        activations = self._begin(tokens)
-        run_layer = self._few_tokens if activations.count <= MAX_BATCH else self._many_tokens
-
-        def run(layer: _Layer) -> None:
-            attend = functools.partial(self._attend_chunk, layer, tokens, row, position, activations)
-            run_layer(layer.weights, activations, attend)
-
-        self._run_layers(run)
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page."""
+        self._cache.copy_page(self.device, source, target)
 
     def _run_layers(self, run: Callable[[_Layer], None]) -> None:
         """Run the first layer of each kind, and start the same launches for the others."""
@@ -187,11 +181,11 @@ class Forward:
             layers.append(_Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
         return layers
 
-    def _begin(self, tokens: Tokens) -> Activations:
+    def _begin(self, token_ids: Any, count: int, token_rows: Any = None) -> Activations:
         """Take the tokens' vectors."""
-        activations = Activations(self._workspace, len(tokens.token_ids), self._qkv.width)
+        activations = Activations(self._workspace, count, self._qkv.width)
         table = self._weights.embed_tokens
-        embedding(self.device, table=table, token_ids=tokens.token_ids, out=activations.hidden)
+        embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)
         return activations
 
     def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
@@ -222,7 +216,9 @@ class Forward:
         )
         gemv(device, matrix=layer.down.matrix, x=gated, out=hidden, bias=layer.down.bias, epilogue="add")
 
-    def _many_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
+    def _many_tokens(
+        self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]
+    ) -> None:
         """One layer in products of whole matrices, whose inputs are rounded to 16 bits in rows with a common scale."""
         device, eps = self.device, self.config.rms_norm_eps
         hidden, row_scale = activations.hidden, activations.row_scale
@@ -230,77 +226,80 @@ class Forward:
         for part in layer.qkv:
             x, outputs = activations.inputs(part), activations.qkv_of(part)
             rms_norm(device, x=hidden, weight=layer.input_layernorm, eps=eps, out=x, row_scale=row_scale)
-            self._products.multiply(part, x, outputs)
+            self._products.multiply(part, x, outputs, way)
             if part.needs_finish:
                 scale_bias(device, x=outputs, row_scale=row_scale, bias=part.output_bias)
         attend()
 
         x = activations.inputs(layer.o)
         round_rows(device, x=activations.mixed, out=x, row_scale=row_scale)
-        self._multiply_and_add(layer.o, x, row_scale, activations)
+        self._multiply_and_add(layer.o, x, row_scale, activations, way)
 
         x, gate_up = activations.inputs(layer.gate_up), activations.outputs(layer.gate_up.num_rows)
         rms_norm(device, x=hidden, weight=layer.post_attention_layernorm, eps=eps, out=x, row_scale=row_scale)
-        self._products.multiply(layer.gate_up, x, gate_up)
+        self._products.multiply(layer.gate_up, x, gate_up, way)
         if layer.gate_up.bias is not None:
             scale_bias(device, x=gate_up, row_scale=row_scale, bias=layer.gate_up.output_bias)
             row_scale = activations.unit_scale
         x = activations.inputs(layer.down)
         swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=activations.gated_scale)
-        self._multiply_and_add(layer.down, x, activations.gated_scale, activations)
+        self._multiply_and_add(layer.down, x, activations.gated_scale, activations, way)
 
-    def _multiply_and_add(self, projection: Projection[Any], x: Any, row_scale: Any, activations: Activations) -> None:
+    def _multiply_and_add(
+        self, projection: Projection[Any], x: Any, row_scale: Any, activations: Activations, way: Way
+    ) -> None:
         product = activations.outputs(projection.num_rows)
-        self._products.multiply(projection, x, product)
+        self._products.multiply(projection, x, product, way)
         bias, hidden = projection.output_bias, activations.hidden
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
-    def _attend_batch(self, layer: _Layer, tokens: Tokens, activations: Activations) -> None:
-        """Norms and rotation of query and key, the cache's new entries and attention in one kernel."""
-        traits = self.config.traits
-        attention_decode(
-            self.device,
-            qkv=activations.qkv,
-            layout=self._qkv,
-            q_norm=layer.weights.q_norm,
-            k_norm=layer.weights.k_norm,
-            eps=self.config.rms_norm_eps,
-            cos_sin=self._weights.cos_sin if traits.uses_rope[layer.index] else None,
-            rows=tokens.rows,
-            positions=tokens.positions,
+    def _attend_lanes(self, layer: _Layer, lanes: Lanes, activations: Activations) -> None:
+        """Norms and rotation of query and key, the cache's new entries and attention, for some lanes at a time."""
+        traits, workspace = self.config.traits, self._workspace
+        common = {
+            "layout": self._qkv,
+            "k_norm": layer.weights.k_norm,
+            "eps": self.config.rms_norm_eps,
+            "cos_sin": self._weights.cos_sin if traits.uses_rope[layer.index] else None,
+            "page_table": lanes.page_table,
             **layer.cache,
-            window=traits.sliding_windows[layer.index],
-            partials=self._workspace.partials,
-            counters=self._workspace.counters,
-            out=activations.mixed,
-        )
+        }
+        for begin in range(0, activations.count, len(workspace.partials)):
+            some = slice(begin, min(begin + len(workspace.partials), activations.count))
+            places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
+            if lanes.is_span:
+                append_tokens(self.device, **common, **places)
+            attention_decode(
+                self.device,
+                **common,
+                **places,
+                q_norm=layer.weights.q_norm,
+                window=traits.sliding_windows[layer.index],
+                is_cached=lanes.is_span,
+                partials=workspace.partials,
+                counters=workspace.counters,
+                out=activations.mixed[some],
+            )
 
-    def _attend_chunk(self, layer: _Layer, tokens: Tokens, row: int, position: int, activations: Activations) -> None:
+    def _attend_chunk(self, layer: _Layer, chunk: Chunk, activations: Activations) -> None:
         """The same for tokens of one row, each of which sees those before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
         weights, eps = layer.weights, self.config.rms_norm_eps
-        if weights.q_norm is not None and weights.k_norm is not None:
+        if weights.q_norm is not None:
             queries = activations.qkv_columns(0, layout.q_size)
             keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
             head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
             head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
         if traits.uses_rope[layer.index]:
-            rotary(device, qkv=qkv, layout=layout, positions=tokens.positions, cos_sin=self._weights.cos_sin)
-        kv_append(
-            device,
-            qkv=qkv,
-            layout=layout,
-            rows=tokens.rows,
-            positions=tokens.positions,
-            **layer.cache,
-        )
+            rotary(device, qkv=qkv, layout=layout, positions=chunk.positions, cos_sin=self._weights.cos_sin)
+        kv_append(device, qkv=qkv, layout=layout, pages=chunk.pages, positions=chunk.positions, **layer.cache)
         attention_prefill(
             device,
             qkv=qkv,
             layout=layout,
             **layer.cache,
-            row=row,
-            start=position,
+            pages=chunk.pages,
+            start=chunk.start,
             window=traits.sliding_windows[layer.index],
             out=activations.mixed,
         )

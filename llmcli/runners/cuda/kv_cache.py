@@ -10,8 +10,8 @@ from llmcli.runners.cuda.workspace import Cache
 class LayerCache(TypedDict):
     """One layer's arrays, named as the kernels' launchers do.
 
-    Shapes: keys, values [num_rows, num_key_value_heads, max_seq_len, head_dim]; key_scales, value_scales float32
-            [num_rows, num_key_value_heads, max_seq_len] beside codes, else None
+    Shapes: keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales, value_scales float32
+            [num_pages, num_key_value_heads, PAGE_TOKENS] beside codes, else None
     """
 
     keys: Any
@@ -36,10 +36,7 @@ class KvCache:
             for index in range(len(cache.keys))
         ]
 
-    def copy(self, device: Device, source: int, target: int, num_tokens: int) -> None:
-        """Copy what a row holds of its first tokens to another row."""
-        if num_tokens == 0:
-            return
+    def copy_page(self, device: Device, source: int, target: int) -> None:
+        """Copy a page, in all layers."""
         for array in self._arrays:
-            for layer in array:
-                copy_blocks(device, layer[target], layer[source], num_tokens * layer.strides[2])
+            copy_blocks(device, array[:, target], array[:, source], array.strides[1])

@@ -18,12 +18,9 @@ from llmcli.runners.cuda.workspace import tiles_at_a_time
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
 
+# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
+# widened for the matrix library first. The two round in different ways.
 Way = Literal["packed", "widened"]
-
-
-def way_of(layout: TileLayout, num_tokens: int) -> Way:
-    """How a product is made: from the codes, or from weights that are widened for the matrix library first."""
-    return "packed" if num_tokens <= MAX_PACKED_TOKENS and takes(layout) else "widened"
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,14 @@ class Products:
         self._widened = widened
         self._pieces: dict[tuple[TileLayout, np.dtype[Any]], list[_Piece]] = {}
 
-    def multiply(self, projection: Projection[Any], x: Any, out: Any) -> None:
+    def multiply(self, projection: Projection[Any], x: Any, out: Any, way: Way) -> None:
         """Write the product, without scales of rows and bias.
 
         Shapes: x [num_tokens, num_inputs] in the projection's activation_dtype; out float32 [num_tokens, num_rows],
                 rows may be further apart
         """
         matrix, layout = projection.matrix, projection.layout
-        if way_of(layout, len(x)) == "packed":
+        if way == "packed" and takes(layout):
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return
         pieces = self._pieces_of(layout, x.dtype)

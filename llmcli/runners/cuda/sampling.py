@@ -1,13 +1,14 @@
 """The sampler's state on the card: every row's `Sampler`, as sample_token reads it, and the tokens it reports.
 
-Everything is allocated once; between two calls of `set_samplers` a run depends on nothing that the host passes, so it
-can be captured in a graph. Mirostat's mu moves on with each run. The host gets it with the token, so a token that is
+Everything is allocated once; a run depends on nothing that the host passes, so it can be captured in a graph. A slot's
+runs are counted from its first on, whichever rows they are for, so that nothing of an earlier row can be mistaken for a
+result of the present one. Mirostat's mu moves on with each run. The host gets it with the token, so a token that is
 dropped takes its mu with it: who starts again passes the mu of the last token that counts, as `Sampler.mirostat_mu`.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import cupy
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from llmcli.errors import DeviceError
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, SPEC, RowLayout, sample_token
-from llmcli.runners.cuda.arena import allocate, send
+from llmcli.runners.cuda.arena import Mailbox, allocate
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.candidates import Candidates, gather_candidates
+from llmcli.sampling.chain import Choice
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit_bias, sequence_bias
 from llmcli.sampling.sampler import Sampler
@@ -28,12 +30,12 @@ _POLLS_BETWEEN_CHECKS = 10_000
 
 
 class DeviceSampler:
-    """The sampler chain for `num_rows` rows on one card. After construction nothing is allocated or compiled.
+    """The sampler chain for rows in `num_rows` slots on one card. After construction nothing is allocated or compiled.
 
     Raises: InsufficientMemoryError, DeviceError
     """
 
-    def __init__(self, device: Device, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, device: Device, num_rows: int, vocab_size: int, mailbox: Mailbox) -> None:
         self._device = device
         self._layout = RowLayout(vocab_size)
         device.prepare(SPEC.stem, SPEC.variants)
@@ -42,28 +44,48 @@ class DeviceSampler:
             self._state = cupy.ndarray(shape, cupy.uint8, allocate(math.prod(shape)))
             self._state.data.memset_async(0, self._state.nbytes, device.stream)
             self._results, self._results_on_card = _allocate_results(device, num_rows)
+        self._mailbox = mailbox
         self._has_mu = [False] * num_rows
+        self._num_runs = [0] * num_rows
+        self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # what the card holds
 
-    def set_samplers(self, rows: Sequence[int], samplers: Iterable[Sampler]) -> None:
-        """Give each of `rows` its sampler, from now on, and count its steps from 1. Waits for what is under way.
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        """Give a slot its sampler, from its next run on.
 
-        Raises: DeviceError; UsageError as `pack_sampler`
+        Raises: UsageError as `pack_sampler`
         """
-        self._device.synchronize()
         layout = self._layout
-        for row, sampler in zip(rows, samplers, strict=True):
-            packed = pack_sampler(sampler, layout.vocab_size)
-            for start, values in (
-                (0, packed.header),
-                (layout.bias_start, packed.bias),
-                (layout.marks_start, packed.marks),
-                (layout.sequences_start, packed.sequences),
-                (layout.sequence_ids_start, packed.sequence_ids),
-            ):
-                if values is not None:
-                    send(self._device, self._state[row, start : start + values.nbytes], values)
-            self._results[row] = 0
-            self._has_mu[row] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
+        packed = pack_sampler(sampler, layout.vocab_size)
+        packed.header["step"] = self._num_runs[slot]
+        marks = packed.marks
+        if marks is not None and self._marks[slot] is not None and np.array_equal(marks, self._marks[slot]):
+            marks = None  # usual, as rows of one model end alike
+        elif marks is not None:
+            self._marks[slot] = marks
+        for start, values in (
+            (0, packed.header),
+            (layout.bias_start, packed.bias),
+            (layout.marks_start, marks),
+            (layout.sequences_start, packed.sequences),
+            (layout.sequence_ids_start, packed.sequence_ids),
+        ):
+            if values is not None:
+                self._mailbox.send(self._state[slot, start : start + values.nbytes], values)
+        self._has_mu[slot] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
+
+    def count_run(self, slot: int) -> int:
+        """Take note of a run that is queued for a slot; returns its number."""
+        self._num_runs[slot] += 1
+        return self._num_runs[slot]
+
+    def choice(self, slot: int, run: int, position: int) -> Choice:
+        """Wait for what a run has chosen. `position` is the token's own, for messages.
+
+        Raises: CheckpointError, UsageError as `llmcli.sampling.chain.choose`; DeviceError if the card failed
+        """
+        token_id = self.wait(slot, run, position)
+        mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
+        return Choice(token_id, None, mu)
 
     def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
         """Launch one step; arguments as in `sample_token`."""
@@ -72,35 +94,31 @@ class DeviceSampler:
             state=self._state, results=self._results_on_card,
         )  # fmt: skip
 
-    def has_result(self, row: int, step: int) -> bool:
-        """Whether the row's token of this step (from 1) has arrived. The last NUM_RESULTS are kept."""
-        return int(self._results[row, 0, step % NUM_RESULTS]) >> 32 == step
+    def has_result(self, slot: int, run: int) -> bool:
+        """Whether what a run has chosen has arrived. The last NUM_RESULTS are kept."""
+        return int(self._results[slot, 0, run % NUM_RESULTS]) >> 32 == run
 
-    def mirostat_mu(self, row: int, step: int) -> float | None:
-        """Mirostat's mu after the row's token of this step, which has arrived; None if it is off."""
-        return float(self._results[row, 1, step % NUM_RESULTS].view(np.float64)) if self._has_mu[row] else None
+    def wait(self, slot: int, run: int, position: int) -> int:
+        """Wait for the token that a run has chosen, and return it.
 
-    def wait(self, row: int, step: int, position: int) -> int:
-        """Wait for the row's token of this step, and return it. `position` is the token's own, for messages.
-
-        Raises: CheckpointError, UsageError as `llmcli.sampling.chain.choose`; DeviceError if the card failed
+        Raises: as `choice`
         """
         polls = 0
-        while not self.has_result(row, step):
+        while not self.has_result(slot, run):
             polls += 1
             if polls % _POLLS_BETWEEN_CHECKS == 0:
-                self._check_alive(row, step)
+                self._check_alive(slot, run)
             time.sleep(0)
-        word = int(self._results[row, 0, step % NUM_RESULTS]) & 0xFFFFFFFF
+        word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
         if word & IS_PROBLEM:
             raise_problem(word & ~IS_PROBLEM, position)
         return word
 
-    def _check_alive(self, row: int, step: int) -> None:
+    def _check_alive(self, slot: int, run: int) -> None:
         with device_errors():
             is_idle = self._device.stream.done
-        if is_idle and not self.has_result(row, step):
-            raise DeviceError(f"the card ended its work without sampling step {step} of row {row}")
+        if is_idle and not self.has_result(slot, run):
+            raise DeviceError(f"the card ended its work without run {run} of the sampler in place {slot}")
 
 
 # By the number of a problem: the step that has left nothing, and what makes it leave nothing of token 0.

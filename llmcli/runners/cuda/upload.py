@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.kernels.device import Device, device_errors
-from llmcli.runners.cuda.arena import send
+from llmcli.runners.cuda.arena import pinned_bytes, send
 from llmcli.timeline import Timeline
 
 
@@ -70,14 +70,6 @@ class Slot:
     def close(self) -> None:
         """Close the files."""
         self._reader.__exit__(None, None, None)
-
-
-def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Host memory that the card copies from and to by itself; zeros at first."""
-    with device_errors():
-        memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)
-    array: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8, num_bytes)
-    return array
 
 
 class Upload:

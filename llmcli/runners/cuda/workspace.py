@@ -9,11 +9,15 @@ from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_split
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import WORKSPACE_BYTES
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Region
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
 
-MAX_BATCH = 8  # rows of one decode step
+# Lanes above MAX_SPAN come in multiples of it, which one pass over the weights serves; a graph is made for each number.
+LANES_A_PASS = MAX_SPAN
+# Lanes whose attention is launched together: the parts of their sums take memory.
+ATTENTION_LANES = 32
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Weights widened at a time for a product of many tokens: few enough to be still in L2 when the product reads them.
 WIDENED_BYTES = 128 * 2**20
@@ -25,7 +29,7 @@ A = TypeVar("A")  # Region while it is planned, an array on the card
 class Cache(Generic[A]):
     """The arrays of the KV cache, all layers of each together.
 
-    Shapes: keys, values [num_hidden_layers, num_rows, num_key_value_heads, max_seq_len, head_dim]; key_scales,
+    Shapes: keys, values [num_hidden_layers, num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales,
             value_scales float32, the same without head_dim, beside codes, else None
     """
 
@@ -35,10 +39,10 @@ class Cache(Generic[A]):
     value_scales: A | None
 
 
-def plan_cache(stored: StoredModel, max_seq_len: int, num_rows: int) -> Cache[Region]:
-    """The cache of rows at full length."""
+def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
+    """A cache of so many pages."""
     config = stored.config
-    tokens = (config.num_hidden_layers, num_rows, config.num_key_value_heads, max_seq_len)
+    tokens = (config.num_hidden_layers, num_pages, config.num_key_value_heads, PAGE_TOKENS)
     vectors = Region((*tokens, config.head_dim), ARRAY_DTYPES[stored.cache_type])
     # One scale for each head's vector, apart from the codes, which keeps those aligned. 16 bits would save 1.5 % of
     # memory at head_dim 128 and lose the small values of some tokens.
@@ -50,17 +54,21 @@ def plan_cache(stored: StoredModel, max_seq_len: int, num_rows: int) -> Cache[Re
 class Workspace(Generic[A]):
     """Everything that the forward pass, decoding and scoring write.
 
-    Shapes: token_ids, rows, positions int32 [chunk]; hidden float32 [chunk, hidden_size]; outputs float32 and inputs
-            uint8, flat; mixed float32 [chunk, q_size]; gated float32 [8, intermediate_size]; row_scale, gated_scale,
-            unit_scale float32 [chunk]; widened, library uint8; partials float32 [8, num_attention_heads, splits,
-            head_dim + PARTIAL_EXTRA]; counters uint32 [8, grid_heads]; history int32 [num_rows, max_seq_len]; lane_*
-            int32 [num_rows]; even_, odd_, prefill_, decode_logits float32 [num_rows, vocab_size]; score_logits float32
-            [LOGIT_ROWS, vocab_size]
+    - Of a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
+      zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
+      float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
+      [chunk]; widened, library uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+    - Of lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
+      [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
+      grid_heads]
+    - Of slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
+      [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
     """
 
     token_ids: A
-    rows: A
     positions: A
+    pages: A
+    no_rows: A
     hidden: A
     outputs: A
     mixed: A
@@ -70,18 +78,22 @@ class Workspace(Generic[A]):
     gated_scale: A
     unit_scale: A
     widened: A
-    partials: A
-    counters: A
     library: A
-    history: A
-    lane_token_ids: A
+    score_logits: A
     lane_rows: A
     lane_positions: A
-    even_logits: A
-    odd_logits: A
-    prefill_logits: A
-    decode_logits: A
-    score_logits: A
+    lane_logits: A
+    partials: A
+    counters: A
+    slot_numbers: A
+    slot_token_ids: A
+    history: A
+    page_table: A
+
+
+def num_lanes(num_rows: int) -> int:
+    """Lanes that serve so many rows."""
+    return num_rows if num_rows <= LANES_A_PASS else -(-num_rows // LANES_A_PASS) * LANES_A_PASS
 
 
 def plan_workspace(
@@ -96,33 +108,35 @@ def plan_workspace(
     input_bytes = max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
-    of_tokens, scales, lanes = Region((chunk,), INT32), Region((chunk,), FLOAT32), Region((num_rows,), INT32)
-    logits = Region((num_rows, config.vocab_size), FLOAT32)
+    lanes = max(num_lanes(num_rows), MAX_SPAN)
+    together = min(lanes, ATTENTION_LANES)
+    of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
+    of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
         token_ids=of_tokens,
-        rows=of_tokens,
         positions=of_tokens,
+        pages=Region((1, pages_of(max_seq_len)), INT32),
+        no_rows=Region((MAX_SPAN,), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((chunk * widest,), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),
-        gated=Region((MAX_BATCH, config.intermediate_size), FLOAT32),
+        gated=Region((lanes, config.intermediate_size), FLOAT32),
         inputs=Region((chunk * input_bytes,), BYTE),
         row_scale=scales,
         gated_scale=scales,
         unit_scale=scales,
         widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
-        partials=Region((MAX_BATCH, config.num_attention_heads, splits, partial_size), FLOAT32),
-        counters=Region((MAX_BATCH, grid_heads(qkv, itemsize)), np.dtype(np.uint32)),
         library=Region((WORKSPACE_BYTES,), BYTE),
-        history=Region((num_rows, max_seq_len), INT32),
-        lane_token_ids=lanes,
-        lane_rows=lanes,
-        lane_positions=lanes,
-        even_logits=logits,
-        odd_logits=logits,
-        prefill_logits=logits,
-        decode_logits=logits,
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
+        lane_rows=of_lanes,
+        lane_positions=of_lanes,
+        lane_logits=Region((num_lanes(num_rows), config.vocab_size), FLOAT32),
+        partials=Region((together, config.num_attention_heads, splits, partial_size), FLOAT32),
+        counters=Region((together, grid_heads(qkv, itemsize)), np.dtype(np.uint32)),
+        slot_numbers=of_slots,
+        slot_token_ids=of_slots,
+        history=Region((num_rows, max_seq_len), INT32),
+        page_table=Region((num_rows, pages_of(max_seq_len)), INT32),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import PAGE_TOKENS
+from llmcli.runners.base import PAGE_TOKENS, pages_of
 
 CODES = "int8"
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, CODES: torch.int8}
@@ -22,11 +22,6 @@ def cache_bytes(config: LlamaConfig, max_seq_len: int, cache_type: str) -> int:
     """Memory of one row."""
     scale_bytes = _SCALE_BYTES if cache_type == CODES else 0
     return config.kv_cache_bytes(pages_of(max_seq_len) * PAGE_TOKENS, CACHE_DTYPES[cache_type].itemsize, scale_bytes)
-
-
-def pages_of(num_tokens: int) -> int:
-    """Pages that so many tokens take."""
-    return -(-num_tokens // PAGE_TOKENS)
 
 
 class PagedCache:

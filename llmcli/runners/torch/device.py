@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits
+from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits, pages_of
 from llmcli.runners.stepping import SINGLE, Work
 from llmcli.runners.torch.cache import PagedCache, pages_of
 from llmcli.runners.torch.llama import Llama

@@ -1,0 +1,280 @@
+"""`CudaDevice`: the `StepDevice` of one card. A step is queued on its stream and read later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcli.config.llama import LlamaConfig
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
+from llmcli.runners.cuda.arena import Mailbox, fetch
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.lanes import DecodeLanes
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.stepping import SINGLE, Work
+from llmcli.sampling.sampler import Sampler
+
+# How the tokens of a prompt's chunk are computed, by how many they are: see `Way` in products.py.
+_PACKED, _WIDENED = 1, 2
+
+
+class CudaDevice:
+    """See `StepDevice`. A prompt is computed in chunks of `chunk_tokens`, each in the way that its length asks for.
+
+    With `is_free` the products of a chunk give a token the same bits beside any number of others, so that the chunk
+    may be cut at every page, and its beginning shared.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        lanes: DecodeLanes,
+        sampler: DeviceSampler,
+        workspace: Workspace[Any],
+        mailbox: Mailbox,
+        *,
+        limits: Limits,
+        is_free: bool,
+        cache_type: str,
+        description: str,
+    ):
+        self._forward = forward
+        self._lanes = lanes
+        self._sampler = sampler
+        self._workspace = workspace
+        self._mailbox = mailbox
+        self._limits = limits
+        self._is_free = is_free
+        self._cache_type = cache_type
+        self._description = description
+        self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
+        self._num_steps = 0
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the loaded model."""
+        return self._forward.config
+
+    @property
+    def description(self) -> str:
+        """Card and precision for the user."""
+        return self._description
+
+    @property
+    def cache_type(self) -> str:
+        """Type of the KV cache's elements."""
+        return self._cache_type
+
+    @property
+    def limits(self) -> Limits:
+        """What there is room for."""
+        return self._limits
+
+    def method(self, position: int, prompt_len: int) -> int:
+        """By the length of the token's chunk: one by one, from packed codes, or from widened ones."""
+        begin = self._chunk_begin(position)
+        num_tokens = min(self._forward.chunk_tokens, prompt_len - begin)
+        if num_tokens <= MAX_SPAN:
+            return SINGLE
+        if not self._is_free:
+            return _WIDENED + num_tokens
+        return _PACKED if num_tokens <= MAX_PACKED_TOKENS else _WIDENED
+
+    def cut(self, position: int, prompt_len: int) -> int:
+        """Any page's beginning, or that of a chunk."""
+        return position // PAGE_TOKENS * PAGE_TOKENS if self._is_free else self._chunk_begin(position)
+
+    def span_end(self, position: int, most: int, prompt_len: int) -> int:
+        """The end of a page about `most` tokens on, or that of the chunk."""
+        end = min(self._chunk_begin(position) + self._forward.chunk_tokens, prompt_len)
+        if not self._is_free or position + most >= end or self.method(position, prompt_len) == SINGLE:
+            return end
+        return max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page."""
+        self._forward.copy_page(source, target)
+
+    def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
+        """Give a slot its sampler and the first tokens of its row."""
+        self._sampler.set_sampler(slot, sampler)
+        self._send_history(slot, 0, token_ids)
+
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        """Give a slot another sampler."""
+        self._sampler.set_sampler(slot, sampler)
+
+    def run(self, works: Sequence[Work]) -> CudaStep:
+        """Queue a step: all lanes in one pass, then what is no lane, one after the other."""
+        self._num_steps += 1
+        runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
+        lanes = [place for place, work in enumerate(works) if _is_lane(work)]
+        if lanes:
+            self._run_lanes([works[place] for place in lanes])
+            for place in lanes:
+                runs[place].append(self._count_run(works[place], works[place].position + 1))
+        last = None
+        for place, work in enumerate(works):
+            if _is_lane(work):
+                continue
+            if work.logits is not None:
+                self._choose_from(work, work.logits)
+                runs[place].append(self._count_run(work, work.position))
+            else:
+                last = place
+                runs[place] = self._run_span(work)
+        return CudaStep(self, works, runs, lanes, last, self._num_steps)
+
+    def _run_lanes(self, works: Sequence[Work]) -> None:
+        slots = []
+        for work in works:
+            assert work.slot is not None
+            slots.append(work.slot)
+            self._send_table(work.slot, work.pages)
+            if work.token_ids:
+                token_ids = np.array(work.token_ids, np.int32)
+                self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
+                self._send_history(work.slot, work.position, work.token_ids)
+        self._lanes.queue(slots, [work.position for work in works])
+
+    def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
+        """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
+        workspace, count = self._workspace, work.num_tokens
+        if not work.token_ids:
+            raise ValueError("a span that does not choose names its tokens")
+        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+        pages = np.zeros(workspace.pages.shape[1], np.int32)
+        pages[: len(work.pages)] = work.pages
+        self._mailbox.send(token_ids, np.array(work.token_ids, np.int32))
+        self._mailbox.send(positions, np.arange(work.position, work.position + count, dtype=np.int32))
+        self._mailbox.send(workspace.pages, pages)
+        if work.method == SINGLE:
+            rows = workspace.no_rows[:count]
+            self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1))
+        else:
+            way = "packed" if work.method == _PACKED or 0 < work.method - _WIDENED <= MAX_PACKED_TOKENS else "widened"
+            self._forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
+        if work.slot is not None:
+            self._send_history(work.slot, work.position, work.token_ids)
+        if work.choose == "none":
+            return []
+        first = 0 if work.choose == "every" else count - 1
+        logits = workspace.score_logits[: count - first]
+        self._forward.project_logits(self._forward.hidden[first:count], logits)
+        runs = []
+        for place in range(first, count):
+            # One after the other, as each looks at what is before it; and nothing that was chosen stays among it.
+            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1])
+            runs.append(self._count_run(work, work.position + place + 1))
+            if place + 1 < count and work.slot is not None:
+                self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
+        return runs
+
+    def _choose_from(self, work: Work, logits: Any) -> None:
+        on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
+        self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
+        self._mailbox.send(position, np.array([work.position - 1], np.int32))
+        self._sample(work, on_card, position)
+
+    def _sample(self, work: Work, logits: Any, positions: Any) -> None:
+        assert work.slot is not None
+        workspace = self._workspace
+        self._sampler.enqueue(
+            logits=logits,
+            rows=workspace.slot_numbers[work.slot : work.slot + 1],
+            positions=positions,
+            token_ids=workspace.slot_token_ids,
+            history=workspace.history,
+        )
+
+    def _count_run(self, work: Work, position: int) -> tuple[int, int, int]:
+        assert work.slot is not None
+        return work.slot, self._sampler.count_run(work.slot), position
+
+    def _send_table(self, slot: int, pages: Sequence[int]) -> None:
+        if self._tables[slot] != pages:
+            self._tables[slot] = list(pages)
+            self._mailbox.send(self._workspace.page_table[slot, : len(pages)], np.array(pages, np.int32))
+
+    def _send_history(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
+        place = self._workspace.history[slot, position : position + len(token_ids)]
+        self._mailbox.send(place, np.array(token_ids, np.int32))
+
+    def _chunk_begin(self, position: int) -> int:
+        return position // self._forward.chunk_tokens * self._forward.chunk_tokens
+
+    # What a step reads
+
+    def read_choices(self, runs: Sequence[tuple[int, int, int]]) -> Chosen:
+        """What these runs of the sampler have chosen, or the error of the first that could not."""
+        try:
+            return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
+        except (CheckpointError, UsageError) as error:
+            return error
+
+    def wait(self) -> None:
+        """Wait for all that has been queued."""
+        self._forward.device.synchronize()
+
+    def read_lane(self, lane: int) -> AllLogits:
+        """The logits of a lane of the latest step. Shapes: result [1, vocab_size]"""
+        return fetch(self._forward.device, self._lanes.logits[lane : lane + 1])
+
+    def read_span(self, first: int, count: int) -> AllLogits:
+        """The logits behind the tokens first ... count - 1 of the latest span. Shapes: result [n, vocab_size]"""
+        return self._forward.logits_of_span(first, count)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been queued."""
+        return self._num_steps
+
+
+class CudaStep:
+    """A step that has been queued."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        works: Sequence[Work],
+        runs: Sequence[Sequence[tuple[int, int, int]]],
+        lanes: Sequence[int],
+        last_span: int | None,
+        number: int,
+    ):
+        """`runs`: for each work slot, number and position of the sampler's runs; `lanes`: the works that have lanes."""
+        self._device = device
+        self._works = works
+        self._runs = runs
+        self._lanes = list(lanes)
+        self._last_span = last_span
+        self._number = number
+
+    def choices(self) -> list[Chosen]:
+        """See `Step.choices`; of a step that chooses nothing, its end."""
+        if not any(self._runs):
+            self._device.wait()
+        return [self._device.read_choices(runs) for runs in self._runs]
+
+    def logits(self, span: int, first: int = 0) -> AllLogits:
+        """See `Step.logits`. Raises: ValueError if they are gone"""
+        work = self._works[span]
+        if work.logits is not None:
+            return work.logits.reshape(1, -1)
+        if self._number != self._device.num_steps or (span not in self._lanes and span != self._last_span):
+            raise ValueError("the logits of this span have been overwritten")
+        if span in self._lanes:
+            return self._device.read_lane(self._lanes.index(span))
+        return self._device.read_span(first, work.num_tokens)
+
+
+def _is_lane(work: Work) -> bool:
+    """Whether a work is a token that every step may have: it belongs to a slot, and the next one is chosen."""
+    if work.slot is None or work.logits is not None or work.choose == "none":
+        return False
+    return len(work.token_ids) <= 1 and work.method == SINGLE

@@ -1,0 +1,87 @@
+"""`DecodeLanes`: a step of decoding in many lanes, captured once as a graph for each number of them.
+
+A lane works for a slot. Which slot, and where its row stands, lies on the card and moves on there; the host sends it
+again only when the lanes change, and nothing has to stop for that.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.device import device_errors
+from llmcli.runners.cuda.arena import Mailbox
+from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.workspace import Workspace, num_lanes
+
+
+class DecodeLanes:
+    """Queues steps. `uses_graphs=False` launches the same kernels one by one.
+
+    Attributes: logits float32 [lanes, vocab_size], of the latest step
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: DeviceSampler,
+        workspace: Workspace[Any],
+        mailbox: Mailbox,
+        *,
+        uses_graphs: bool = True,
+    ):
+        self.logits = workspace.lane_logits
+        self._forward = forward
+        self._sampler = sampler
+        self._workspace = workspace
+        self._mailbox = mailbox
+        self._uses_graphs = uses_graphs
+        self._graphs: dict[int, Any] = {}
+        self._slots: list[int] = []  # of the lanes, as the card has them
+        self._positions: list[int] = []
+
+    def queue(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Run each slot's latest token, at its position, and choose the next."""
+        count = num_lanes(len(slots))
+        self._place(list(slots), list(positions), count)
+        self._positions = [position + 1 for position in positions]
+        if not self._uses_graphs:
+            self._launch(count)
+            return
+        graph = self._graphs.get(count)
+        if graph is None:
+            graph = self._graphs[count] = self._capture(count)
+        with device_errors():
+            graph.launch(self._forward.device.stream)
+
+    def _place(self, slots: list[int], positions: list[int], count: int) -> None:
+        if slots != self._slots:
+            padded = np.full(count, -1, np.int32)
+            padded[: len(slots)] = slots
+            self._mailbox.send(self._workspace.lane_rows[:count], padded)
+        if slots != self._slots or positions != self._positions:
+            places = np.zeros(count, np.int32)
+            places[: len(slots)] = positions
+            self._mailbox.send(self._workspace.lane_positions[:count], places)
+        self._slots = slots
+
+    def _capture(self, count: int) -> Any:
+        stream = self._forward.device.stream
+        with device_errors():
+            stream.begin_capture()
+            try:
+                self._launch(count)
+            finally:
+                graph = stream.end_capture()
+        return graph
+
+    def _launch(self, count: int) -> None:
+        workspace = self._workspace
+        rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
+        token_ids, logits = workspace.slot_token_ids, self.logits[:count]
+        self._forward.run_lanes(Lanes(token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.project_logits(self._forward.hidden[:count], logits)
+        self._sampler.enqueue(
+            logits=logits, rows=rows, positions=positions, token_ids=token_ids, history=workspace.history
+        )
