@@ -150,7 +150,7 @@ def rehearse_forward(forward: Forward, workspace: Workspace[Any]) -> None:
             forward.run_lanes(lanes)
         forward.project_logits(forward.hidden[:count], workspace.score_logits[:count])
     ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
-    ways += [("widened", count) for count in (1, forward.chunk_tokens)]
+    ways += [(way, count) for way in ("mixed", "widened") for count in (1, forward.chunk_tokens)]
     for way, count in ways:
         if count <= forward.chunk_tokens:
             token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
