@@ -25,7 +25,8 @@
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
 //           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
 //           one round trip to L2 for eight of them. Tiles lie as pages do, so a warp looks up one page a tile, a tile
-//           ahead; that of the first it guesses, as a third round trip would cost 1 % of a 1B model's step. Rejected, with figures in docs/performance.md: clusters that hand each other their parts. Speed:
+//           ahead; that of the first it guesses, as a third round trip would cost 1 % of a 1B model's step. Rejected,
+//           with figures in docs/performance.md: clusters that hand each other their parts. Speed:
 //           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"

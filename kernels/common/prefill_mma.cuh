@@ -118,14 +118,19 @@ struct PrefillMma {
     static __device__ __forceinline__ void finish_tokens(const Tokens& tokens) {
         copy_async_wait<0>();
         if constexpr (HAS_SCALES) {
-            constexpr int VECTORS = PADDED / 8;
-#pragma unroll 2  // all at once would take registers that scores and results hold
-            for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
-                const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
-                const uint4 widened = make_uint4(widen_codes(codes.x, false), widen_codes(codes.x, true),
-                                                 widen_codes(codes.y, false), widen_codes(codes.y, true));
-                MmaT* place = tokens.elements + i / VECTORS * STRIDE + 8 * (i % VECTORS);
-                *reinterpret_cast<uint4*>(place) = widened;
+            constexpr int VECTORS = PADDED / 8, PAGE_VECTORS = PAGE_TOKENS * VECTORS;
+#pragma unroll 1  // all at once would take registers that scores and results hold
+            for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
+#pragma unroll
+                for (int of_block = 0; of_block < PAGE_VECTORS; of_block += BLOCK_SIZE) {  // as copy_tokens shares them out
+                    const int of_page = of_block + threadIdx.x, i = begin * VECTORS + of_page;
+                    if (PAGE_VECTORS % BLOCK_SIZE != 0 && of_page >= PAGE_VECTORS) break;
+                    const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
+                    const uint4 widened = make_uint4(widen_codes(codes.x, false), widen_codes(codes.x, true),
+                                                     widen_codes(codes.y, false), widen_codes(codes.y, true));
+                    MmaT* place = tokens.elements + i / VECTORS * STRIDE + 8 * (i % VECTORS);
+                    *reinterpret_cast<uint4*>(place) = widened;
+                }
             }
         }
     }
