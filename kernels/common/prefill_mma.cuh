@@ -122,7 +122,7 @@ struct PrefillMma {
 #pragma unroll 1  // all at once would take registers that scores and results hold
             for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
 #pragma unroll
-                for (int of_block = 0; of_block < PAGE_VECTORS; of_block += BLOCK_SIZE) {  // as copy_tokens shares them out
+                for (int of_block = 0; of_block < PAGE_VECTORS; of_block += BLOCK_SIZE) {  // as copy_tokens has it
                     const int of_page = of_block + threadIdx.x, i = begin * VECTORS + of_page;
                     if (PAGE_VECTORS % BLOCK_SIZE != 0 && of_page >= PAGE_VECTORS) break;
                     const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
