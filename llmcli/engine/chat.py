@@ -162,11 +162,12 @@ class Chat:
         running = self._running
         if running is None:
             return []
-        for finished in running.generation.interrupt():
-            return list(self._finish(running, finished))
+        events = [seen for event in running.generation.interrupt() for seen in self._take(running, event)]
+        if self._running is None:
+            return events
         timings = Timings(running.prefill_tokens, 0.0, 0.0, 0, 0.0)
         text, token_ids = running.new_text, tuple(running.token_ids)
-        return list(self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings)))
+        return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
         settings, context = self.settings, self.runner.limits.max_seq_len
