@@ -219,7 +219,8 @@ class Chat:
         return TurnStarted(
             prompt_token_ids=fitted.token_ids,
             num_kept=num_kept,
-            num_history_computed=max(0, fitted.prompt.num_history_tokens - num_kept) if row else 0,
+            # Where all of the row stays, nothing is computed again; what was said last may not have been run at all.
+            num_history_computed=max(0, fitted.prompt.num_history_tokens - num_kept) if num_kept < len(row) else 0,
             num_dropped=fitted.conversation.num_dropped - before.num_dropped,
             dropped_from=before.num_dropped + 1,
         )
