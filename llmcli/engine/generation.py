@@ -1,8 +1,9 @@
 """`Generation`: one request on a runner of its own."""
 
+from collections import deque
 from collections.abc import Iterator
 
-from llmcli.engine.events import Event, Failed, Finished
+from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
@@ -19,6 +20,7 @@ class Generation:
     def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request):
         self._scheduler = Scheduler(runner, tokenizer)
         self._request = request
+        self._untold: deque[Event] = deque()
 
     def events(self) -> Iterator[Event]:
         """Prefill, then the tokens of every sample, each sample closed by its `Finished`.
@@ -27,12 +29,17 @@ class Generation:
         """
         number = self._scheduler.submit(self._request)
         while not self._scheduler.is_idle:
-            for event in self._scheduler.step():
+            self._untold.extend(self._scheduler.step())
+            while self._untold:
+                event = self._untold.popleft()
                 if isinstance(event, Failed):
+                    self._untold.clear()
                     self._scheduler.cancel(number)
                     raise event.error
                 yield event
 
-    def interrupt(self) -> list[Finished]:
-        """Close the samples under way, as interrupted where they had not ended by themselves."""
-        return self._scheduler.interrupt()
+    def interrupt(self) -> list[Token | Finished]:
+        """Close the samples under way, as interrupted, and tell what had become known and was not asked for."""
+        events = [*self._untold, *self._scheduler.interrupt()]
+        self._untold.clear()
+        return [event for event in events if isinstance(event, Token | Finished)]

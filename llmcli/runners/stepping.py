@@ -260,10 +260,12 @@ class SteppingRunner:
         """Make room for so many tokens in all; see `Runner.reserve`."""
         if num_tokens > self._limits.max_seq_len:
             raise ValueError(f"{num_tokens} tokens, a row has room for {self._limits.max_seq_len}")
+        this = self._rows[row]
+        num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
+        copies_last = self._writes_into_shared_page(this, num_tokens)
+        if num_new == 0 and not copies_last:
+            return True
         with interrupts_held_back():
-            this = self._rows[row]
-            num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
-            copies_last = self._writes_into_shared_page(this, num_tokens)
             while self._pool.num_free < num_new + copies_last:
                 if not self._index.give_up_one():
                     return False
