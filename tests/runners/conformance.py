@@ -1,6 +1,7 @@
 """What every runner must do, whatever its device: subclass `RunnerConformance` and say how a runner is loaded.
 
-The suite needs torch and tiny random models only. Bits are compared where bits are promised, which is nearly everywhere.
+The suite needs torch and tiny random models only. Bits are compared where bits are promised, which is nearly
+everywhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,15 @@ def one(runner: Runner, span: Span) -> Choice:
 def go_on(runner: Runner, row: int, count: int) -> list[int]:
     """The next tokens of a row that has chosen one."""
     return [one(runner, Span(row)).token_id for _ in range(count)]
+
+
+def forget_prompts(runner: Runner) -> None:
+    """Use every page, so that no beginning of a prompt that has been run is left. No row may be open."""
+    rows = [runner.open(PROMPT[:1]) for _ in range(NUM_ROWS)]
+    for row in rows:
+        assert runner.reserve(row, MAX_SEQ_LEN)
+    for row in rows:
+        runner.close(row)
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
@@ -202,6 +212,17 @@ class RunnerConformance:
         assert isinstance(second, tuple)
         assert [second[0].token_id, *go_on(runner, well, 1)] == expected
 
+    def test_a_row_whose_choice_failed_goes_on(self, runner: Runner) -> None:
+        every = dict.fromkeys(range(CONFIG["vocab_size"]), -np.inf)
+        row, other = start(runner, PROMPT[:20], GREEDY), start(runner, PROMPT[:20], GREEDY)
+        expected = [one(runner, Span(other, (token_id,))).token_id for token_id in PROMPT[20:24]]
+        runner.set_sampler(row, replace(GREEDY, logit_bias=every))
+        assert isinstance(runner.queue([Span(row, (PROMPT[20],))]).choices()[0], LLMCliError)
+        runner.set_sampler(row, GREEDY)
+        assert [one(runner, Span(row, (token_id,))).token_id for token_id in PROMPT[21:24]] == expected[1:]
+        assert list(runner.token_ids(row)) == PROMPT[:24]
+        assert go_on(runner, row, 5) == go_on(runner, other, 5)
+
     def test_chooses_from_given_logits(self, runner: Runner) -> None:
         row = start(runner, PROMPT[:20])
         logits = np.random.default_rng(1).standard_normal(CONFIG["vocab_size"]).astype(np.float32)
@@ -267,6 +288,7 @@ class RunnerConformance:
         runner.keep(fresh, 0)
         expected = run_prompt(runner, fresh, prompt, choose="none")
         runner.close(fresh)
+        forget_prompts(runner)
         longer = start(runner, PROMPT, None)
         free = runner.free_pages
         row = runner.open(prompt)

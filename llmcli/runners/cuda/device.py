@@ -94,7 +94,7 @@ class CudaDevice:
         end = min(self._chunk_begin(position) + self._forward.chunk_tokens, prompt_len)
         if not self._is_free or position + most >= end or self.method(position, prompt_len) == SINGLE:
             return end
-        return max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
+        return min(max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS, end)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
@@ -215,6 +215,7 @@ class CudaDevice:
         try:
             return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
         except (CheckpointError, UsageError) as error:
+            self._lanes.forget_positions()
             return error
 
     def wait(self) -> None:
