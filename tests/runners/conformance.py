@@ -9,7 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from row_steps import GREEDY, PROMPT, WARM, go_on, logits_of, one, relative_error, run_prompt, same, single_steps, start
+from row_steps import (
+    GREEDY,
+    PROMPT,
+    WARM,
+    forget_prompts,
+    go_on,
+    logits_of,
+    one,
+    relative_error,
+    run_prompt,
+    same,
+    single_steps,
+    start,
+)
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.errors import CheckpointError, LLMCliError
@@ -147,6 +160,17 @@ class RunnerConformance:
         assert isinstance(second, tuple)
         assert [second[0].token_id, *go_on(runner, well, 1)] == expected
 
+    def test_a_row_whose_choice_failed_goes_on(self, runner: Runner) -> None:
+        every = dict.fromkeys(range(CONFIG["vocab_size"]), -np.inf)
+        row, other = start(runner, PROMPT[:20], GREEDY), start(runner, PROMPT[:20], GREEDY)
+        expected = [one(runner, Span(other, (token_id,))).token_id for token_id in PROMPT[20:24]]
+        runner.set_sampler(row, replace(GREEDY, logit_bias=every))
+        assert isinstance(runner.queue([Span(row, (PROMPT[20],))]).choices()[0], LLMCliError)
+        runner.set_sampler(row, GREEDY)
+        assert [one(runner, Span(row, (token_id,))).token_id for token_id in PROMPT[21:24]] == expected[1:]
+        assert list(runner.token_ids(row)) == PROMPT[:24]
+        assert go_on(runner, row, 5) == go_on(runner, other, 5)
+
     def test_chooses_from_given_logits(self, runner: Runner) -> None:
         row = start(runner, PROMPT[:20])
         logits = np.random.default_rng(1).standard_normal(CONFIG["vocab_size"]).astype(np.float32)
@@ -212,6 +236,7 @@ class RunnerConformance:
         runner.keep(fresh, 0)
         expected = run_prompt(runner, fresh, prompt, choose="none")
         runner.close(fresh)
+        forget_prompts(runner)
         longer = start(runner, PROMPT, None)
         row = runner.open(prompt)
         assert runner.num_tokens(row) < length

@@ -4,7 +4,7 @@ Many tokens: inputs of products are rounded to float16, and so are the weights (
 attention rounds scaled queries and weights to the cache's type. Few tokens: products with codes round inputs to 1 /
 32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and
 values always have the cache's type. With int8 codes the type of attention is float16, and it is the products of weights
-and value scales that are rounded.
+and value scales that are rounded. Prompts are cut where the card cuts them.
 """
 
 import math
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import cache, device, llama, load
@@ -120,4 +121,6 @@ def load_rounded(
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
     monkeypatch.setattr(device, "PagedCache", Cache)
+    monkeypatch.setattr(device, "PREFILL_CHUNK", PREFILL_CHUNKS[0])
+    monkeypatch.setattr(device, "_CHUNKS", ())
     return load.load(model, max_seq_len=max_seq_len, kv_cache=kv_cache)

@@ -67,3 +67,13 @@ def same(first: np.ndarray, second: np.ndarray) -> bool:
 
 def relative_error(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(first - second).max() / np.abs(second).max())
+
+
+def forget_prompts(runner: Runner) -> None:
+    """Use every page, so that no beginning of a prompt that has been run is left. No row may be open."""
+    limits = runner.limits
+    rows = [runner.open(PROMPT[:1]) for _ in range(limits.num_rows)]
+    for row in rows:
+        assert runner.reserve(row, limits.max_seq_len)
+    for row in rows:
+        runner.close(row)

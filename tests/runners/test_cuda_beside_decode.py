@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import GREEDY, PROMPT, WARM, decode, prefill, relative_error
+from llmcli.runners.cuda.runner import CudaRunner
+from row_steps import GREEDY, PROMPT, WARM, decode, prefill, relative_error
 from simulated_card import SimulatedDevice, SimulatedSampler, simulate
 from tiny_models import CONFIG, write_tiny_llama
 
@@ -14,7 +15,6 @@ from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError, UsageError
 from llmcli.runners.cuda.load import load
 from llmcli.runners.cuda.memory import RESERVED_BYTES
-from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.sampling.sampler import Sampler
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import PROMPT, decode, prefill, relative_error
 from rounded_torch import load_rounded
+from row_steps import PROMPT, decode, prefill, relative_error
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape

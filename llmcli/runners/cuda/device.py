@@ -217,6 +217,7 @@ class CudaDevice:
         try:
             return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
         except (CheckpointError, UsageError) as error:
+            self._lanes.forget_positions()
             return error
 
     def wait(self) -> None:
