@@ -16,6 +16,7 @@ from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import Way, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.stepping import SINGLE, Work
 from llmcli.sampling.sampler import Sampler
 
@@ -110,6 +111,13 @@ class CudaDevice:
 
     def run(self, works: Sequence[Work]) -> CudaStep:
         """Queue a step: all lanes in one pass, then what is no lane, one after the other."""
+        if any(work.choose == "none" and not work.token_ids for work in works):
+            raise ValueError("a span that does not choose names its tokens")
+        # Card and host count the same runs, and know the same positions, or the next step would be misread.
+        with interrupts_held_back():
+            return self._run(works)
+
+    def _run(self, works: Sequence[Work]) -> CudaStep:
         self._num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
         # By slot, as lanes stay the same then for as long as rows do.
@@ -146,8 +154,6 @@ class CudaDevice:
     def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count = self._workspace, work.num_tokens
-        if not work.token_ids:
-            raise ValueError("a span that does not choose names its tokens")
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
         pages = np.zeros(workspace.pages.shape[1], np.int32)
         pages[: len(work.pages)] = work.pages
