@@ -1,6 +1,5 @@
 """`Generation`: one request on a runner of its own."""
 
-from collections import deque
 from collections.abc import Iterator
 
 from llmcli.engine.events import Event, Failed, Finished, Token
@@ -20,7 +19,6 @@ class Generation:
     def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request):
         self._scheduler = Scheduler(runner, tokenizer)
         self._request = request
-        self._untold: deque[Event] = deque()
 
     def events(self) -> Iterator[Event]:
         """Prefill, then the tokens of every sample, each sample closed by its `Finished`.
@@ -29,17 +27,14 @@ class Generation:
         """
         number = self._scheduler.submit(self._request)
         while not self._scheduler.is_idle:
-            self._untold.extend(self._scheduler.step())
-            while self._untold:
-                event = self._untold.popleft()
+            events = self._scheduler.step()
+            while events:
+                event = events.pop(0)
                 if isinstance(event, Failed):
-                    self._untold.clear()
                     self._scheduler.cancel(number)
                     raise event.error
                 yield event
 
     def interrupt(self) -> list[Token | Finished]:
         """Close the samples under way, as interrupted, and tell what had become known and was not asked for."""
-        events = [*self._untold, *self._scheduler.interrupt()]
-        self._untold.clear()
-        return [event for event in events if isinstance(event, Token | Finished)]
+        return [event for event in self._scheduler.interrupt() if isinstance(event, Token | Finished)]

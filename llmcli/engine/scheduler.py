@@ -43,7 +43,7 @@ class Scheduler:
         self._running: list[Text] = []
         self._prompts: list[Shared] = []  # those that have a row and have been run
         self._queued: deque[Queued] = deque()
-        self._events: list[Event] = []  # that no step has told yet
+        self._events: list[Event] = []  # of the latest step
         self._num_requests = 0
         self._orders = count(1)
         self._fill_tokens = _FIRST_FILL_TOKENS
@@ -86,7 +86,7 @@ class Scheduler:
             self._close_prompts(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
-        """Close the texts that are running, as interrupted; forget all others. Tells what no step has told, too."""
+        """Close the texts that are running, as interrupted; forget all others. Tells what was left, too."""
         with interrupts_held_back():
             self._waiting.clear()
             for fill in list(self._fills):
@@ -103,9 +103,11 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Run one step, and tell what has become known with it, which may be nothing.
 
+        Who takes the events out of this list one by one learns from `interrupt` which ones were left.
         Raises: DeviceError and what the runner raises; what concerns one text only is `Failed`.
         """
-        events = self._events
+        events: list[Event] = []
+        self._events = events
         begin = time.perf_counter()
         num_others = len(self._running)
         num_filled = self._fill(events)
@@ -115,7 +117,6 @@ class Scheduler:
                 self._collect(self._queued.popleft(), events)
         if num_filled and num_others:
             self._adapt(num_filled, time.perf_counter() - begin)
-        self._events = []
         return events
 
     # Prompts
