@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from llmcli.measure.bench import BenchReport
     from llmcli.measure.plan import MemoryUse, Plan, Predictor
     from llmcli.runners.base import Runner
-    from llmcli.runners.cuda.predict import Rates
+    from llmcli.runners.cuda.pricing import Rates
 
 DEFAULT_FORMAT = "int8"
-_TYPICAL_MULTIPROCESSORS = 132  # of a card that is not here; a part of the workspace grows with them
 LENGTHS = (128, 2048)  # tokens of prompts and depths, where nothing else is asked for
 
 # A scratch folder, or what an export or its source leave beside it: the process that made it stands in the name.
@@ -105,15 +104,16 @@ class CardTarget:
         self._rates = rates
         self._available_bytes = available_bytes
         self._device = device
-        self._num_multiprocessors = _TYPICAL_MULTIPROCESSORS if device is None else device.num_multiprocessors
 
     def plan(self, subject: Subject, *, context: int, num_rows: int) -> tuple[MemoryUse, Predictor]:
         """See `Target`."""
         from llmcli.measure.plan import MemoryUse
+        from llmcli.runners.cuda.dry_run import TYPICAL_CARD, CardFacts
         from llmcli.runners.cuda.memory import PREFILL_CHUNKS, fit_memory, fitting_context
         from llmcli.runners.cuda.predict import CardPredictor
         from llmcli.runners.cuda.stored import StoredModel
 
+        card = TYPICAL_CARD if self._device is None else CardFacts.of_device(self._device)
         stored = StoredModel.of_model(subject.model, self._dtype, self._kv_cache)
         plan = fit_memory(
             stored,
@@ -121,30 +121,20 @@ class CardTarget:
             max_seq_len=context,
             num_rows=num_rows,
             available=self._available_bytes,
-            num_multiprocessors=self._num_multiprocessors,
+            num_multiprocessors=card.num_multiprocessors,
         )
         largest = fitting_context(
             stored,
             num_rows=num_rows,
             available=self._available_bytes,
             chunk_tokens=PREFILL_CHUNKS[-1],
-            num_multiprocessors=self._num_multiprocessors,
+            num_multiprocessors=card.num_multiprocessors,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes
         use = MemoryUse(
             plan.weight_bytes, plan.cache_bytes, stored.cache_type, other_bytes, self._available_bytes, largest
         )
-        if self._device is None:
-            return use, CardPredictor(plan, self._rates)
-        predictor = CardPredictor(
-            plan,
-            self._rates,
-            num_multiprocessors=self._device.num_multiprocessors,
-            shared_bytes_per_block=self._device.shared_bytes_per_block,
-            can_cluster=self._device.can_cluster,
-            clock_hertz=self._device.clock_hertz,
-        )
-        return use, predictor
+        return use, CardPredictor(plan, self._rates, card)
 
     def load(self, model: Model, *, context: int, num_rows: int, on_progress: OnProgress) -> Runner:
         """See `Target`."""
@@ -223,7 +213,7 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
 
 def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> Target:
     """A card that is not in this machine, as its maker describes it."""
-    from llmcli.runners.cuda.predict import Rates
+    from llmcli.runners.cuda.pricing import Rates
 
     description = f"a card of {memory_gib:g} GiB"
     return CardTarget(description, dtype, kv_cache, Rates(read_gbps * 1e9, {}), int(memory_gib * 2**30))

@@ -23,6 +23,7 @@ _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): 2,
     np.dtype(np.uint16): 14,
 }  # CUDA_R_32F, _16F, _16BF
+_ITEMSIZES = {number: dtype.itemsize for dtype, number in _TYPES.items()}
 _TRANSPOSED, _AS_IT_IS = 1, 0
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
 _DEFAULT_MATH, _NO_REDUCED_SUMS = 0, 16  # partial sums of float16 products stay float32
@@ -117,6 +118,12 @@ class _Product:
 
     label = None
 
+    def cost(self) -> KernelCost:
+        """As `matmul_cost`."""
+        num_rows, num_tokens, num_inputs = self.sizes
+        itemsize = _ITEMSIZES[self.operands[0][0]]
+        return matmul_cost(num_tokens=num_tokens, num_rows=num_rows, num_inputs=num_inputs, itemsize=itemsize)
+
     def start(self, addresses: Sequence[int]) -> None:
         """As `Cublas.multiply`."""
         self.library.multiply(self.sizes, self.operands, addresses)
@@ -128,6 +135,7 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
         read_bytes=(num_tokens + num_rows) * num_inputs * itemsize,
         written_bytes=4 * num_tokens * num_rows,
         flops=2 * num_tokens * num_rows * num_inputs,
+        element_bits=8 * itemsize,
     )
 
 

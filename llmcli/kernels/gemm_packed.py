@@ -8,7 +8,15 @@ import numpy as np
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
 
 BLOCK_SIZE = 256
 _BLOCK_TILES, _STEP_UNITS = 4, 2
@@ -94,6 +102,7 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             ),
         ),
         shared_bytes=stages * _step_bytes(layout, token_tiles),
+        cost=lambda: gemm_packed_cost(layout=layout, num_tokens=num_tokens),
     )
 
 
@@ -116,6 +125,8 @@ def gemm_packed_cost(*, layout: TileLayout, num_tokens: int) -> KernelCost:
         read_bytes=layout.num_bytes + 2 * num_tokens * layout.num_inputs,
         written_bytes=4 * num_tokens * layout.num_rows,
         flops=2 * num_tokens * layout.num_rows * layout.num_inputs,
+        stored_bytes=layout.num_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
     )
 
 

@@ -1,7 +1,9 @@
 """y = f(x' @ W.T + bias) for a few rows of activations, normed or not, and a tiled matrix: the products of decoding."""
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from llmcli.kernels.arguments import check
@@ -12,6 +14,7 @@ from llmcli.kernels.tiles import (
     SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
+    WEIGHT_BITS,
     WEIGHT_C_TYPES,
     TiledMatrix,
     TileLayout,
@@ -119,6 +122,30 @@ def plan_gemv(
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
 
 
+def plan_passes(
+    layout: TileLayout,
+    num_rows: int,
+    *,
+    num_multiprocessors: int,
+    shared_bytes_per_block: int,
+    can_cluster: bool,
+) -> Iterator[GemvPlan]:
+    """The launches for any number of rows: each takes as many of those left as `plan_gemv` gives it.
+
+    Raises: as `plan_gemv`
+    """
+    while num_rows > 0:
+        plan = plan_gemv(
+            layout,
+            num_rows,
+            num_multiprocessors=num_multiprocessors,
+            shared_bytes_per_block=shared_bytes_per_block,
+            can_cluster=can_cluster,
+        )
+        yield plan
+        num_rows -= plan.num_rows
+
+
 @dataclass(frozen=True)
 class _Ring:
     stages: int
@@ -190,14 +217,13 @@ def gemv(
     if bias is not None:
         check("gemv", "bias", bias, dtype="float32", shape=(layout.padded_rows,), aligned=4)
     begin = 0
-    while begin < num_rows:
-        plan = plan_gemv(
-            layout,
-            num_rows - begin,
-            num_multiprocessors=device.num_multiprocessors,
-            shared_bytes_per_block=device.shared_bytes_per_block,
-            can_cluster=device.can_cluster,
-        )
+    for plan in plan_passes(
+        layout,
+        num_rows,
+        num_multiprocessors=device.num_multiprocessors,
+        shared_bytes_per_block=device.shared_bytes_per_block,
+        can_cluster=device.can_cluster,
+    ):
         end = begin + plan.num_rows
         shape = GemvShape(
             num_rows=plan.num_rows,
@@ -218,24 +244,37 @@ def gemv(
             arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *rows, shape),
             shared_bytes=plan.shared_bytes,
             overlaps=True,
+            cost=partial(
+                gemv_cost, plan, layout, epilogue=epilogue, has_norm=norm_weight is not None, has_bias=bias is not None
+            ),
         )
         begin = end
 
 
+@dataclass(frozen=True, kw_only=True)
+class GemvCost(KernelCost):
+    """The same of one launch, with how its work is shared out: what it waits for beside memory follows from that."""
+
+    plan: GemvPlan
+    layout: TileLayout
+
+
 def gemv_cost(
-    *, layout: TileLayout, num_rows: int, epilogue: Epilogue = "store", has_norm: bool = False, has_bias: bool = False
-) -> KernelCost:
-    """What one call moves: the matrix once for every 8 rows, x once (each block reads it again, from L2), results."""
-    passes = -(-num_rows // MAX_ROWS)
+    plan: GemvPlan, layout: TileLayout, *, epilogue: Epilogue = "store", has_norm: bool = False, has_bias: bool = False
+) -> GemvCost:
+    """What one launch moves: the matrix and x once (each cluster reads x again, from L2), the results."""
+    num_rows = plan.num_rows
     num_outputs = layout.num_rows // (2 if epilogue == "swiglu" else 1)
     out_bytes = 4 * num_rows * num_outputs
-    vectors = 4 * (layout.num_inputs * has_norm + layout.padded_rows * has_bias)
-    return KernelCost(
-        read_bytes=passes * (layout.num_bytes + vectors)
-        + 4 * num_rows * layout.num_inputs
-        + (out_bytes if epilogue == "add" else 0),
+    stored_bytes = layout.num_bytes + 4 * (layout.num_inputs * has_norm + layout.padded_rows * has_bias)
+    return GemvCost(
+        read_bytes=stored_bytes + 4 * num_rows * layout.num_inputs + (out_bytes if epilogue == "add" else 0),
         written_bytes=out_bytes,
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
+        stored_bytes=stored_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
+        plan=plan,
+        layout=layout,
     )
 
 

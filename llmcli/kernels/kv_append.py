@@ -74,6 +74,7 @@ def kv_append(
             np.int32(layout.num_key_value_heads),
             np.int32(max_seq_len),
         ),
+        cost=lambda: kv_append_cost(num_tokens, layout, keys.dtype.itemsize),
     )
 
 

@@ -1,5 +1,6 @@
 """Predictions for cards: the launches and bytes they are made of are those of the runner and of the files."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import Arena
-from llmcli.runners.cuda.decode_card import GEMV_SECONDS
+from llmcli.runners.cuda.dry_run import PRODUCT, TYPICAL_CARD, DryModel, Started, num_launches
 from llmcli.runners.cuda.forward import Forward, Tokens
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor, Rates
+from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor
+from llmcli.runners.cuda.pricing import GEMV_CLOCKS, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weights import place_weights
@@ -30,26 +32,29 @@ from llmcli.runners.cuda.weights import place_weights
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 
 
+Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
+
+
 class CountingDevice(SimulatedDevice):
-    """Counts launches and launches nothing."""
+    """Notes launches and launches nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stems: list[str] = []
+        self.noted: list[Noted] = []
         self.num_new = 1  # the embedding
 
-    def launch(self, stem: str, name: str, **launch: Any) -> None:
-        self.stems.append(stem)
+    def launch(self, stem: str, name: str, *, grid: Any, shared_bytes: int = 0, **launch: Any) -> None:
+        self.noted.append((stem, name, grid, shared_bytes))
 
     def matmul(self, **arrays: Any) -> None:
-        self.stems.append("matmul")
+        self.noted.append((PRODUCT, "", (), 0))
 
     def record(self, run: Callable[[], None], arrays: Any) -> Any:
-        before = len(self.stems)
+        before = len(self.noted)
         run()
-        recorded = self.stems[before:]
+        recorded = self.noted[before:]
         self.num_new += len(recorded)
-        return SimpleNamespace(start=lambda addresses: self.stems.extend(recorded))
+        return SimpleNamespace(start=lambda addresses: self.noted.extend(recorded))
 
 
 def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
@@ -81,15 +86,28 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
     return count
 
 
+def notes(started: list[Started]) -> Counter[Noted]:
+    counted: Counter[Noted] = Counter()
+    for one in started:
+        launch = one.launch
+        counted[launch.stem, launch.name, launch.grid, launch.shared_bytes] += one.count
+    return counted
+
+
 def check_launches(plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024) -> None:
-    predictor = CardPredictor(plan, RATES, shared_bytes_per_block=shared_bytes)
+    """What a dry run over phantoms notes is what the runner launches on arrays."""
+    model = DryModel(plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
     for num_rows in (1, 4, 8):
-        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).stems
-        assert predictor.decode_kernels(num_rows) == len(launched) + 1  # the sampler's
-    for num_tokens in (9, 64, 65, 200):
-        device = count_launches(plan, num_tokens=num_tokens)
-        assert len(predictor.chunk_launches(num_tokens, 20)) == len(device.stems)
-        assert predictor.new_launches(num_tokens) == device.num_new
+        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).noted
+        noted = notes(model.step(num_rows, 20))
+        (sampling,) = (one for one in noted if one[0] == "sample_token")
+        assert noted.pop(sampling) == 1
+        assert noted == Counter(launched)
+    for num_tokens in (1, 2, 8, 9, 64, 65, 200):
+        device = count_launches(plan, num_tokens=num_tokens, shared_bytes=shared_bytes)
+        started = model.chunk(num_tokens, 20)
+        assert notes(started) == Counter(device.noted)
+        assert len(started) == device.num_new
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -128,7 +146,7 @@ def test_decode_reads_the_bytes_of_the_files(name: str, tmp_path: Path) -> None:
             expected += 4 * info.shape[0]
         elif not tensor.endswith("_shape"):
             expected += info.num_bytes
-    predictor = CardPredictor(plan_of(folder), RATES)
+    predictor = CardPredictor(plan_of(folder), RATES, TYPICAL_CARD)
     assert predictor.decode_bytes(0) == expected
     per_token = 2 * 3 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, bfloat16
     assert predictor.decode_bytes(100) == expected + 100 * per_token
@@ -137,9 +155,10 @@ def test_decode_reads_the_bytes_of_the_files(name: str, tmp_path: Path) -> None:
 
 def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS["qwen2 with windows"])
-    predictor = CardPredictor(plan_of(folder), RATES)
+    predictor = CardPredictor(plan_of(folder), RATES, TYPICAL_CARD)
     per_layer_and_token = 2 * 2 * 8 * 4
-    assert predictor.decode_bytes(16) - predictor.decode_bytes(0) == 3 * 16 * per_layer_and_token
+    # A window of 16 shows the token itself and 15 others; the first layer has none.
+    assert predictor.decode_bytes(16) - predictor.decode_bytes(0) == (16 + 2 * 15) * per_layer_and_token
     assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
 
 
@@ -163,10 +182,10 @@ def shape_7b(**changes: Any) -> MemoryPlan:
 
 def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
     plan = shape_7b()
-    fast, slow = (CardPredictor(plan, Rates(rate, {})) for rate in (2e12, 1e12))
+    fast, slow = (CardPredictor(plan, Rates(rate, {}), TYPICAL_CARD) for rate in (2e12, 1e12))
     reading = fast.decode_bytes(1000) / 2e12
     assert slow.decode_seconds(1000) - fast.decode_seconds(1000) == pytest.approx(reading, rel=0.1)
-    assert reading < fast.decode_seconds(1000) - 160 * GEMV_SECONDS["int8"] < 1.15 * reading
+    assert reading < fast.decode_seconds(1000) - 160 * GEMV_CLOCKS[8] / TYPICAL_CARD.clock_hertz < 1.15 * reading
     assert fast.decode_seconds(1000) < fast.decode_seconds(1000, 8) < 3 * fast.decode_seconds(1000)
     assert fast.prefill_seconds(100) is None
     assert fast.first_token_seconds(100) is None
@@ -177,26 +196,27 @@ def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
     ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.474e12, 2.007e-3), (128, 8, 4.540e12, 2.837e-3)]
 )
 def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_bytes: float, seconds: float) -> None:
-    predicted = CardPredictor(shape_7b(), Rates(read_bytes, {})).decode_seconds(depth + 128, num_rows)
+    predicted = CardPredictor(shape_7b(), Rates(read_bytes, {}), TYPICAL_CARD).decode_seconds(depth + 128, num_rows)
     assert predicted == pytest.approx(seconds, rel=0.07)
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
     """Of 32 layers that are alike the first takes it longer, and the card has to wait for that in any case."""
     plan = shape_7b()
-    slow, slower = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (1e-3, 2e-3))
+    slow, slower, none, fast = (
+        CardPredictor(plan, replace(RATES, launch_seconds=seconds), TYPICAL_CARD) for seconds in (1e-3, 2e-3, 0.0, 1e-6)
+    )
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    embedding, of_layer = 1, (len(slow.chunk_launches(100, 0)) - 1) // 32
+    embedding, of_layer = 1, (num_launches(DryModel(plan, TYPICAL_CARD).chunk(100, 0)) - 1) // 32
     first = CHUNK_LAUNCHES + NEW_LAUNCH * (embedding + of_layer)
     assert between == pytest.approx(1e-3 * (first + 31 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
-    none, fast = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (0.0, 1e-6))
     assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * first)
 
 
 def test_long_prompts_are_bound_by_operations() -> None:
     plan = shape_7b()
-    predictor = CardPredictor(plan, RATES)
+    predictor = CardPredictor(plan, RATES, TYPICAL_CARD)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     least = 2 * weights * 2048 / 1e14
     assert least < predictor.prefill_seconds(2048) < 1.5 * least
@@ -208,7 +228,7 @@ def test_long_prompts_are_bound_by_operations() -> None:
 
 
 def test_prefill_time_grows_with_the_prompt() -> None:
-    predictor = CardPredictor(shape_7b(), RATES)
+    predictor = CardPredictor(shape_7b(), RATES, TYPICAL_CARD)
     times = [predictor.prefill_seconds(count) for count in (1, 8, 64, 512, 2048, 2049, 4000, 8000)]
     assert times == sorted(times)
     assert times[0] == pytest.approx(predictor.decode_seconds(1), rel=0.01)

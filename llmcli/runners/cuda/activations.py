@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from llmcli.runners.cuda.arena import Arena
+from llmcli.runners.cuda.regions import Arrays
 from llmcli.runners.cuda.weights import Projection
 
 
@@ -14,7 +14,7 @@ class Activations:
             float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]
     """
 
-    def __init__(self, workspace: Arena, count: int, qkv_width: int):
+    def __init__(self, workspace: Arrays, count: int, qkv_width: int):
         self.count = count
         self._workspace = workspace
         self._views: dict[Hashable, Any] = {}

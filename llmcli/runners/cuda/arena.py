@@ -1,17 +1,17 @@
 """One allocation on the card, cut into arrays that were planned by name; and the copies between them and the host.
 
-Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once.
+Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once. CuPy is
+imported with the first use, since plans are made of the same forward pass on machines without it.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
-import cupy
 import numpy as np
 import numpy.typing as npt
 
 from llmcli.kernels.device import Device, device_errors
-from llmcli.runners.cuda.regions import Region, held_bytes
+from llmcli.runners.cuda.regions import Region, held_bytes, with_offsets
 
 _DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
@@ -39,11 +39,12 @@ class Arena:
         regions = list(regions)
         if held_bytes(regions) > self.num_bytes:
             raise ValueError(f"{held_bytes(regions)} bytes do not fit an arena of {self.num_bytes}")
-        arrays, begin = {}, 0
-        for region in regions:
-            arrays[region.name] = cupy.ndarray(region.shape, region.dtype, self._start + begin)
-            begin += region.held_bytes
-        return arrays
+        import cupy
+
+        return {
+            region.name: cupy.ndarray(region.shape, region.dtype, self._start + begin)
+            for region, begin in with_offsets(regions)
+        }
 
 
 def allocate(num_bytes: int) -> Any:
@@ -51,12 +52,16 @@ def allocate(num_bytes: int) -> Any:
 
     Raises: InsufficientMemoryError
     """
+    import cupy
+
     with device_errors():
         return cupy.cuda.MemoryPointer(cupy.cuda.Memory(num_bytes), 0)
 
 
 def free_bytes() -> int:
     """Bytes of the current card that nobody holds."""
+    import cupy
+
     with device_errors():
         free, _ = cupy.cuda.runtime.memGetInfo()
     return int(free)
@@ -92,6 +97,8 @@ def copy_blocks(device: Device, target: Any, source: Any, num_bytes: int) -> Non
 
     Shapes: target, source [blocks, ...] of one shape, the blocks contiguous
     """
+    import cupy
+
     with device_errors():
         cupy.cuda.runtime.memcpy2DAsync(
             target.data.ptr,

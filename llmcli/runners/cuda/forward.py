@@ -28,10 +28,11 @@ from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import AllLogits
 from llmcli.runners.cuda.activations import Activations
-from llmcli.runners.cuda.arena import Arena, fetch, send
+from llmcli.runners.cuda.arena import fetch, send
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import LOGIT_ROWS, MAX_BATCH, MemoryPlan, qkv_layout
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products
+from llmcli.runners.cuda.products import Products
+from llmcli.runners.cuda.regions import Arrays
 from llmcli.runners.cuda.weights import LayerWeights, Projection, Weights
 
 
@@ -70,7 +71,7 @@ class Forward:
     """
 
     def __init__(
-        self, device: Device, plan: MemoryPlan, weights: Weights, cache: Arena, workspace: Arena, products: Products
+        self, device: Device, plan: MemoryPlan, weights: Weights, cache: Arrays, workspace: Arrays, products: Products
     ):
         self.device = device
         self.config: LlamaConfig = plan.stored.config
@@ -94,10 +95,7 @@ class Forward:
         send(self.device, tokens.token_ids, np.asarray(token_ids, np.int32))
         send(self.device, tokens.rows, np.full(count, row, np.int32))
         send(self.device, tokens.positions, np.arange(position, position + count, dtype=np.int32))
-        if count == 1:
-            self.run_batch(tokens)
-        else:
-            self._run_chunk(tokens, row, position)
+        self.run_chunk(tokens, row, position)
         if logits is not None:
             self.project_logits(self.hidden[count - 1 : count], logits.reshape(1, -1))
 
@@ -111,6 +109,20 @@ class Forward:
         def run(layer: _Layer) -> None:
             attend = functools.partial(self._attend_batch, layer, tokens, activations)
             self._few_tokens(layer.weights, activations, attend)
+
+        self._run_layers(run)
+
+    def run_chunk(self, tokens: Tokens, row: int, position: int) -> None:
+        """Run tokens of one row, the first at `position`; the last layer's outputs are left in `hidden`."""
+        if len(tokens.token_ids) == 1:
+            self.run_batch(tokens)
+            return
+        activations = self._begin(tokens)
+        run_layer = self._few_tokens if activations.count <= MAX_BATCH else self._many_tokens
+
+        def run(layer: _Layer) -> None:
+            attend = functools.partial(self._attend_chunk, layer, tokens, row, position, activations)
+            run_layer(layer.weights, activations, attend)
 
         self._run_layers(run)
 
@@ -138,25 +150,6 @@ class Forward:
     def copy_cache(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the keys and values of a row's first tokens to another row."""
         self._cache.copy(self.device, source, target, num_tokens)
-
-    def rehearse(self) -> None:
-        """Go through every form of launch once, on a device that launches nothing."""
-        self._layers = list({layer.kind: layer for layer in self._layers}.values())
-        for count in range(1, MAX_BATCH + 1):
-            self.run_batch(self._tokens.first(count))
-            self.project_logits(self.hidden[:count], self._workspace["score_logits"][:count])
-        for count in (*range(2, min(MAX_PACKED_TOKENS + 2, self.chunk_tokens)), self.chunk_tokens):
-            self._run_chunk(self._tokens.first(count), 0, 0)
-
-    def _run_chunk(self, tokens: Tokens, row: int, position: int) -> None:
-        activations = self._begin(tokens)
-        run_layer = self._few_tokens if activations.count <= MAX_BATCH else self._many_tokens
-
-        def run(layer: _Layer) -> None:
-            attend = functools.partial(self._attend_chunk, layer, tokens, row, position, activations)
-            run_layer(layer.weights, activations, attend)
-
-        self._run_layers(run)
 
     def _run_layers(self, run: Callable[[_Layer], None]) -> None:
         """Run the first layer of each kind, and start the same launches for the others."""

@@ -3,8 +3,9 @@
 from typing import Any, TypedDict
 
 from llmcli.kernels.device import Device
-from llmcli.runners.cuda.arena import Arena, copy_blocks
+from llmcli.runners.cuda.arena import copy_blocks
 from llmcli.runners.cuda.memory import cache_regions
+from llmcli.runners.cuda.regions import Arrays
 from llmcli.runners.cuda.stored import StoredModel
 
 
@@ -24,7 +25,7 @@ class LayerCache(TypedDict):
 class KvCache:
     """The arrays of `cache_regions` in their arena, cut into layers once: a view takes the host as long as a launch."""
 
-    def __init__(self, stored: StoredModel, arena: Arena):
+    def __init__(self, stored: StoredModel, arena: Arrays):
         names = [region.name for region in cache_regions(stored, 1, 1)]
         self._arrays = [arena[name] for name in names]
         self.layers = [

@@ -14,18 +14,18 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.runners.cuda.arena import Arena, fetch, free_bytes, send
 from llmcli.runners.cuda.decode import Decoder
+from llmcli.runners.cuda.dry_run import CardFacts, DryRun, dry_forward, kernel_names, run_every_form
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan, fit_memory
 from llmcli.runners.cuda.placing import Placement
 from llmcli.runners.cuda.products import Products
-from llmcli.runners.cuda.rehearsal import Rehearsal
 from llmcli.runners.cuda.rows import Row
 from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.staging import NUM_SLOTS
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.upload import Upload
-from llmcli.runners.cuda.weights import Weights, place_weights
+from llmcli.runners.cuda.weights import place_weights
 from llmcli.timeline import Timeline
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
@@ -83,7 +83,7 @@ def load(
         Upload(device, placement.pieces(), slots, timeline) as uploading,
     ):
         opening = beside.submit(_open_library, device, workspace["library"], timeline)
-        wanted = rehearse(device, model, plan, weights, cache, workspace)
+        wanted = needed_kernels(device, model, plan, weights_arena, cache, workspace)
         _prepare(device, wanted, on_compile, timeline)
         _take_weights(device, model, placement, uploading, weights_arena, staging, on_progress)
         with timeline.part("matrix library"):
@@ -106,18 +106,17 @@ def load(
     )
 
 
-def rehearse(
-    device: Device, model: Model, plan: MemoryPlan, weights: Weights, cache: Arena, workspace: Arena
+def needed_kernels(
+    device: Device, model: Model, plan: MemoryPlan, weights_arena: Arena, cache: Arena, workspace: Arena
 ) -> Mapping[str, Collection[str]]:
     """The kernels that a model needs, loading included: name expressions by `.cu` stem."""
-    rehearsal = Rehearsal(device)
-    stand_in = cast(Device, rehearsal)
-    products = Products(stand_in, None, workspace["widened"])
-    Forward(stand_in, plan, weights, cache, workspace, products).rehearse()
+    dry_run = DryRun(CardFacts.of_device(device))
+    run_every_form(dry_forward(dry_run, plan, weights_arena, cache, workspace), workspace)
+    stand_in, weights = cast(Device, dry_run), place_weights(plan, weights_arena)
     staging = workspace.overlay(plan.staging)
     for piece in Placement(stand_in, model, plan, weights, staging["scratch"], staging["flags"]).pieces():
         piece.take(staging["slot 0"][: piece.num_bytes])
-    return {**rehearsal.wanted, SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
+    return {**kernel_names(dry_run.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
 
 
 def _prepare(

@@ -1,9 +1,7 @@
 """Products of many tokens with a matrix: which kernels make them, depending on the matrix and the number of tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,9 +11,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed, takes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.cuda.memory import tiles_at_a_time
-
-if TYPE_CHECKING:
-    from llmcli.runners.cuda.weights import Projection  # it needs CuPy, and plans ask `way_of` without
+from llmcli.runners.cuda.weights import Projection
 
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
@@ -44,12 +40,9 @@ class _Piece:
 
 
 class Products:
-    """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time.
+    """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time."""
 
-    Without a library its products are left out, as a rehearsal wants it.
-    """
-
-    def __init__(self, device: Device, library: Cublas | None, widened: Any):
+    def __init__(self, device: Device, library: Cublas, widened: Any):
         self._device = device
         self._library = library
         self._widened = widened
@@ -69,9 +62,8 @@ class Products:
         for piece in pieces:
             first_tile, num_tiles = piece.first_tile, piece.num_tiles
             dequantize(self._device, matrix=matrix, first_tile=first_tile, num_tiles=num_tiles, out=piece.tiles)
-            if self._library is not None:
-                columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
-                self._library.matmul(x=x, weight=piece.rows, out=columns)
+            columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
+            self._library.matmul(x=x, weight=piece.rows, out=columns)
 
     def _pieces_of(self, layout: TileLayout, dtype: np.dtype[Any]) -> list[_Piece]:
         """The pieces in which a matrix is widened; cutting them anew would take the host longer than their launches."""

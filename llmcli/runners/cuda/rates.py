@@ -19,7 +19,7 @@ from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.residual_add import residual_add
 from llmcli.runners.cuda.arena import allocate, free_bytes, send
-from llmcli.runners.cuda.predict import Rates
+from llmcli.runners.cuda.pricing import Rates
 from llmcli.runners.cuda.regions import ALIGNMENT, ARRAY_DTYPES
 
 _MOST_READ_BYTES = 4 * 2**30

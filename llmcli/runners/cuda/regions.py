@@ -1,9 +1,9 @@
 """`Region`: an array that is to lie on the card, known by name, shape and type before any memory is taken."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,20 @@ class Region:
         """Its bytes, rounded up so that the next region is aligned too."""
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arrays(Protocol):
+    """The arrays of some regions by their names: an arena, or phantoms in its place."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def with_offsets(regions: Iterable[Region]) -> Iterator[tuple[Region, int]]:
+    """Each region with the byte at which it begins, where they lie one after the other."""
+    begin = 0
+    for region in regions:
+        yield region, begin
+        begin += region.held_bytes
 
 
 def held_bytes(regions: Iterable[Region]) -> int:

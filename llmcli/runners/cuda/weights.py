@@ -8,10 +8,9 @@ import numpy as np
 
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.kernels.tiles import TiledMatrix
-from llmcli.runners.cuda.arena import Arena
 from llmcli.runners.cuda.matrices import LayerMatrices, MatrixPlan
 from llmcli.runners.cuda.memory import MemoryPlan, bias_region, has_bias, matrix_region
-from llmcli.runners.cuda.regions import ARRAY_DTYPES
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, Arrays
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Weights:
     by_name: dict[str, TiledMatrix]
 
 
-def place_weights(plan: MemoryPlan, arena: Arena) -> Weights:
+def place_weights(plan: MemoryPlan, arena: Arrays) -> Weights:
     """The arrays of `plan.weights` under their names; their contents are as found."""
     config, matrices = plan.stored.config, plan.matrices
     by_name = {matrix.name: matrix.layout.place(arena[matrix_region(matrix)]) for matrix in matrices}

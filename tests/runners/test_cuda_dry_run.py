@@ -14,10 +14,9 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import Arena
-from llmcli.runners.cuda.load import rehearse
+from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.cuda.weights import place_weights
 
 PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
 DECODE = {"embedding", "gemv", "attention_decode"}
@@ -36,7 +35,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> Any:
         workspace = Arena(plan.workspace, plan.workspace_bytes)
         device = SimulatedDevice()
         device.shared_bytes_per_block = shared_bytes_per_block
-        names = rehearse(device, model, plan, place_weights(plan, arena), cache, workspace)  # type: ignore[arg-type]
+        names = needed_kernels(device, model, plan, arena, cache, workspace)  # type: ignore[arg-type]
         return {stem: set(found) for stem, found in names.items()}
 
     return find
