@@ -31,28 +31,6 @@ _TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
-SPEC = KernelSpec(
-    "gemv",
-    "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
-    (
-        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, 5>" for rows in _ROWS),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, 4>" for rows in _ROWS),
-        *(f"gemv<{weight}, float, 0, true, {rows}, 6>" for weight in ("__half", "float") for rows in (1, 8)),
-        "gemv<Int8, __nv_bfloat16, 0, true, 1, 5>",
-        "gemv<__nv_bfloat16, float, 0, true, 1, 6>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 5>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 3>",
-        "gemv<Int8, __nv_bfloat16, 128, true, 8, 2>",
-        "gemv<Int4, __nv_bfloat16, 128, true, 8, 2>",
-        "gemv<Int8, float, 8, false, 1, 2>",
-        "gemv<Int8, float, 32, false, 8, 5>",
-        "gemv<Int8, float, 4096, false, 1, 2>",
-        "gemv<Int4, __half, 32, true, 1, 4>",
-        "gemv<Int4, float, 16, false, 1, 2>",
-        "gemv<Int4, float, 16, false, 8, 2>",
-    ),
-)
-
 
 class GemvShape(ctypes.Structure):
     """The struct of the same name in the kernel."""
@@ -157,7 +135,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     """What fits into `room` bytes of each of so many blocks: rings of copies, each with the largest chunk of x."""
     tile_warps = _TILE_WARPS[layout.weight_type]  # all their units stand together, in equal parts in every block
     round_bytes = tile_warps // cluster * _unit_bytes(layout, kernel_rows)
-    num_buffers = (2 if kernel_rows > 2 else 4) + (cluster > 1)  # and one for what goes to the other block
+    num_buffers = _num_buffers(kernel_rows) + (cluster > 1)  # and one for what goes to the other block
     buffers_bytes = num_buffers * NUM_WARPS * kernel_rows * TILE_ROWS * 4
     tiles_at_once = num_clusters * cluster * NUM_WARPS // tile_warps
     lane_sums_bytes = -(-layout.num_tiles // tiles_at_once) * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
@@ -182,8 +160,21 @@ def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
         "true" if layout.is_symmetric else "false",
         str(kernel_rows),
         str(stages),
+        _host_sizes(layout, kernel_rows),
     )
     return f"gemv<{', '.join(arguments)}>"
+
+
+def _host_sizes(layout: TileLayout, kernel_rows: int) -> str:
+    """What this file assumes of the kernel's shared memory, for the compiler to compare: HostSizes of gemv.cu."""
+    sizes = (
+        _slot_bytes(layout),
+        _unit_bytes(layout, kernel_rows),
+        _num_sums(layout, kernel_rows),
+        _num_buffers(kernel_rows),
+        _TILE_WARPS[layout.weight_type],
+    )
+    return f"HostSizes<{', '.join(map(str, sizes))}>"
 
 
 def gemv(
@@ -286,6 +277,11 @@ def _groups_across_lanes(layout: TileLayout) -> int:
     return min(4, _groups_per_unit(layout))
 
 
+def _num_buffers(kernel_rows: int) -> int:
+    """NUM_BUFFERS of gemv.cu: sums of tiles that wait for their turn."""
+    return 2 if kernel_rows > 2 else 4
+
+
 def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
     """UNIT_VECTORS of common/product_*.cuh: the inputs of one unit as they stand in shared memory."""
     if layout.has_codes:
@@ -316,3 +312,39 @@ def _slot_bytes(layout: TileLayout) -> int:
     zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
     num_bytes = UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
     return -(-num_bytes // 128) * 128
+
+
+def _variant(
+    weight_type: str,
+    rows: int,
+    stages: int,
+    *,
+    group_size: int | None = None,
+    scale_type: str | None = None,
+    is_symmetric: bool = True,
+) -> str:
+    layout = TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric)
+    return gemv_name(layout, rows, stages)
+
+
+SPEC = KernelSpec(
+    "gemv",
+    "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
+    (
+        *(_variant("int8", rows, 5, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant("int4", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant(weight_type, rows, 6) for weight_type in ("float16", "float32") for rows in (1, 8)),
+        _variant("int8", 1, 5, scale_type="bfloat16"),
+        _variant("bfloat16", 1, 6),
+        _variant("bfloat16", 8, 5),
+        _variant("bfloat16", 8, 3),
+        _variant("int8", 8, 2, group_size=128, scale_type="bfloat16"),
+        _variant("int4", 8, 2, group_size=128, scale_type="bfloat16"),
+        _variant("int8", 1, 2, group_size=8, scale_type="float32", is_symmetric=False),
+        _variant("int8", 8, 5, group_size=32, scale_type="float32", is_symmetric=False),
+        _variant("int8", 1, 2, group_size=4096, scale_type="float32", is_symmetric=False),
+        _variant("int4", 1, 4, group_size=32, scale_type="float16"),
+        _variant("int4", 1, 2, group_size=16, scale_type="float32", is_symmetric=False),
+        _variant("int4", 8, 2, group_size=16, scale_type="float32", is_symmetric=False),
+    ),
+)
