@@ -8,8 +8,11 @@ import pytest
 from fenced import Fenced, assert_within, fenced, to_host
 from tiled import StoredMatrix, random_matrix, tiles_of, upload
 
+from llmcli.errors import KernelCompileError
+from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, plan_gemv, plan_passes
+from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, gemv_name, plan_gemv, plan_passes
+from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
 
 # What x loses as hi + lo, of itself and of the largest in its unit; with codes that becomes 32639, give or take 2 ulp
@@ -352,3 +355,14 @@ def test_cost_counts_the_matrix_once_for_eight_rows() -> None:
     assert bias.read_bytes == bias.stored_bytes + 2 * 4 * 4096
     assert one[0].written_bytes == 4 * 4096
     assert one[0].flops == 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_compiler_refuses_other_sizes_than_the_kernels(place: int, nvrtc: None) -> None:
+    layout = tile_layout("int8", 4096, 4096, 128, "bfloat16")
+    start, _, sizes = gemv_name(layout, 8, 2).partition("HostSizes<")
+    numbers = [int(number) for number in sizes.rstrip(">").split(", ")]
+    numbers[place] *= 2
+    wrong = f"{start}HostSizes<{', '.join(map(str, numbers))}>>"
+    with pytest.raises(KernelCompileError, match=r"gemv\.py plans other sizes"):
+        compile_kernels(flatten("gemv"), "gemv", [wrong], "sm_90")

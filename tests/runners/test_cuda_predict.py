@@ -234,6 +234,30 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
     assert moved / 2e12 < slow - fast < 1.1 * moved / 2e12
 
 
+def test_a_prompts_launches_declare_the_operations_of_the_model() -> None:
+    """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    model = DryModel(shape_7b(), TYPICAL_CARD)
+    for num_tokens in (8, 64, 65, 2048):
+        flops: Counter[str] = Counter()
+        for one in model.chunk(num_tokens, 100):
+            assert one.launch.cost is not None
+            flops[one.launch.stem] += one.count * one.launch.cost().flops
+        assert flops["gemv"] + flops["gemm_packed"] + flops[PRODUCT] == 2 * num_tokens * weights
+        num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
+        assert flops["attention_prefill"] == 32 * 4 * num_seen * 4096
+
+
+def test_a_steps_launches_declare_the_operations_of_the_model() -> None:
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
+    flops: Counter[str] = Counter()
+    for one in DryModel(shape_7b(), TYPICAL_CARD).step(3, 100):
+        assert one.launch.cost is not None
+        flops[one.launch.stem] += one.count * one.launch.cost().flops
+    assert flops["gemv"] == 2 * 3 * weights
+    assert flops["attention_decode"] == 32 * 4 * 3 * 101 * 4096
+
+
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
     """Of 32 layers that are alike the first takes it longer, and the card has to wait for that in any case."""
     plan = shape_7b()
