@@ -15,11 +15,9 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
-from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import card_memory
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
-from llmcli.runners.cuda.products import way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.stored import StoredModel
 
@@ -163,10 +161,3 @@ def test_the_workspace_grows_with_the_card() -> None:
     )
     assert small.workspace.partials.shape[2] < large.workspace.partials.shape[2]
     assert (small.weights, small.cache) == (large.weights, large.cache)
-
-
-def test_how_products_are_made() -> None:
-    codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
-    small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
-    assert [way_of(codes, count) for count in (9, 64, 65, 2048)] == ["packed", "packed", "widened", "widened"]
-    assert {way_of(layout, 9) for layout in (plain, small_groups)} == {"widened"}
