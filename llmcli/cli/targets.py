@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmcli.measure.bench import BenchReport
     from llmcli.measure.plan import MemoryUse, Plan, Predictor
     from llmcli.runners.base import Runner
-    from llmcli.runners.cuda.predict import Rates
+    from llmcli.runners.cuda.pricing import Rates
 
 DEFAULT_FORMAT = "int8"
 LENGTHS = (128, 2048)  # tokens of prompts and depths, where nothing else is asked for
@@ -213,7 +213,7 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
 
 def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> Target:
     """A card that is not in this machine, as its maker describes it."""
-    from llmcli.runners.cuda.predict import Rates
+    from llmcli.runners.cuda.pricing import Rates
 
     description = f"a card of {memory_gib:g} GiB"
     return CardTarget(description, dtype, kv_cache, Rates(read_gbps * 1e9, {}), int(memory_gib * 2**30))

@@ -26,6 +26,7 @@ _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.uint16): 14,
 }  # CUDA_R_32F, _16F, _16BF
 _FLOAT32 = 0
+_ITEMSIZES = {number: dtype.itemsize for dtype, number in _TYPES.items()}
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
 _DESC_TRANSA, _TRANSPOSED = 3, 1
 _PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3
@@ -167,8 +168,8 @@ class Cublas:
         )
 
     def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
-        algorithm = self._algorithm(sizes, operands)
-        product = _Product(self, ctypes.byref(algorithm))
+        product = _Product(self, sizes, operands)
+        product.algorithm = ctypes.byref(self._algorithm(sizes, operands))
         product.layouts = self._layouts(product, sizes, operands)
         return product
 
@@ -226,15 +227,33 @@ class Cublas:
         self._library.call(f"{kind}SetAttribute", target, attribute, ctypes.byref(value), size)
 
 
+class DryCublas(Cublas):
+    """The library without the library, for dry runs: products are checked and described, none can be started."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
+        return _Product(self, sizes, operands)
+
+
 @dataclass(eq=False)
 class _Product:
     """One product of which only addresses are missing."""
 
     library: Cublas
-    algorithm: Any
+    sizes: _Sizes
+    operands: _Operands
+    algorithm: Any = None
     layouts: Sequence[ctypes.c_void_p] = ()
 
     label = None
+
+    def cost(self) -> KernelCost:
+        """As `matmul_cost`."""
+        num_rows, num_tokens, num_inputs = self.sizes
+        itemsize = _ITEMSIZES[self.operands[0][0]]
+        return matmul_cost(num_tokens=num_tokens, num_rows=num_rows, num_inputs=num_inputs, itemsize=itemsize)
 
     def start(self, addresses: Sequence[int]) -> None:
         """As `Cublas.multiply`."""
@@ -247,6 +266,7 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
         read_bytes=(num_tokens + num_rows) * num_inputs * itemsize,
         written_bytes=4 * num_tokens * num_rows,
         flops=2 * num_tokens * num_rows * num_inputs,
+        element_bits=8 * itemsize,
     )
 
 

@@ -21,6 +21,7 @@ from llmcli.kernels.compiler import CompiledKernels
 from llmcli.kernels.driver import BoundLaunch, LaunchDriver
 from llmcli.kernels.launches import Launch, addresses_of
 from llmcli.kernels.replay import Replay, Starter
+from llmcli.kernels.spec import Cost
 from llmcli.resources import kernel_cache_folder
 
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
@@ -136,14 +137,16 @@ class Device:
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
         overlaps: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
 
         Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
-        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself.
+        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself. `cost` is for
+        devices of a dry run; here nobody calls it.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
-        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps)
+        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)
         self.start(self._bind(launch), addresses_of(arguments))
 
     def start(self, starter: Starter, addresses: Sequence[int]) -> None:

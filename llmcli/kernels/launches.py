@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.kernels.arguments import Array
+from llmcli.kernels.spec import Cost
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
     `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may start before the one in front of it ends, on
-    cards that can (sm_90); it must then wait by itself.
+    cards that can (sm_90); it must then wait by itself. `cost` is for those who predict times; nothing that runs asks.
     """
 
     stem: str
@@ -30,6 +31,7 @@ class Launch:
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
     overlaps: bool = False
+    cost: Cost | None = None
 
 
 def is_address(argument: Any) -> bool:

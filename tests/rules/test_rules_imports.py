@@ -115,6 +115,7 @@ LATE_IMPORTS = {
     "llmcli.cli.targets",
     "llmcli.cli.terminal",
     "llmcli.kernels.device",
+    "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }
 

@@ -15,6 +15,7 @@ from llmcli.kernels.device import Device
 from llmcli.measure.bench import Bench, BenchOptions
 from llmcli.runners.base import Span
 from llmcli.runners.cuda.arena import free_bytes
+from llmcli.runners.cuda.dry_run import DryModel
 from llmcli.runners.cuda.load import load
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory
 from llmcli.runners.cuda.predict import CardPredictor
@@ -70,21 +71,21 @@ def test_rates_are_steady_and_possible(device: Device) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])
-def test_kernels_of_a_step_are_the_predicted_ones(device: Device, model: Path, num_rows: int) -> None:
+def test_kernels_of_a_step_are_those_of_a_dry_run(device: Device, model: Path, num_rows: int) -> None:
     plan = fit_memory(
         StoredModel.of_model(open_model(model)), "model", max_seq_len=64, num_rows=num_rows, available=free_bytes()
-    )
-    predictor = CardPredictor(
-        plan,
-        measure_rates(device, ["bfloat16"]),
-        device.facts,
     )
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
     rows = [start(runner, [1, 2, 3]) for _ in range(num_rows)]
     runner.queue([Span(row) for row in rows]).choices()
     device.trace = []
     runner.queue([Span(row) for row in rows])
-    assert len(device.trace) == predictor.decode_kernels(num_rows)
+    expected = [
+        (one.launch.stem, one.launch.name)
+        for one in DryModel(plan, device.facts).step(num_rows, 3)
+        for _ in range(one.count)
+    ]
+    assert sorted(device.trace) == sorted(expected)
     device.trace = None
 
 
@@ -95,7 +96,7 @@ def test_bench_of_a_runner(device: Device, model: Path) -> None:
     )
     runner = load(open_model(model), max_seq_len=2200, num_rows=2, device=device)
     options = BenchOptions((100, 2048), (100, 2048), 2, 32, 3)
-    bench = Bench(runner, CardPredictor(plan, rates), rates.read_bytes, options)
+    bench = Bench(runner, CardPredictor(plan, rates, device.facts), rates.read_bytes, options)
     assert bench.check_tokens() == 32
     short, long = (bench.measure_prompt(length) for length in options.prompts)
     assert short.seconds.median < long.seconds.median <= long.first_token_seconds.median

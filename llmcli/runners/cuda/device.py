@@ -13,7 +13,7 @@ from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.products import Way, way_of
+from llmcli.runners.cuda.products import WAYS, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
@@ -21,8 +21,7 @@ from llmcli.runners.stepping import SINGLE, Work
 from llmcli.sampling.sampler import Sampler
 
 # Methods of a prompt's chunk: SINGLE, then the ways of its products; beyond, with the number of its tokens.
-_WAYS: tuple[Way, ...] = ("packed", "mixed", "widened")
-_FIRST_NUMBER = 1 + len(_WAYS)
+_FIRST_NUMBER = 1 + len(WAYS)
 
 
 class CudaDevice:
@@ -83,7 +82,7 @@ class CudaDevice:
         num_tokens = min(self._forward.chunk_tokens, prompt_len - begin)
         if num_tokens <= MAX_SPAN:
             return SINGLE
-        return 1 + _WAYS.index(way_of(num_tokens)) if self._is_free else _FIRST_NUMBER + num_tokens
+        return 1 + WAYS.index(way_of(num_tokens)) if self._is_free else _FIRST_NUMBER + num_tokens
 
     def cut(self, position: int, prompt_len: int) -> int:
         """Any page's beginning, or that of a chunk."""
@@ -165,7 +164,7 @@ class CudaDevice:
             self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1))
         else:
             number = work.method - _FIRST_NUMBER
-            way = way_of(number) if number > 0 else _WAYS[work.method - 1]
+            way = way_of(number) if number > 0 else WAYS[work.method - 1]
             self._forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
         if work.slot is not None:
             self._send_history(work.slot, work.position, work.token_ids)
