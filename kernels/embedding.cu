@@ -11,9 +11,8 @@
 #include "common/rows.cuh"
 
 template <typename T, int VECTOR>
-__global__ void __launch_bounds__(256)
-    embedding(const T* __restrict__ table, const int* __restrict__ token_ids, float* __restrict__ out, int vocab_size,
-              int hidden_size) {
+__global__ void __launch_bounds__(256) embedding(const T* __restrict__ table, const int* __restrict__ token_ids,
+                                                 float* __restrict__ out, int vocab_size, int hidden_size) {
     const int id = token_ids[blockIdx.x];
     const bool known = id >= 0 && id < vocab_size;
     table += static_cast<size_t>(known ? id : 0) * hidden_size;
