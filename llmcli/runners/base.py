@@ -27,7 +27,6 @@ PAGE_TOKENS = 16  # of a page of the KV cache, over all layers
 MAX_SPAN = 8
 
 
-
 def pages_of(num_tokens: int) -> int:
     """Pages that so many tokens take."""
     return -(-num_tokens // PAGE_TOKENS)

@@ -81,8 +81,12 @@ COMMON = {
     "llmcli.resources",
     "llmcli.timeline",
 }
-EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
-FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
+EXCLUSIVE = {
+    "torch": {"llmcli.runners.torch"},
+    "cupy": {"llmcli.kernels", "llmcli.runners.cuda"},
+    "safetensors": {"llmcli.checkpoint"},
+}
+FORBIDDEN = {"transformers"}  # at run time; the tests use it
 
 # Sessions, the choice of device, targets and the deferred doors load what a command needs, chat's doors the engine and
 # what a terminal needs, the terminal a bar where there is one; a folder needs one of two tokenizer libraries; CuPy
