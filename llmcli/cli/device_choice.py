@@ -170,7 +170,7 @@ def load_runner(
         card=card,
         max_seq_len=context,
         num_rows=min(num_samples, MAX_BATCH_ROWS),
-        allows_fewer_rows=True,
+        allows_less=True,
         dtype=options.dtype,
         kv_cache=options.kv_cache,
         on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once"),

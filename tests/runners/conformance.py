@@ -412,7 +412,7 @@ class RunnerConformance:
         late = runner.open(PROMPT[50:90])
         assert not runner.reserve(late, 1)
         with pytest.raises(ValueError, match="no page"):
-            runner.queue([Span(late, tuple(PROMPT[50:66]), "none")])
+            runner.queue([Span(late, tuple(PROMPT[50:90][: runner.span_end(late, 16)]), "none")])
         runner.close(rows[1])
         assert runner.reserve(late, 40)
         assert same_bits(run_prompt(runner, late, PROMPT[50:90], choose="none"), logits_of(runner, PROMPT[50:90]))

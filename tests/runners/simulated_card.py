@@ -5,7 +5,8 @@ What kernels do inside, alignment and timing it does not show: tests/kernels and
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -92,46 +93,52 @@ class SimulatedLibrary:
         store(out, simulated_kernels.product(floats(x), floats(weight)))
 
 
-class SimulatedSampler:
-    """Stands for `DeviceSampler`, with the host's chain. A token arrives when its step is queued."""
+class SimulatedMailbox:
+    def __init__(self, device: Any, half_bytes: int): ...
 
-    def __init__(self, device: Any, num_rows: int, vocab_size: int):
+    def send(self, target: Any, source: np.ndarray) -> None:
+        send(None, target, source)
+
+
+class SimulatedSampler:
+    """Stands for `DeviceSampler`, with the host's chain. A token arrives when its run is queued."""
+
+    def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
         self._vocab_size = vocab_size
         self._samplers: dict[int, Sampler] = {}
         self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
-        self._steps: dict[int, int] = {}
+        self._num_runs: Counter[int] = Counter()
+        self._num_counted: Counter[int] = Counter()
 
-    def set_samplers(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> None:
-        for row, sampler in zip(rows, samplers, strict=True):
-            pack_sampler(sampler, self._vocab_size)  # for what it refuses
-            self._samplers[row], self._steps[row] = sampler, 0
+    def set_sampler(self, slot: int, sampler: Sampler) -> None:
+        pack_sampler(sampler, self._vocab_size)  # for what it refuses
+        self._samplers[slot] = sampler
+
+    def count_run(self, slot: int) -> int:
+        self._num_counted[slot] += 1
+        return self._num_counted[slot]
 
     def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
         for lane, row in enumerate(on_host(rows).tolist()):
             if row < 0:  # nobody uses this lane
                 continue
-            self._steps[row] += 1
+            self._num_runs[row] += 1
+            run = self._num_runs[row]
             position = int(on_host(positions)[lane]) + 1
             tokens = on_host(history)[row]
             try:
                 choice = choose(floats(logits[lane]), tokens[:position].tolist(), self._samplers[row])
             except LLMCliError as error:
-                self._results[row, self._steps[row]] = error
+                self._results[row, run] = error
                 continue
-            self._results[row, self._steps[row]] = choice
+            self._results[row, run] = choice
             self._samplers[row] = replace(self._samplers[row], mirostat_mu=choice.mirostat_mu)
             if position < len(tokens):  # of a full row the token is only told
                 tokens[position] = on_host(token_ids)[row] = choice.token_id
                 on_host(positions)[lane] = position
 
-    def wait(self, row: int, step: int, position: int) -> int:
-        return self._choice(row, step).token_id
-
-    def mirostat_mu(self, row: int, step: int) -> float | None:
-        return self._choice(row, step).mirostat_mu
-
-    def _choice(self, row: int, step: int) -> Choice:
-        result = self._results[row, step]
+    def choice(self, slot: int, run: int, position: int) -> Choice:
+        result = self._results[slot, run]
         if isinstance(result, LLMCliError):
             raise result
         return result
@@ -139,15 +146,17 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
-    from llmcli.runners.cuda import arena, decode, forward, kv_cache, load, products, runner, upload, weight_pieces
+    from llmcli.runners.cuda import arena, forward, kv_cache, lanes, load, products, upload, weight_pieces
+    from llmcli.runners.cuda import device as card
 
     device = SimulatedDevice()
-    for module in (arena, decode, forward, kv_cache, load, products, runner, upload, weight_pieces):
+    for module in (arena, card, forward, kv_cache, lanes, load, products, upload, weight_pieces):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)
     monkeypatch.setattr(load, "Cublas", SimulatedLibrary)
     monkeypatch.setattr(load, "DeviceSampler", SimulatedSampler)
+    monkeypatch.setattr(load, "Mailbox", SimulatedMailbox)
     monkeypatch.setattr(upload, "pinned_bytes", lambda num_bytes: np.zeros(num_bytes, np.uint8))
     monkeypatch.setattr(upload.cupy.cuda, "Event", lambda **options: Event())
     return device

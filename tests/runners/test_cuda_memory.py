@@ -120,7 +120,7 @@ def test_the_context_that_fits_is_the_largest() -> None:
 def test_rows_are_given_up_before_the_run_is() -> None:
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
     room = {"max_seq_len": 4096, "num_rows": 8, "available": 13 * 2**30}
-    assert fit_memory(stored, "here", allows_fewer_rows=True, **room).num_rows == 2
+    assert fit_memory(stored, "here", allows_less=True, **room).num_rows == 2
     with pytest.raises(InsufficientMemoryError, match="--context"):
         fit_memory(stored, "here", **room)
 

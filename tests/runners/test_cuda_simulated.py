@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import PROMPT, RunnerConformance, prefill, relative_error
+from conformance import PROMPT, RunnerConformance, logits_of, relative_error, single_steps, start
 from families import VARIANTS
 from quantized import SCHEMES, SIZES, export
 from simulated_card import SimulatedDevice, simulate
@@ -17,7 +17,6 @@ from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
-from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.runners.torch.load import load
 
 
@@ -37,6 +36,24 @@ class TestSimulatedCudaRunner(RunnerConformance):
             open_model(folder),
             max_seq_len=max_seq_len,
             num_rows=num_rows,
+            prefill_chunk=128,
+            uses_graphs=False,
+            device=cls.device,  # type: ignore[arg-type]
+        )
+
+
+class TestSimulatedCudaRunnerInFloat16(TestSimulatedCudaRunner):
+    """Its products do not depend on the number of tokens, so that prompts are cut and shared at every page."""
+
+    tolerance = 2e-2
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        return load_on_card(
+            open_model(folder),
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            dtype="float16",
             prefill_chunk=128,
             uses_graphs=False,
             device=cls.device,  # type: ignore[arg-type]
@@ -64,23 +81,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     return simulate(monkeypatch)
 
 
-def load_simulated(folder: Path, device: SimulatedDevice, **options: Any) -> CudaRunner:
+def load_simulated(folder: Path, device: SimulatedDevice, **options: Any) -> Runner:
     return load_on_card(open_model(folder), device=device, **{"max_seq_len": 200, "uses_graphs": False, **options})
 
 
 def worst_error(ours: Runner, reference: Runner) -> float:
-    """Over logits of prefills that take each form of products, and of tokens that follow, given by the reference."""
+    """Over logits of prompts that take each form of products, and of tokens that follow, given by the reference."""
     errors = []
     for length in (1, 2, 8, 9, 64, 100):
-        for runner in (ours, reference):
-            runner.truncate(0, 0)
-            prefill(runner, PROMPT[:length])
-        errors.append(relative_error(ours.logits(0), reference.logits(0)))
+        errors.append(relative_error(logits_of(ours, PROMPT[:length]), logits_of(reference, PROMPT[:length])))
+    rows = [start(runner, PROMPT[:100], None) for runner in (ours, reference)]
+    token_id = PROMPT[100]
     for _ in range(5):
-        token_ids = [*reference.token_ids(0), int(reference.logits(0).argmax())]
-        for runner in (ours, reference):
-            assert prefill(runner, token_ids) == 1
-        errors.append(relative_error(ours.logits(0), reference.logits(0)))
+        ours_logits, expected = (
+            single_steps(runner, row, [token_id])[0] for runner, row in zip((ours, reference), rows, strict=True)
+        )
+        errors.append(relative_error(ours_logits, expected))
+        token_id = int(expected.argmax())
     return max(errors)
 
 

@@ -1,4 +1,4 @@
-"""Loads a model folder into a `CudaRunner`: memory is planned, kernels are compiled, weights are read onto the card."""
+"""Loads a model folder onto a card: memory is planned, kernels are compiled, weights are read onto the card."""
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,18 +9,18 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.cublas import Cublas
+from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.cuda.arena import card_memory, fetch, free_bytes, on_card, send
-from llmcli.runners.cuda.decode import Decoder
-from llmcli.runners.cuda.forward import Forward
+from llmcli.runners.base import MAX_SPAN, Limits
+from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
+from llmcli.runners.cuda.device import CudaDevice
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, fit_memory
-from llmcli.runners.cuda.products import Products
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way
 from llmcli.runners.cuda.regions import lay_out
 from llmcli.runners.cuda.rehearsal import Rehearsal
-from llmcli.runners.cuda.rows import Row
-from llmcli.runners.cuda.runner import CudaRunner
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.staging import Staging
 from llmcli.runners.cuda.stored import StoredModel
@@ -28,7 +28,10 @@ from llmcli.runners.cuda.upload import Upload
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.weight_pieces import WeightPieces
 from llmcli.runners.cuda.workspace import Cache, Workspace
+from llmcli.runners.stepping import SteppingRunner
 from llmcli.timeline import Timeline
+
+MAILBOX_BYTES = 2**20  # a half of what stands in pinned memory on its way to the card
 
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -38,7 +41,7 @@ def load(
     *,
     max_seq_len: int,
     num_rows: int = 1,
-    allows_fewer_rows: bool = False,
+    allows_less: bool = False,
     dtype: str = "auto",
     kv_cache: str = "auto",
     card: int = 0,
@@ -48,7 +51,7 @@ def load(
     on_progress: OnProgress = lambda read, total: None,
     device: Device | None = None,
     timeline: Timeline | None = None,
-) -> CudaRunner:
+) -> SteppingRunner:
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
@@ -68,7 +71,7 @@ def load(
         max_seq_len=max_seq_len,
         num_rows=num_rows,
         available=free_bytes(),
-        allows_fewer_rows=allows_fewer_rows,
+        allows_less=allows_less,
         chunk_tokens=prefill_chunk,
         card=device.facts,
     )
@@ -95,18 +98,27 @@ def load(
             library = opening.result()
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
-    send(device, workspace.counters, np.zeros(workspace.counters.shape, np.uint32))
+    send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
+    for zeros in (workspace.counters, workspace.no_rows, workspace.slot_token_ids):
+        send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
     forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace.widened))
-    sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size)
-    decoder = Decoder(forward, sampler, workspace, uses_graphs=uses_graphs)
-    rows = [
-        Row(index, workspace.prefill_logits[index], workspace.decode_logits[index]) for index in range(plan.num_rows)
-    ]
+    mailbox = Mailbox(device, MAILBOX_BYTES)
+    sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
+    lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
     device.synchronize()
-    description = f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
-    return CudaRunner(
-        forward, decoder, rows, max_seq_len=max_seq_len, cache_type=stored.cache_type, description=description
+    return SteppingRunner(
+        CudaDevice(
+            forward,
+            lanes,
+            sampler,
+            workspace,
+            mailbox,
+            limits=Limits(plan.num_rows, max_seq_len, plan.num_pages, works_ahead=True),
+            is_free=all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections),
+            cache_type=stored.cache_type,
+            description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
+        )
     )
 
 
@@ -123,10 +135,26 @@ def rehearse(
     rehearsal = Rehearsal(device)
     stand_in = cast(Device, rehearsal)
     products = Products(stand_in, None, workspace.widened)
-    Forward(stand_in, plan, weights, cache, workspace, products).rehearse()
+    rehearse_forward(Forward(stand_in, plan, weights, cache, workspace, products), workspace)
     for piece in WeightPieces(stand_in, model, plan.stored, weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
     return {**rehearsal.wanted, SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
+
+
+def rehearse_forward(forward: Forward, workspace: Workspace[Any]) -> None:
+    """Go through every form of launch once, on a device that launches nothing."""
+    for count in range(1, MAX_SPAN + 1):
+        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+        for is_span in (False, True):
+            lanes = Lanes(token_ids, None, workspace.no_rows[:count], positions, workspace.pages, is_span)
+            forward.run_lanes(lanes)
+        forward.project_logits(forward.hidden[:count], workspace.score_logits[:count])
+    ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
+    ways += [("widened", count) for count in (1, forward.chunk_tokens)]
+    for way, count in ways:
+        if count <= forward.chunk_tokens:
+            token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+            forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 0, way))
 
 
 def _prepare(

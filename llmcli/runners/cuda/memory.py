@@ -10,11 +10,12 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
+from llmcli.runners.base import MAX_SPAN, pages_of
 from llmcli.runners.cuda.regions import Region, held_bytes
 from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Space, Weights, plan_weights
-from llmcli.runners.cuda.workspace import MAX_BATCH, Cache, Workspace, plan_cache, plan_workspace
+from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; the first thing to be cut when memory is short.
 PREFILL_CHUNKS = (2048, 1024, 512, 256)
@@ -37,6 +38,7 @@ class MemoryPlan:
     stored: StoredModel
     max_seq_len: int
     num_rows: int
+    num_pages: int
     chunk_tokens: int
     weights: Weights[Space]
     cache: Cache[Region]
@@ -50,7 +52,7 @@ class MemoryPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of every row at full length."""
+        """Keys and values of all pages."""
         return held_bytes(self.cache)
 
     @cached_property
@@ -74,23 +76,27 @@ def plan_memory(
     *,
     max_seq_len: int,
     num_rows: int,
+    num_pages: int | None = None,
     chunk_tokens: int | None = None,
     card: CardFacts = TYPICAL_CARD,
 ) -> MemoryPlan:
-    """Lay everything out for such a card, without touching it.
+    """Lay everything out for such a card, without touching it. Without a number of pages all rows may be full.
 
     Raises: UnsupportedModelError for shapes that no kernel has
     """
     _check_shape(stored.config)
-    chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), MAX_BATCH)
+    # Room for every lane, too: they use the same activations.
+    chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), num_lanes(num_rows), MAX_SPAN)
+    num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
     return MemoryPlan(
         stored,
         max_seq_len,
         num_rows,
+        num_pages,
         chunk,
         weights=weights,
-        cache=plan_cache(stored, max_seq_len, num_rows),
+        cache=plan_cache(stored, num_pages),
         workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, card),
         staging=plan_staging(stored, weights),
     )
@@ -103,27 +109,30 @@ def fit_memory(
     max_seq_len: int,
     num_rows: int,
     available: int,
-    allows_fewer_rows: bool = False,
+    allows_less: bool = False,
     chunk_tokens: int | None = None,
     card: CardFacts = TYPICAL_CARD,
 ) -> MemoryPlan:
-    """The plan with the most rows (if fewer are allowed) and the widest prefill that fits `available` bytes.
+    """The plan with the widest prefill that fits `available` bytes.
 
+    If less is allowed, rows share as many pages as there is room for, but enough for two full rows; where even these
+    do not fit, there are fewer rows.
     Raises: InsufficientMemoryError with the figures and the change that would make it fit
     """
     chunks = (chunk_tokens,) if chunk_tokens else PREFILL_CHUNKS
+    pages_of_row = pages_of(max_seq_len)
     plan = None
-    for rows in range(num_rows, 0, -1) if allows_fewer_rows else (num_rows,):
+    for rows in _row_counts(num_rows) if allows_less else (num_rows,):
         for chunk in chunks:
-            plan = plan_memory(
-                stored,
-                max_seq_len=max_seq_len,
-                num_rows=rows,
-                chunk_tokens=chunk,
-                card=card,
-            )
+            plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=rows, chunk_tokens=chunk, card=card)
             if plan.total_bytes <= available:
                 return plan
+            page_bytes = plan.cache_bytes // plan.num_pages
+            num_pages = plan.num_pages - -(-(plan.total_bytes - available) // page_bytes)
+            if allows_less and num_pages >= min(2, rows) * pages_of_row:
+                return plan_memory(
+                    stored, max_seq_len=max_seq_len, num_rows=rows, num_pages=num_pages, chunk_tokens=chunk, card=card
+                )
     assert plan is not None
     context = fitting_context(
         stored,
@@ -178,6 +187,15 @@ def fitting_context(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def _row_counts(most: int) -> list[int]:
+    """Numbers of rows to be tried: half as many each time, and at the end one after the other."""
+    counts = []
+    while most > LANES_A_PASS:
+        counts.append(most)
+        most = max(most // 2, LANES_A_PASS)
+    return [*counts, *range(most, 0, -1)]
 
 
 def _check_shape(config: LlamaConfig) -> None:
