@@ -5,47 +5,47 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli import lazy
+from llmcli.cli.device_choice import RunnerOptions, load_runner
+from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    FormatOption,
-    KvCacheOption,
-    ModelOption,
-    QuietOption,
+    DeviceOptions,
+    MessageOptions,
     RowsOption,
-    SubjectArgument,
-    ThreadsOption,
-    chosen_model,
+    SubjectOptions,
+    parse_rows,
 )
+from llmcli.cli.progress import progress
 from llmcli.cli.tables import format_table
-from llmcli.cli.targets import LENGTHS, measure_subject, open_subject
+from llmcli.cli.targets import LENGTHS, open_subject, open_target
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.resources import bench_folder
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
     from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+    from llmcli.measure.subject import Subject
 
 MEASURING_PANEL = "Measuring"
 DEFAULT_NEW_TOKENS = 64
+DEFAULT_REPEATS = 5
 
 
-def bench(
-    model: SubjectArgument = None,
-    model_option: ModelOption = None,
-    form: FormatOption = None,
-    rows: RowsOption = 1,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+@dataclass(frozen=True)
+class MeasuringOptions:
+    """What is measured, and where a shape's weights lie meanwhile."""
+
     prompt: Annotated[
         list[int] | None,
         typer.Option(
@@ -55,7 +55,7 @@ def bench(
             show_default="128 and 2048, as the model's context allows",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     depth: Annotated[
         list[int] | None,
         typer.Option(
@@ -65,16 +65,16 @@ def bench(
             show_default="as --prompt",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens decoded in a run.", rich_help_panel=MEASURING_PANEL)
-    ] = DEFAULT_NEW_TOKENS,
+    ] = DEFAULT_NEW_TOKENS
     repeats: Annotated[
         int,
         typer.Option(
             min=1, metavar="N", help="Runs of each figure, fewer of long ones.", rich_help_panel=MEASURING_PANEL
         ),
-    ] = 5,
+    ] = DEFAULT_REPEATS
     scratch: Annotated[
         Path | None,
         typer.Option(
@@ -83,19 +83,54 @@ def bench(
             show_default="the user's cache",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     keep: Annotated[
         bool,
         typer.Option("--keep", help="Keep these weights; the next run takes them.", rich_help_panel=MEASURING_PANEL),
-    ] = False,
+    ] = False
+
+    def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
+        """The prompts and the depths to measure.
+
+        Raises: UsageError for those that leave no room in the model's context.
+        """
+        maximum = subject.model.config.max_position_embeddings
+        longest = maximum - self.tokens - 1
+        if longest < 1:
+            raise UsageError(f"--tokens {self.tokens} leaves no room in the {maximum} tokens of {subject.name}")
+        prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
+        depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts
+        return prompts, depths
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The form of the report.
+
+    Raises: UsageError for two forms at once.
+    """
+
     json_: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    ] = False
     csv_: Annotated[
         bool, typer.Option("--csv", help="One line a figure instead of tables.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.json_ and self.csv_:
+            raise UsageError("--json and --csv exclude each other; give one of them")
+
+
+@with_groups
+def bench(
+    *,
+    names: SubjectOptions,
+    rows: RowsOption = "1",
+    devices: DeviceOptions,
+    measuring: MeasuringOptions,
+    output: ReportOptions,
+    messages: MessageOptions,
 ) -> None:
     """Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.
 
@@ -107,33 +142,61 @@ def bench(
 
     llmcli bench Llama-2-7B --format int4 --rows 8 --depth 128 --depth 4000 --json
     """
-    if json_ and csv_:
-        raise UsageError("--json and --csv exclude each other; give one of them")
-    options = RunnerOptions(device, dtype, threads, kv_cache)
-    subject = open_subject(chosen_model(model, model_option), form)
-    longest = subject.model.config.max_position_embeddings - tokens - 1
-    if longest < 1:
-        raise UsageError(f"--tokens {tokens} leaves no room in the {longest + tokens + 1} tokens of {subject.name}")
-    prompts = _lengths("--prompt", prompt, longest, tokens) if prompt else _default_lengths(longest)
-    depths = _lengths("--depth", depth, longest, tokens) if depth else prompts
-    report = measure_subject(
-        subject,
-        options,
-        prompts=prompts,
-        depths=depths,
-        num_rows=rows,
-        num_new_tokens=tokens,
-        repeats=repeats,
-        scratch=scratch,
-        keep=keep,
-    )
-    if json_:
+    num_rows = parse_rows(rows)
+    options = devices.checked()
+    report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows)
+    if output.json_:
         terminal.write_json(_as_json(report))
-    elif csv_:
+    elif output.csv_:
         terminal.write(_as_csv(report))
     else:
         terminal.write(_facts(report))
         terminal.write(_tables(report), is_drawn=True)
+
+
+def _measure(
+    subject: Subject, options: RunnerOptions, measuring: MeasuringOptions, num_rows: int | None
+) -> BenchReport:
+    """Load the model and measure it, and say how far that is.
+
+    Raises: LLMCliError and its subclasses
+    """
+    prompts, depths = measuring.lengths(subject)
+    context = max(*prompts, *depths) + measuring.tokens + 1
+    target = open_target(options, subject)
+    planned = lazy.plan_bench(subject, target, context=context, num_rows=num_rows)
+    terminal.info(f"{target.description} reads {target.read_bytes / 1e9:,.1f} GB/s")
+    with _model(subject, measuring) as model:
+        start = time.perf_counter()
+        with progress(f"loading {subject.full_name}") as on_progress:
+            runner = load_runner(model, options, context, planned.num_rows, on_progress, allows_fewer_rows=False)
+        load_seconds = time.perf_counter() - start
+        terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
+        figures = lazy.BenchOptions(prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats)
+        meter = lazy.open_meter(options.card)
+        with progress("measuring", unit="figures") as on_progress:
+            return lazy.measure_subject(subject, target, planned, runner, load_seconds, figures, meter, on_progress)
+
+
+@contextmanager
+def _model(subject: Subject, measuring: MeasuringOptions) -> Iterator[Model]:
+    """A subject's model with its files; a shape's are written, unless an earlier run has kept them.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if subject.form is None:
+        yield subject.model
+        return
+    parent = measuring.scratch or bench_folder()
+    with lazy.Scratch(subject.name, subject.form, parent, keep=measuring.keep) as scratch:
+        if scratch.is_there:
+            terminal.info(f"using {scratch.folder}, which an earlier run has kept")
+        else:
+            with progress(f"writing {subject.full_name}, random weights") as on_progress:
+                scratch.write(on_progress)
+        yield scratch.open()
+    if measuring.keep and not scratch.is_there:
+        terminal.info(f"kept {scratch.folder}")
 
 
 def _default_lengths(longest: int) -> list[int]:

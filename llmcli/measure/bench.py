@@ -21,7 +21,6 @@ from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
 NUM_CHECKED_TOKENS = 32
-DEFAULT_REPEATS = 5
 
 # Where the repeats of one figure would take longer, fewer are made.
 _SECONDS_A_FIGURE = 30.0

@@ -20,6 +20,8 @@ from llmcli.sampling.sampler import Sampler
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 
+MAX_ROWS = 256  # rows of one runner
+
 
 class Runner(Protocol):
     """A model with its weights loaded and its KV cache allocated. Loading is each runner's own function `load`."""
