@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.bench_report import as_csv, as_json, facts_text, tables_text
 from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
@@ -26,7 +24,6 @@ from llmcli.cli.options import (
     parse_rows,
 )
 from llmcli.cli.progress import progress
-from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
@@ -34,7 +31,7 @@ from llmcli.resources import bench_folder
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
-    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+    from llmcli.measure.bench import BenchReport
     from llmcli.measure.subject import Subject
 
 MEASURING_PANEL = "Measuring"
@@ -146,12 +143,12 @@ def bench(
     options = devices.checked()
     report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows)
     if output.json_:
-        terminal.write_json(_as_json(report))
+        terminal.write_json(as_json(report))
     elif output.csv_:
-        terminal.write(_as_csv(report))
+        terminal.write(as_csv(report))
     else:
-        terminal.write(_facts(report))
-        terminal.write(_tables(report), is_drawn=True)
+        terminal.write(facts_text(report))
+        terminal.write(tables_text(report), is_drawn=True)
 
 
 def _measure(
@@ -210,157 +207,3 @@ def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -
             f"{longest}"
         )
     return sorted(set(lengths))
-
-
-def _facts(report: BenchReport) -> str:
-    facts = (
-        ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
-        ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
-        ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
-        ("energy", _energy_fact(report)),
-    )
-    return "".join(f"{name:<18}{value}\n" for name, value in facts)
-
-
-def _tables(report: BenchReport) -> str:
-    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
-    prompts = [
-        [
-            str(item.num_tokens),
-            f"{item.tokens_per_second:,.1f}",
-            _spread(item.num_tokens, item.seconds),
-            _or_dash(item.predicted_tokens_per_second, ",.1f"),
-            f"{item.first_token_seconds.median * 1e3:,.1f} ms",
-            f"{_milliseconds(item.predicted_first_token_seconds)}",
-            str(item.seconds.num_runs),
-        ]
-        for item in report.prompts
-    ]
-    text = "\n" + format_table(header, prompts)
-    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
-    has_energy = report.idle_watts is not None
-    header += ["J/token", "W"] if has_energy else []
-    decode = [
-        [
-            str(item.depth),
-            str(item.num_rows),
-            f"{item.tokens_per_second:,.1f}",
-            _spread(item.num_rows, item.step_seconds),
-            f"{item.predicted_tokens_per_second:,.1f}",
-            f"{item.bytes_per_second / 1e9:,.1f}",
-            f"{item.bandwidth_share:.1%}",
-            str(item.step_seconds.num_runs),
-            *(_energy_cells(item) if has_energy else []),
-        ]
-        for item in report.decode
-    ]
-    return text + "\n" + format_table(header, decode)
-
-
-def _energy_fact(report: BenchReport) -> str:
-    if report.idle_watts is None:
-        return f"not available: {report.energy_problem or 'the counter cannot be read'}"
-    return f"J/token without the {report.idle_watts:.0f} W of the idle card, W with them"
-
-
-def _energy_cells(item: DecodeFigures) -> list[str]:
-    return [_or_dash(item.joules_per_token, ".3g"), _or_dash(item.average_watts, ".0f")]
-
-
-def _spread(count: int, seconds: Spread) -> str:
-    return f"{count / seconds.slowest:,.1f} to {count / seconds.fastest:,.1f}"
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
-
-
-def _as_json(report: BenchReport) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(report),
-        "prompts": [_prompt_record(item) for item in report.prompts],
-        "decode": [_decode_record(item) for item in report.decode],
-    }
-
-
-def _prompt_record(item: PromptFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-    }
-
-
-def _decode_record(item: DecodeFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-        "gbps": item.bytes_per_second / 1e9,
-    }
-
-
-CSV_COLUMNS = (
-    "model",
-    "device",
-    "figure",
-    "length",
-    "rows",
-    "runs",
-    "tokens_per_second",
-    "slowest_tokens_per_second",
-    "fastest_tokens_per_second",
-    "predicted_tokens_per_second",
-    "first_token_seconds",
-    "predicted_first_token_seconds",
-    "gbps",
-    "bandwidth_share",
-    "joules_per_token",
-    "average_watts",
-)
-
-
-def _as_csv(report: BenchReport) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for prompt in report.prompts:
-        writer.writerow(
-            {
-                **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
-                "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
-                "first_token_seconds": prompt.first_token_seconds.median,
-                "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
-            }
-        )
-    for decode in report.decode:
-        rows = decode.num_rows
-        writer.writerow(
-            {
-                **_csv_rates(report, "decode", decode.depth, rows, rows, decode.step_seconds),
-                "predicted_tokens_per_second": decode.predicted_tokens_per_second,
-                "gbps": decode.bytes_per_second / 1e9,
-                "bandwidth_share": decode.bandwidth_share,
-                "joules_per_token": decode.joules_per_token,
-                "average_watts": decode.average_watts,
-            }
-        )
-    return text.getvalue()
-
-
-def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
-    return {
-        "model": report.model,
-        "device": report.device,
-        "figure": figure,
-        "length": length,
-        "rows": rows,
-        "runs": seconds.num_runs,
-        "tokens_per_second": count / seconds.median,
-        "slowest_tokens_per_second": count / seconds.slowest,
-        "fastest_tokens_per_second": count / seconds.fastest,
-    }

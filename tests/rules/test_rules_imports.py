@@ -1,6 +1,7 @@
 """The rooms and who may import whom, as docs/architecture.md tabulates them; no cycles, no oversized file."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -100,6 +101,7 @@ LATE_IMPORTS = {
 LAZY = "llmcli.cli.lazy"
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -167,9 +169,8 @@ def test_the_command_line_imports_late_in_one_module(module: str) -> None:
 
 def test_lazy_names_are_what_mypy_takes_them_for() -> None:
     """The imports under TYPE_CHECKING and the table that is looked up at run time say the same."""
-    (block,) = (
-        node for node in ast.parse(modules()[LAZY].read_text(encoding="utf-8")).body if isinstance(node, ast.If)
-    )
+    tree = ast.parse(modules()[LAZY].read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
     declared = {
         alias.asname or alias.name: f"{child.module}:{alias.name}"
         for child in block.body
@@ -180,16 +181,16 @@ def test_lazy_names_are_what_mypy_takes_them_for() -> None:
     assert list(lazy.PLACES) == sorted(lazy.PLACES)
 
 
-@pytest.mark.parametrize("name", sorted(lazy.PLACES))
-def test_a_lazy_name_is_used_and_is_where_the_table_says(name: str) -> None:
-    module, attribute = lazy.PLACES[name].split(":")
-    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
-    names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
-    assert attribute in names
-    folder = ROOT / "llmcli" / "cli"
-    assert any(re.search(rf"\blazy\.{name}\b", path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
+def test_lazy_names_are_there_and_are_used() -> None:
+    used = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmcli" / "cli").rglob("*.py"))
+    for name, place in lazy.PLACES.items():
+        module, attribute = place.split(":")
+        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+        names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
+        assert attribute in names, place
+        assert re.search(rf"\blazy\.{name}\b", used), f"nobody uses {name}"
 
 
 def type_checking_imports(path: Path) -> set[str]:
