@@ -1,4 +1,4 @@
-"""The card that is started ahead: the right one, in a thread, and no word where that fails."""
+"""The card whose context is made early: the right one, in a thread, and no word where that fails."""
 
 import sys
 import threading
@@ -75,7 +75,7 @@ def test_without_cupy_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.cuda
-def test_a_card_that_was_started_ahead_can_be_opened() -> None:
+def test_a_card_that_was_started_early_can_be_opened() -> None:
     from llmcli.kernels.device import Device
 
     thread = start_card(0, Timeline())
