@@ -90,8 +90,9 @@ def evaluate(
     llmcli eval path/to/model --kv-cache int8 --file text.txt
     """
     options = devices.checked()
+    name = names.chosen
     text = read_prompt(None, file)
-    sessions = [open_session(names.chosen)]
+    sessions = [open_session(name)]
     if against is not None:
         sessions.append(open_session(against))
         require_same_tokenizer(*sessions)
@@ -100,11 +101,11 @@ def evaluate(
     caches = [AUTO, options.kv_cache][: len(sessions)]
     window, stride = windows.resolve(sessions)
     evaluations, comparison = evaluate_models(sessions, options, text, window=window, stride=stride)
-    names_and_caches = [(session.name, cache) for session, cache in zip(sessions, caches, strict=True)]
+    models = [(session.name, cache) for session, cache in zip(sessions, caches, strict=True)]
     if json_:
-        terminal.write_json(_as_json(names_and_caches, evaluations, comparison))
+        terminal.write_json(_as_json(models, evaluations, comparison))
         return
-    terminal.write(_as_text(names_and_caches, evaluations, comparison))
+    terminal.write(_as_text(models, evaluations, comparison))
     terminal.write(f"{evaluations[0].num_tokens} tokens, windows of {window}, stride {stride}\n")
 
 
