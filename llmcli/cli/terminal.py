@@ -8,8 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TextIO
 
 from llmcli.errors import OutputError
@@ -67,29 +66,6 @@ class Terminal:
             return
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
         _emit(sys.stderr, f"{dim}{visible(prompt)}{reset}", is_drawn=True)
-
-    @contextmanager
-    def progress(self, what: str, unit: str = "bytes") -> Iterator[OnProgress]:
-        """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing."""
-        if self.is_quiet or not sys.stderr.isatty():
-            yield lambda done, total: None
-            return
-        # rich costs a tenth of a second: only where there is something to draw.
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        done_column = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn(visible(what), markup=False), BarColumn(), done_column, TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def visible(text: str) -> str:

@@ -24,7 +24,6 @@ from llmcli.tokenizer.base import Tokenizer
 NUM_CHECKED_TOKENS = 32
 # How far the first of many rows may come until the last one has begun; the context must have room for them.
 SPARE_TOKENS = 32
-DEFAULT_REPEATS = 5
 
 # Where the repeats of one figure would take longer, fewer are made.
 _SECONDS_A_FIGURE = 30.0
