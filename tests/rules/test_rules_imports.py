@@ -32,9 +32,10 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.quantization": set(),
     "llmcli.tokenizer": {"llmcli.config"},
     "llmcli.sampling": set(),
-    "llmcli.runners": set(),
+    "llmcli.runners": {"llmcli.runners.base", "llmcli.config", "llmcli.sampling"},
     "llmcli.runners.base": {"llmcli.config", "llmcli.sampling"},
     "llmcli.runners.torch": {
+        "llmcli.runners",
         "llmcli.runners.base",
         "llmcli.checkpoint",
         "llmcli.quantization",
@@ -42,6 +43,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
     },
     "llmcli.runners.cuda": {
+        "llmcli.runners",
         "llmcli.runners.base",
         "llmcli.kernels",
         "llmcli.checkpoint",
