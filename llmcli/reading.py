@@ -142,3 +142,4 @@ COPIED_FILE = SmallFile("a file to copy", 256 * _MIB, CheckpointError, "check th
 QUALITY_CARD = SmallFile("a quality card", 64 * _MIB, CheckpointError, "export the model again")
 EXPORT_JOURNAL = SmallFile("an export's journal", 64 * _MIB, CheckpointError, "remove it")
 EXPORT_LOCK = SmallFile("an export's lock", _MIB, CheckpointError, "remove it")
+BATCH_RECORD = SmallFile("the record of a batch", 16 * _MIB, UsageError, "name another output")

@@ -6,6 +6,7 @@ What runs a model goes through `session.py`; the rest of the commands come throu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from llmcli.errors import UsageError
 from llmcli.resources import resource_folder
 
 if TYPE_CHECKING:
+    from llmcli.batch.run import Scheduler
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_options import ExportOptions
     from llmcli.checkpoint.hub_cache import CachedModels, Removal
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from llmcli.measure.energy import EnergyMeter
     from llmcli.measure.evaluate import Comparison, Evaluation
     from llmcli.measure.info import ModelInfo
+    from llmcli.runners.base import Runner
     from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.tokenizer.base import Tokenizer
 
@@ -108,6 +111,25 @@ def open_energy_meter(card: int | None) -> EnergyMeter | None:
         return None
     meter.sample_idle()
     return meter
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """What tells a model's files from others of the same names: size and time of each that its texts depend on."""
+    from llmcli.checkpoint.export_source import SourceState
+
+    files = SourceState.record(folder).files
+    return {
+        name: f"{state.size} bytes of {datetime.fromtimestamp(state.mtime / 1e9, UTC).isoformat()}"
+        for name, state in sorted(files.items())
+        if name.endswith((".json", ".jinja", ".model", ".txt", ".safetensors"))
+    }
+
+
+def open_scheduler(runner: Runner, tokenizer: Tokenizer) -> Scheduler:
+    """What serves the prompts of a batch."""
+    from llmcli.batch.one_by_one import OneByOne
+
+    return OneByOne(runner, tokenizer)
 
 
 def open_export(

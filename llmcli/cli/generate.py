@@ -207,8 +207,7 @@ def generate(
         meter=open_energy_meter(runner_options.card) if stats == "run" else None,
     )
     outputs = open_outputs(output_options, facts)
-    generation = session.generation(
-        runner,
+    request = session.request(
         encoded,
         sampler,
         samples=samples,
@@ -216,6 +215,7 @@ def generate(
         stop_strings=stop_strings,
         num_alternatives=output_options.num_alternatives,
     )
+    generation = session.generation(runner, request)
     if output_options.shows_text:
         terminal.show_prompt(text if not chat else "")
     finished: list[Finished] = []

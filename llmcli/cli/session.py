@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.config.fields import Fields
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
-    from llmcli.engine.generation import Generation
+    from llmcli.engine.generation import Generation, Request
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
@@ -101,24 +101,37 @@ class Session:
     def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, as the chat template writes them.
 
-        Raises: UsageError if there is no template; TokenizerError if the template refuses the conversation.
+        Raises: as `message_encoder` and what it returns.
+        """
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self.message_encoder(template_choice)([*messages, {"role": "user", "content": message}])
+
+    def message_encoder(self, template_choice: str | None) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+        """What encodes conversations with the chat template, which is read once.
+
+        Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
         """
         from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
         from llmcli.tokenizer.chat_template import load_chat_template
 
         template = load_chat_template(self.model.checkpoint.folder, self.tokenizer, template_choice)
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": message})
-        token_ids = encode_chat(self.tokenizer, template, messages)
-        if not token_ids:
-            raise TokenizerError(f"{template.origin} made nothing of the message; choose another with --chat-template")
-        return EncodedPrompt(
-            template.render(messages),
-            self._checked(token_ids),
-            at_start=True,
-            turn_end_token_ids=turn_end_token_ids(self.tokenizer, template),
-            stop_strings=template.stop_strings,
-        )
+        turn_ends = cache(lambda: turn_end_token_ids(self.tokenizer, template))
+
+        def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+            token_ids = encode_chat(self.tokenizer, template, messages)
+            if not token_ids:
+                raise TokenizerError(
+                    f"{template.origin} made nothing of the message; choose another with --chat-template"
+                )
+            return EncodedPrompt(
+                template.render(messages),
+                self._checked(token_ids),
+                at_start=True,
+                turn_end_token_ids=turn_ends(),
+                stop_strings=template.stop_strings,
+            )
+
+        return encode
 
     def _checked(self, token_ids: list[int]) -> tuple[int, ...]:
         if (largest := max(token_ids)) >= (vocab_size := self.model.config.vocab_size):
@@ -178,13 +191,18 @@ class Session:
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
         if the model's default is no positive number.
         """
+        limit = self.limit_new_tokens(requested, num_prompt_tokens, context)
+        if limit is None:
+            room = context - num_prompt_tokens
+            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
+        return limit
+
+    def limit_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
+        """As `resolve_max_new_tokens`, which also says it where the context comes before the default."""
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
             default = self._generation_config.positive_int("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-            if room >= default:
-                return default
-            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
-            return None
+            return default if room >= default else None
         new_tokens = 1 if requested is None else requested
         if new_tokens <= room:
             return new_tokens
@@ -247,6 +265,16 @@ class Session:
 
     def _dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         """Tokens whose text contains what ends a phrase."""
+        if flags.dry_breakers not in self._known_breakers:
+            self._known_breakers[flags.dry_breakers] = self._find_dry_breakers(flags)
+        return self._known_breakers[flags.dry_breakers]
+
+    @cached_property
+    def _known_breakers(self) -> dict[tuple[str, ...] | None, frozenset[int]]:
+        """What looking at the whole vocabulary has found: a batch asks for every prompt."""
+        return {}
+
+    def _find_dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         texts = DRY_BREAKERS if flags.dry_breakers is None else tuple(text.encode() for text in flags.dry_breakers)
         pieces = [self.tokenizer.token_bytes(token_id) for token_id in range(self.tokenizer.vocab_size)]
         for text in flags.dry_breakers or ():
@@ -256,21 +284,20 @@ class Session:
                 )
         return frozenset(token_id for token_id, piece in enumerate(pieces) if any(text in piece for text in texts))
 
-    def generation(
+    def request(
         self,
-        runner: Runner,
         prompt: EncodedPrompt,
         sampler: Sampler,
         *,
         samples: tuple[int, ...],
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
-        num_alternatives: int | None,
-    ) -> Generation:
-        """A generation ready to run."""
-        from llmcli.engine.generation import Generation, Request
+        num_alternatives: int | None = None,
+    ) -> Request:
+        """What to generate, for the engine."""
+        from llmcli.engine.generation import Request
 
-        request = Request(
+        return Request(
             prompt_token_ids=prompt.token_ids,
             sampler=sampler,
             samples=samples,
@@ -279,6 +306,11 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
         )
+
+    def generation(self, runner: Runner, request: Request) -> Generation:
+        """A generation ready to run."""
+        from llmcli.engine.generation import Generation
+
         return Generation(runner, self.tokenizer, request)
 
 

@@ -17,7 +17,8 @@ from llmcli.errors import OutputError
 OnProgress = Callable[[int, int], None]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all of Unicode's but newline and tab
-_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")  # those that JSON does not escape
+# What JSON does not escape: control characters, and the other two of Unicode's line breaks, at which some tools cut.
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 
 
 class OutputClosedError(Exception):
@@ -41,8 +42,7 @@ class Terminal:
 
     def write_json(self, value: object) -> None:
         """One JSON value on one line of stdout."""
-        text = json.dumps(value, ensure_ascii=False)
-        self.write(_CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+        self.write(json_line(value))
 
     def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
@@ -69,8 +69,11 @@ class Terminal:
         _emit(sys.stderr, f"{dim}{visible(prompt)}{reset}", is_drawn=True)
 
     @contextmanager
-    def progress(self, what: str, unit: str = "bytes") -> Iterator[OnProgress]:
-        """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing."""
+    def progress(self, what: str, unit: str = "bytes", note: Callable[[], str] = str) -> Iterator[OnProgress]:
+        """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing.
+
+        `note` gives a text that stands at the end of the bar.
+        """
         if self.is_quiet or not sys.stderr.isatty():
             yield lambda done, total: None
             return
@@ -86,10 +89,23 @@ class Terminal:
         )
 
         done_column = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn(visible(what), markup=False), BarColumn(), done_column, TimeRemainingColumn())
+        note_column = TextColumn("{task.fields[note]}", markup=False)
+        columns = (
+            TextColumn(visible(what), markup=False),
+            BarColumn(),
+            done_column,
+            TimeRemainingColumn(),
+            note_column,
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+            task = progress.add_task("", total=None, note="")
+            yield lambda done, total: progress.update(task, completed=done, total=total, note=note())
+
+
+def json_line(value: object) -> str:
+    """A JSON value on one line, which ends in a line break."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def visible(text: str) -> str:

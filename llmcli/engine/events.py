@@ -1,9 +1,11 @@
-"""What a generation reports while it runs. Samples are numbered from 0."""
+"""What a generation reports while it runs. Samples are numbered from 0; `request` is a scheduler's number of one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from llmcli.errors import LLMCliError
 
 if TYPE_CHECKING:
     from llmcli.sampling.inspect import Inspection
@@ -41,6 +43,7 @@ class PrefillProgress:
 
     num_computed: int
     num_tokens: int
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Token:
     token_id: int
     text: str
     inspection: Inspection | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,16 @@ class Finished:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     timings: Timings
+    request: int = 0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A sample has ended by an error; the others go on."""
+
+    sample: int
+    error: LLMCliError
+    request: int = 0
 
 
 Event = PrefillProgress | Token | Finished
