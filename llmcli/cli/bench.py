@@ -166,7 +166,8 @@ def _measure(
     with _model(subject, measuring) as model:
         start = time.perf_counter()
         with progress(f"loading {subject.full_name}") as on_progress:
-            runner = load_runner(model, options, context, planned.num_rows, on_progress, allows_less=False)
+            num_rows = planned.num_rows
+            runner = load_runner(model, options, context, num_rows, on_progress, host_rows=num_rows, allows_less=False)
         load_seconds = time.perf_counter() - start
         terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
         figures = lazy.BenchOptions(prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llmcli.checkpoint.model import Model
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.device import Device
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.base import MAX_ROWS

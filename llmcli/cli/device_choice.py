@@ -121,12 +121,13 @@ def load_runner(
     on_progress: OnProgress,
     timeline: Timeline | None = None,
     *,
+    host_rows: int = 1,
     allows_less: bool = True,
 ) -> Runner:
     """Read the weights to where the options say.
 
-    `num_rows` None is as many rows as the device's memory has room for; the CPU, which gains nothing from them, then
-    has one. Where fewer than `num_rows` are allowed, the CPU has one too, and a card those it has room for.
+    `num_rows` is for a card; None is as many as are of use. Where less is allowed, they share the memory that there is.
+    `host_rows` is for the CPU, which gains little from more than one.
     Raises: LLMCliError and its subclasses
     """
     timeline = timeline or Timeline()
@@ -139,7 +140,7 @@ def load_runner(
         return load_on_host(
             model,
             max_seq_len=context,
-            num_rows=1 if num_rows is None or allows_less else num_rows,
+            num_rows=host_rows,
             dtype=CPU_DTYPES[options.dtype],
             kv_cache=options.kv_cache,
             num_threads=options.num_threads,

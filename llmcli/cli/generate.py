@@ -155,8 +155,7 @@ def generate(
     loaded = run.load(len(samples.indices), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     outputs = open_outputs(output, facts)
-    generation = session.generation(
-        loaded.runner,
+    wanted = session.request(
         encoded,
         chosen_sampler,
         samples=samples.indices,
@@ -164,6 +163,7 @@ def generate(
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
     )
+    generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
         terminal.show_prompt("" if prompt.chat else text)
     if not show_all(generation, outputs):

@@ -29,6 +29,7 @@ PLACES = {
     "Request": "llmcli.engine.request:Request",
     "SPARE_TOKENS": "llmcli.measure.bench:SPARE_TOKENS",
     "Sampler": "llmcli.sampling.sampler:Sampler",
+    "Scheduler": "llmcli.engine.scheduler:Scheduler",
     "Scratch": "llmcli.measure.scratch:Scratch",
     "SourceState": "llmcli.checkpoint.export_source:SourceState",
     "Subject": "llmcli.measure.subject:Subject",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict

@@ -95,12 +95,14 @@ class Run:
         """The sampler of an answer to `prompt`. Raises: as `Session.sampler`."""
         return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
 
-    def load(self, num_rows: int | None = 1, timeline: Timeline | None = None) -> LoadedRunner:
-        """Read the weights, and say what runs; `num_rows` as for `device_choice.load_runner`.
+    def load(self, num_rows: int | None = 1, timeline: Timeline | None = None, *, host_rows: int = 1) -> LoadedRunner:
+        """Read the weights, and say what runs; `num_rows` and `host_rows` as for `device_choice.load_runner`.
 
         Raises: LLMCliError and its subclasses.
         """
-        runner, load_seconds = self.session.load_runner(self.devices, self.context, num_rows, timeline)
+        runner, load_seconds = self.session.load_runner(
+            self.devices, self.context, num_rows, timeline, host_rows=host_rows
+        )
         what = f"{self.session.name}: {runner.description}{self.devices.note}"
         terminal.info(f"{what}, context {self.context}, seed {self.seed}")
         return LoadedRunner(runner, load_seconds)

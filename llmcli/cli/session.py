@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
     from llmcli.engine.generation import Generation
+    from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
@@ -108,21 +109,33 @@ class Session:
     def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, as the chat template writes them.
 
-        Raises: UsageError if there is no template; TokenizerError if the template refuses the conversation.
+        Raises: as `message_encoder` and what it returns.
+        """
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self.message_encoder(template_choice)([*messages, {"role": "user", "content": message}])
+
+    def message_encoder(self, template_choice: str | None) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+        """What encodes conversations with the chat template, which is read once.
+
+        Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
         """
         template, ends = self.open_template(template_choice)
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": message})
-        token_ids = lazy.encode_chat(self.tokenizer, template, messages)
-        if not token_ids:
-            raise TokenizerError(f"{template.origin} made nothing of the message; choose another with --chat-template")
-        return EncodedPrompt(
-            template.render(messages),
-            self._checked(token_ids),
-            at_start=True,
-            turn_end_token_ids=ends,
-            stop_strings=template.stop_strings,
-        )
+
+        def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+            token_ids = lazy.encode_chat(self.tokenizer, template, messages)
+            if not token_ids:
+                raise TokenizerError(
+                    f"{template.origin} made nothing of the message; choose another with --chat-template"
+                )
+            return EncodedPrompt(
+                template.render(messages),
+                self._checked(token_ids),
+                at_start=True,
+                turn_end_token_ids=ends,
+                stop_strings=template.stop_strings,
+            )
+
+        return encode
 
     def _checked(self, token_ids: list[int]) -> tuple[int, ...]:
         if (largest := max(token_ids)) >= (vocab_size := self.model.config.vocab_size):
@@ -176,13 +189,18 @@ class Session:
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
         if the model's default is no positive number.
         """
+        limit = self.limit_new_tokens(requested, num_prompt_tokens, context)
+        if limit is None:
+            room = context - num_prompt_tokens
+            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
+        return limit
+
+    def limit_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
+        """As `resolve_max_new_tokens`, which also says it where the context comes before the default."""
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
             default = self._generation_config.positive_int("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-            if room >= default:
-                return default
-            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
-            return None
+            return default if room >= default else None
         new_tokens = 1 if requested is None else requested
         if new_tokens <= room:
             return new_tokens
@@ -200,11 +218,17 @@ class Session:
         )
 
     def load_runner(
-        self, options: RunnerOptions, context: int, num_rows: int | None = 1, timeline: Timeline | None = None
+        self,
+        options: RunnerOptions,
+        context: int,
+        num_rows: int | None = 1,
+        timeline: Timeline | None = None,
+        *,
+        host_rows: int = 1,
     ) -> tuple[Runner, float]:
         """Read the weights; return the runner and the seconds it took, the import of its library included.
 
-        `num_rows` as for `device_choice.load_runner`.
+        `num_rows` and `host_rows` as for `device_choice.load_runner`.
         """
         start_time = time.perf_counter()
         if unused := self.model.tensors.unused:
@@ -213,7 +237,7 @@ class Session:
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
         with progress(f"loading {self.name}") as on_progress:
-            runner = load_runner(self.model, options, context, num_rows, on_progress, timeline)
+            runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
 
     def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
@@ -242,6 +266,16 @@ class Session:
 
     def _dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         """Tokens whose text contains what ends a phrase."""
+        if flags.dry_breakers not in self._known_breakers:
+            self._known_breakers[flags.dry_breakers] = self._find_dry_breakers(flags)
+        return self._known_breakers[flags.dry_breakers]
+
+    @cached_property
+    def _known_breakers(self) -> dict[tuple[str, ...] | None, frozenset[int]]:
+        """What looking at the whole vocabulary has found: a batch asks for every prompt."""
+        return {}
+
+    def _find_dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         texts = DRY_BREAKERS if flags.dry_breakers is None else tuple(text.encode() for text in flags.dry_breakers)
         pieces = [self.tokenizer.token_bytes(token_id) for token_id in range(self.tokenizer.vocab_size)]
         for text in flags.dry_breakers or ():
@@ -251,19 +285,18 @@ class Session:
                 )
         return frozenset(token_id for token_id, piece in enumerate(pieces) if any(text in piece for text in texts))
 
-    def generation(
+    def request(
         self,
-        runner: Runner,
         prompt: EncodedPrompt,
         sampler: Sampler,
         *,
         samples: tuple[int, ...],
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
-        num_alternatives: int | None,
-    ) -> Generation:
-        """A generation ready to run."""
-        request = lazy.Request(
+        num_alternatives: int | None = None,
+    ) -> Request:
+        """What to generate, for the engine."""
+        return lazy.Request(
             prompt_token_ids=prompt.token_ids,
             sampler=sampler,
             samples=samples,
@@ -272,6 +305,9 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
         )
+
+    def generation(self, runner: Runner, request: Request) -> Generation:
+        """A generation ready to run."""
         return lazy.Generation(runner, self.tokenizer, request)
 
 

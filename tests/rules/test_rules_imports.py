@@ -63,7 +63,15 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
         "llmcli.config",
     },
+    "llmcli.batch": {
+        "llmcli.measure",
+        "llmcli.engine",
+        "llmcli.runners.base",
+        "llmcli.tokenizer",
+        "llmcli.sampling",
+    },
     "llmcli.cli": {
+        "llmcli.batch",
         "llmcli.measure",
         "llmcli.engine",
         "llmcli.runners.base",
