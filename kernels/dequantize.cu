@@ -49,8 +49,7 @@ __device__ __forceinline__ int code_at<Int4>(const uint4& bytes, int index) {
 template <typename WeightT, typename ScaleT, typename PlainT>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     dequantize(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
-               const unsigned char* __restrict__ zero_points,
-               PlainT* __restrict__ out, DequantizeShape shape) {
+               const unsigned char* __restrict__ zero_points, PlainT* __restrict__ out, DequantizeShape shape) {
     using T = PlainT;
     constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
     constexpr int VECTOR_INPUTS = TileFormat<WeightT>::UNIT_INPUTS / 4;

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
     copy_async_wait<0>();
     __syncthreads();  // the steps are read: their memory takes the second set's sums
 
-    float(*sums)[4] = G::IS_GROUPED ? total : running;
+    float (*sums)[4] = G::IS_GROUPED ? total : running;
     const int tile = blockIdx.y * BLOCK_TILES + warp % BLOCK_TILES;
     float4* partials = reinterpret_cast<float4*>(shared) + warp % BLOCK_TILES * TOKEN_TILES * 32 + lane;
     if (warp >= BLOCK_TILES) {

@@ -86,11 +86,11 @@ struct HostSizes {
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int STAGES, typename HostT>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
-__cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
+    __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
 #endif
-    gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
-         const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
-         const float* __restrict__ biases, float* out, GemvShape shape) {
+        gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
+             const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
+             const float* __restrict__ biases, float* out, GemvShape shape) {
     constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
@@ -142,8 +142,8 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
                        warp * Product::NUM_SUMS * 32 + lane;
 
     // Weights depend on no kernel before: their copies run while this block waits for the activations.
-    Stream stream = {tiles, scales, zero_points, num_tiles, num_units, G::count(num_units),
-                     shape.chunk_units, streaming_policy()};
+    Stream stream = {
+        tiles, scales, zero_points, num_tiles, num_units, G::count(num_units), shape.chunk_units, streaming_policy()};
     stream.begin(of_tile, lane);
 #pragma unroll
     for (int s = 0; s < FIRST_STAGES; ++s) {
@@ -162,7 +162,7 @@ __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
         if (w % TILE_WARPS / PART_WARPS == rank) squares[threadIdx.x / NUM_WARPS][w] = 0.0f;  // others are stored there
     }
     grid_dependency_launch();
-    __syncthreads();  // barriers and squares stand
+    __syncthreads();                             // barriers and squares stand
     if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
     grid_dependency_wait();
     if constexpr (BLOCKS > 1) cluster_wait();

@@ -13,10 +13,9 @@
 constexpr int BLOCK_SIZE = 128;
 
 template <int HEAD_DIM>
-__global__ void __launch_bounds__(BLOCK_SIZE) rotary(float* __restrict__ q, float* __restrict__ k, int stride,
-                                                     int num_attention_heads, int num_key_value_heads,
-                                                     const int* __restrict__ positions,
-                                                     const float* __restrict__ cos_sin) {
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    rotary(float* __restrict__ q, float* __restrict__ k, int stride, int num_attention_heads, int num_key_value_heads,
+           const int* __restrict__ positions, const float* __restrict__ cos_sin) {
     constexpr int VECTORS = HEAD_DIM / 8;  // of one half
     const int index = blockIdx.y * BLOCK_SIZE + threadIdx.x;
     const int head = index / VECTORS, first = 4 * (index % VECTORS);

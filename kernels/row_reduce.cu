@@ -105,9 +105,8 @@ __global__ void ROW_LAUNCH_BOUNDS(ROW_THREADS, 4)
 
 template <typename OP, int BLOCK_SIZE, int VECTOR>
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    row_reduce_split(const float* __restrict__ x, typename OP::Value* partials,
-                     unsigned int* __restrict__ counters, typename OP::Out* __restrict__ out, int num_columns,
-                     int stride, int columns_per_split) {
+    row_reduce_split(const float* __restrict__ x, typename OP::Value* partials, unsigned int* __restrict__ counters,
+                     typename OP::Out* __restrict__ out, int num_columns, int stride, int columns_per_split) {
     using Value = typename OP::Value;
     const int row = blockIdx.y;
     const unsigned num_splits = gridDim.x;

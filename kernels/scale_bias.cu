@@ -11,9 +11,8 @@
 #include "common/rows.cuh"
 
 template <int VECTOR>
-__global__ void __launch_bounds__(256)
-    scale_bias(float* __restrict__ x, const float* __restrict__ row_scale, const float* __restrict__ bias,
-               int num_columns, int stride) {
+__global__ void __launch_bounds__(256) scale_bias(float* __restrict__ x, const float* __restrict__ row_scale,
+                                                  const float* __restrict__ bias, int num_columns, int stride) {
     constexpr int STEPS = 4;
     x += static_cast<size_t>(blockIdx.x) * stride;
     const float scale = row_scale != nullptr ? row_scale[blockIdx.x] : 1.0f;

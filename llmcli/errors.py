@@ -44,6 +44,10 @@ class DeviceError(LLMCliError):
     exit_code = 4
 
 
+class FailedLinesError(LLMCliError):
+    """Some lines of a batch failed while they ran; the output says which and why, and holds the others (exit 1)."""
+
+
 class KernelCompileError(DeviceError):
     """A kernel does not compile: the message names it, the architecture and the compiler's first error (exit 4)."""
 

@@ -19,6 +19,8 @@ _MEMORY_TEXTS = (
     "bad_alloc",
 )
 _PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException and has no importable class
+_SAFETENSORS = "SafetensorError"  # by name, since importing the library for its class takes milliseconds
+_MAX_TEXT = 300
 
 
 @contextmanager
@@ -42,6 +44,8 @@ def explain(error: BaseException, what: str, kind: type[LLMCliError]) -> LLMCliE
         return out_of_memory(what)
     if type(error).__name__ == _PANIC:
         return kind(f"{what}: the library that reads it failed ({error})")
+    if type(error).__name__ == _SAFETENSORS:
+        return kind(f"{what}: {ascii(str(error))[1:-1][:_MAX_TEXT]}")  # it repeats names of the file as they are
     if isinstance(error, RecursionError):
         return kind(f"{what}: nested too deeply")
     if isinstance(error, UnicodeError):

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,16 @@ class SmallFile:
         return table
 
 
-def parse_json(text: bytes | str) -> Any:
+def parse_json(text: bytes | str, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """A JSON value within the bounds on nesting and digits, whose strings are valid Unicode.
 
-    Raises: ValueError, for any other text.
+    `make_object` gets the keys and values of an object and returns what stands for it; without it the last of a key
+    that is there twice counts.
+    Raises: ValueError, for any other text; what `make_object` raises.
     """
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_int=_parse_int)
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
+        value = json.loads(decoded, parse_int=_parse_int, object_pairs_hook=make_object)
     except RecursionError as error:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from error
     check_value(value)
@@ -142,3 +146,4 @@ COPIED_FILE = SmallFile("a file to copy", 256 * _MIB, CheckpointError, "check th
 QUALITY_CARD = SmallFile("a quality card", 64 * _MIB, CheckpointError, "export the model again")
 EXPORT_JOURNAL = SmallFile("an export's journal", 64 * _MIB, CheckpointError, "remove it")
 EXPORT_LOCK = SmallFile("an export's lock", _MIB, CheckpointError, "remove it")
+BATCH_RECORD = SmallFile("the record of a batch", 16 * _MIB, UsageError, "name another output")

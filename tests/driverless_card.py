@@ -6,7 +6,7 @@ from typing import Any
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.driver import LaunchDriver
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.launches import Launch, check_launch
 
 
 class Driver:
@@ -40,7 +40,8 @@ class DriverlessCard(Device):
         self.stream = SimpleNamespace(ptr=0)
         driver = Driver()
         self.launches = driver.launches
-        self._driver = LaunchDriver(self.shared_bytes_per_block, driver)
+        self._driver = LaunchDriver(driver)
 
     def _bind(self, launch: Launch) -> Any:
-        return self._driver.bind(launch, 0x1234, 0x1000, True)
+        check_launch(launch, self.shared_bytes_per_block)
+        return self._driver.bind(launch, 0x1234, 0x1000, launch.overlaps)

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import safetensors
 import torch
 
 from llmcli.errors import CheckpointError, DeviceError, InsufficientMemoryError, TokenizerError, UsageError
@@ -24,6 +25,7 @@ def deep() -> None:
         (lambda: float(10**400), "config x: a number is too large (int too large to convert to float)"),
         (lambda: "\ud800".encode(), "config x: text that is not valid Unicode (UnicodeEncodeError)"),
         (lambda: b"\xff".decode(), "config x: text that is not valid Unicode (UnicodeDecodeError)"),
+        (lambda: safetensors.deserialize(b"12345678"), "config x: Error while deserializing: header too large"),
         (lambda: Path("/nowhere/at/all").read_bytes(), "config x: /nowhere/at/all: No such file or directory"),
     ],
 )

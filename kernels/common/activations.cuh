@@ -23,7 +23,7 @@ struct InputRows {
         load_eight<false>(norm_weight, input, weights);
     }
 
-  private:
+private:
     template <bool IS_FRESH>
     __device__ __forceinline__ void load_eight(const float* row, int input, float (&values)[8]) const {
         const float* source = row + input;

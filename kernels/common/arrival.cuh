@@ -7,10 +7,7 @@
 // now. The counter is 0 again after the one that finds `last`.
 __device__ __forceinline__ unsigned arrive(unsigned* counter, unsigned last) {
     unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(last)
-                 : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
     return before;
 }
 

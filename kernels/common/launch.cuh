@@ -6,7 +6,7 @@
 // further back. After a launch that does not overlap it costs nothing.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
@@ -14,6 +14,6 @@ __device__ __forceinline__ void grid_dependency_wait() {
 // kernel's grid_dependency_wait still waits for the end of this one.
 __device__ __forceinline__ void grid_dependency_launch() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -179,7 +179,7 @@ struct CodeProduct {
         }
     }
 
-  private:
+private:
     // The sums of this lane's two columns as 256 * first + second.
     __device__ __forceinline__ static float two_digits(int first, int second) {
         return __fmaf_rn(__fadd_rn(__int_as_float(first), -MAGIC_VALUE), 256.0f,

@@ -51,7 +51,7 @@ struct FloatProduct {
         }
     }
 
-  private:
+private:
     __device__ __forceinline__ static float dot(const uint4& a, const uint4& b, float sum) {
         sum = __fmaf_rn(__uint_as_float(a.x), __uint_as_float(b.x), sum);
         sum = __fmaf_rn(__uint_as_float(a.y), __uint_as_float(b.y), sum);

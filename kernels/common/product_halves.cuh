@@ -83,7 +83,7 @@ struct HalfProduct {
                 sums[2 * c] = __fmaf_rn(scale, __fadd_rn(d[0], d[1]), sums[2 * c]);
                 sums[2 * c + 1] = __fmaf_rn(scale, __fadd_rn(d[2], d[3]), sums[2 * c + 1]);
             } else {
-                multiply(reinterpret_cast<float(&)[4]>(sums[4 * c]), low, high, v);
+                multiply(reinterpret_cast<float (&)[4]>(sums[4 * c]), low, high, v);
             }
         }
     }
@@ -106,7 +106,7 @@ struct HalfProduct {
         }
     }
 
-  private:
+private:
     __device__ __forceinline__ static void multiply(float (&d)[4], const uint4& low, const uint4& high,
                                                     const uint4& v) {
         mma<T>(d, low.x, high.x, low.y, high.y, v.x, v.y);

@@ -68,7 +68,7 @@ struct UnitStream {
         copy_async_commit();
     }
 
-  private:
+private:
     __device__ __forceinline__ static int first_tile() {  // computed anew: no register is left for it
         return blockIdx.x / BLOCKS + threadIdx.x / (32 * PART_WARPS) * (gridDim.x / BLOCKS);
     }

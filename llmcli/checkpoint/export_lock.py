@@ -1,4 +1,4 @@
-"""Keeps a second process from an export's destination, from before anything there is touched until the first one ends.
+"""Keeps a second process from what an export or a batch writes, from before anything is touched until the first ends.
 
 The operating system holds the lock and drops it when the process ends, however it ends. It belongs to the hidden file
 `.NAME.lock` beside the destination, whose text only tells others who holds it: one that a killed run has left locks
@@ -15,6 +15,7 @@ import re
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,25 +28,33 @@ from llmcli.writing import OutputFile
 
 _NUM_LOOKS = 20
 _SECONDS_BETWEEN_LOOKS = 0.05
-_TEXT = re.compile(r"llmcli quantize: (process \d+ on [\w.-]+ since [\d-]+ [\d:]+ UTC)\n", re.ASCII)
+_TEXT = re.compile(r"llmcli (?:quantize|batch): (process \d+ on [\w.-]+ since [\d-]+ [\d:]+ UTC)\n", re.ASCII)
 
 
 def _is_lock(head: bytes) -> bool:
     return not head or _TEXT.fullmatch(head.decode("ascii", "replace")) is not None
 
 
-_LOCK_FILE = OutputFile("a lock of llmcli quantize", _is_lock, "remove it")
+_LOCK_FILE = OutputFile("a lock of llmcli", _is_lock, "remove it")
 
 
 class DestinationLock:
-    """The lock of one destination, whose folder's path has no links in it. May be acquired again by who holds it."""
+    """The lock of one destination, whose folder's path has no links in it. May be acquired again by who holds it.
 
-    def __init__(self, destination: Path):
+    `command` writes there, and `what` it writes is named to whoever comes second.
+    """
+
+    def __init__(self, destination: Path, command: str = "quantize", what: str = "folder"):
         self._destination = destination
+        self._what = what
         self._path = destination.with_name(f".{destination.name}.lock")
         # A lock that is a file's mere existence outlives a kill: rather none at all.
         self._lock = FileLock(
-            self._path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_holder
+            self._path,
+            blocking=False,
+            thread_local=False,
+            fallback_to_soft=False,
+            on_acquired=partial(_write_holder, command),
         )
 
     def acquire(self) -> None:
@@ -69,7 +78,7 @@ class DestinationLock:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))  # as in /proc
         raise UsageError(
             f"{self._destination} is being written by {holder or 'another process'}; "
-            "wait until that has ended, or give another folder"
+            f"wait until that has ended, or give another {self._what}"
         )
 
     def release(self) -> None:
@@ -100,8 +109,8 @@ class DestinationLock:
         return match[1] if match else None
 
 
-def _write_holder(descriptor: int) -> None:
+def _write_holder(command: str, descriptor: int) -> None:
     host = re.sub(r"[^\w.-]", "_", platform.node(), flags=re.ASCII) or "localhost"
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"llmcli quantize: process {os.getpid()} on {host} since {since}\n".encode())
+    os.write(descriptor, f"llmcli {command}: process {os.getpid()} on {host} since {since}\n".encode())

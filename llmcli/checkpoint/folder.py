@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.layout import HEAD
-from llmcli.checkpoint.safetensors_file import TensorInfo, printable, read_header
+from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
+from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import METHOD
 from llmcli.reading import CONFIG, INDEX

@@ -86,16 +86,17 @@ def hub_token() -> str | None:
 
 
 def repository_folder(repo_id: str) -> Path:
-    """Where the cache keeps a repository; the folder may not exist.
+    """Where the cache keeps a repository, by its documented layout; the folder may not exist.
 
     Raises: CheckpointError for what is not a repository's id.
     """
     cache = hub_settings().cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils import validate_repo_id
 
     try:
-        return cache / repo_folder_name(repo_id=repo_id, repo_type="model")
+        validate_repo_id(repo_id)
+        return cache / f"models--{repo_id.replace('/', '--')}"
     except HFValidationError as error:
         raise CheckpointError(
             f"{repo_id} is neither a local folder nor a possible hub id; expected a folder or ORG/NAME"

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llmcli.checkpoint.layout import BASE_PREFIX, EMBEDDING, HEAD, ExpectedTensor, expected_tensors, packed_tensors
-from llmcli.checkpoint.safetensors_file import TensorInfo, printable
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_header import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import QuantizationConfig

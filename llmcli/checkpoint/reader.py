@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from llmcli.checkpoint.safetensors_file import TensorInfo, printable
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from llmcli.checkpoint.folder import Checkpoint
 from llmcli.checkpoint.layout import HEAD, expected_tensors
 from llmcli.checkpoint.matching import match_tensors
 from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, TensorInfo
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
 from llmcli.checkpoint.writer import OutputTensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError

@@ -1,4 +1,8 @@
-"""Writes a safetensors file whose tensors are known by shape beforehand: the header first, then data as it comes."""
+"""Writes a safetensors file whose tensors are known by shape beforehand: the header first, then data as it comes.
+
+The safetensors library writes only tensors that are all in memory, and a shard may be larger than that. So the header
+is written here, and read by the library before the file counts as finished.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, LENGTH_BYTES
+from llmcli.checkpoint.safetensors_file import read_header
+from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES, LENGTH_BYTES
+from llmcli.errors import CheckpointError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -52,6 +58,8 @@ class SafetensorsWriter:
             end += tensor.num_bytes
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % _ALIGNMENT_BYTES)
+        self._path = path
+        self._tensors = {tensor.name: tensor for tensor in tensors}
         self._data_start = LENGTH_BYTES + len(header)
         self.num_bytes = self._data_start + end
         self._file = path.open("wb", buffering=0)
@@ -71,8 +79,16 @@ class SafetensorsWriter:
         self._write_all(memoryview(data).cast("B"))
 
     def finish(self) -> None:
-        """Return when every byte is on the disk."""
+        """Return when every byte is on the disk, and the safetensors library has read the header.
+
+        Raises: CheckpointError if it refuses it, or reads something else.
+        """
         os.fsync(self._file.fileno())
+        found = {
+            info.name: OutputTensor(info.name, info.dtype, info.shape) for info in read_header(self._path).values()
+        }
+        if found != self._tensors:
+            raise CheckpointError(f"{self._path} does not hold the tensors that were written; check the disk")
 
     def _write_all(self, data: ReadableBuffer) -> None:
         view = memoryview(data)

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli import lazy
+from llmcli.cli.bench_report import as_csv, as_json, facts_text, tables_text
+from llmcli.cli.device_choice import RunnerOptions, load_runner
+from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    FormatOption,
-    KvCacheOption,
-    ModelOption,
-    QuietOption,
+    DeviceOptions,
+    MessageOptions,
     RowsOption,
-    SubjectArgument,
-    ThreadsOption,
-    chosen_model,
+    SubjectOptions,
+    parse_rows,
 )
-from llmcli.cli.tables import format_table
-from llmcli.cli.targets import LENGTHS, measure_subject, open_subject
+from llmcli.cli.progress import progress
+from llmcli.cli.targets import LENGTHS, open_subject, open_target
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.resources import bench_folder
 
 if TYPE_CHECKING:
-    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+    from llmcli.checkpoint.model import Model
+    from llmcli.measure.bench import BenchReport
+    from llmcli.measure.subject import Subject
 
 MEASURING_PANEL = "Measuring"
 DEFAULT_NEW_TOKENS = 64
+DEFAULT_REPEATS = 5
 
 
-def bench(
-    model: SubjectArgument = None,
-    model_option: ModelOption = None,
-    form: FormatOption = None,
-    rows: RowsOption = 1,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+@dataclass(frozen=True)
+class MeasuringOptions:
+    """What is measured, and where a shape's weights lie meanwhile."""
+
     prompt: Annotated[
         list[int] | None,
         typer.Option(
@@ -55,7 +52,7 @@ def bench(
             show_default="128 and 2048, as the model's context allows",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     depth: Annotated[
         list[int] | None,
         typer.Option(
@@ -65,16 +62,16 @@ def bench(
             show_default="as --prompt",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens decoded in a run.", rich_help_panel=MEASURING_PANEL)
-    ] = DEFAULT_NEW_TOKENS,
+    ] = DEFAULT_NEW_TOKENS
     repeats: Annotated[
         int,
         typer.Option(
             min=1, metavar="N", help="Runs of each figure, fewer of long ones.", rich_help_panel=MEASURING_PANEL
         ),
-    ] = 5,
+    ] = DEFAULT_REPEATS
     scratch: Annotated[
         Path | None,
         typer.Option(
@@ -83,19 +80,54 @@ def bench(
             show_default="the user's cache",
             rich_help_panel=MEASURING_PANEL,
         ),
-    ] = None,
+    ] = None
     keep: Annotated[
         bool,
         typer.Option("--keep", help="Keep these weights; the next run takes them.", rich_help_panel=MEASURING_PANEL),
-    ] = False,
+    ] = False
+
+    def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
+        """The prompts and the depths to measure.
+
+        Raises: UsageError for those that leave no room in the model's context.
+        """
+        maximum = subject.model.config.max_position_embeddings
+        longest = maximum - self.tokens - 1
+        if longest < 1:
+            raise UsageError(f"--tokens {self.tokens} leaves no room in the {maximum} tokens of {subject.name}")
+        prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
+        depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts
+        return prompts, depths
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The form of the report.
+
+    Raises: UsageError for two forms at once.
+    """
+
     json_: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    ] = False
     csv_: Annotated[
         bool, typer.Option("--csv", help="One line a figure instead of tables.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.json_ and self.csv_:
+            raise UsageError("--json and --csv exclude each other; give one of them")
+
+
+@with_groups
+def bench(
+    *,
+    names: SubjectOptions,
+    rows: RowsOption = "1",
+    devices: DeviceOptions,
+    measuring: MeasuringOptions,
+    output: ReportOptions,
+    messages: MessageOptions,
 ) -> None:
     """Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.
 
@@ -107,33 +139,62 @@ def bench(
 
     llmcli bench Llama-2-7B --format int4 --rows 8 --depth 128 --depth 4000 --json
     """
-    if json_ and csv_:
-        raise UsageError("--json and --csv exclude each other; give one of them")
-    options = RunnerOptions(device, dtype, threads, kv_cache)
-    subject = open_subject(chosen_model(model, model_option), form)
-    longest = subject.model.config.max_position_embeddings - tokens - 1
-    if longest < 1:
-        raise UsageError(f"--tokens {tokens} leaves no room in the {longest + tokens + 1} tokens of {subject.name}")
-    prompts = _lengths("--prompt", prompt, longest, tokens) if prompt else _default_lengths(longest)
-    depths = _lengths("--depth", depth, longest, tokens) if depth else prompts
-    report = measure_subject(
-        subject,
-        options,
-        prompts=prompts,
-        depths=depths,
-        num_rows=rows,
-        num_new_tokens=tokens,
-        repeats=repeats,
-        scratch=scratch,
-        keep=keep,
-    )
-    if json_:
-        terminal.write_json(_as_json(report))
-    elif csv_:
-        terminal.write(_as_csv(report))
+    num_rows = parse_rows(rows)
+    options = devices.checked()
+    report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows)
+    if output.json_:
+        terminal.write_json(as_json(report))
+    elif output.csv_:
+        terminal.write(as_csv(report))
     else:
-        terminal.write(_facts(report))
-        terminal.write(_tables(report), is_drawn=True)
+        terminal.write(facts_text(report))
+        terminal.write(tables_text(report), is_drawn=True)
+
+
+def _measure(
+    subject: Subject, options: RunnerOptions, measuring: MeasuringOptions, num_rows: int | None
+) -> BenchReport:
+    """Load the model and measure it, and say how far that is.
+
+    Raises: LLMCliError and its subclasses
+    """
+    prompts, depths = measuring.lengths(subject)
+    context = max(*prompts, *depths) + measuring.tokens + lazy.SPARE_TOKENS
+    target = open_target(options, subject)
+    planned = lazy.plan_bench(subject, target, context=context, num_rows=num_rows)
+    terminal.info(f"{target.description} reads {target.read_bytes / 1e9:,.1f} GB/s")
+    with _model(subject, measuring) as model:
+        start = time.perf_counter()
+        with progress(f"loading {subject.full_name}") as on_progress:
+            num_rows = planned.num_rows
+            runner = load_runner(model, options, context, num_rows, on_progress, host_rows=num_rows, allows_less=False)
+        load_seconds = time.perf_counter() - start
+        terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
+        figures = lazy.BenchOptions(prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats)
+        meter = lazy.open_meter(options.card)
+        with progress("measuring", unit="figures") as on_progress:
+            return lazy.measure_subject(subject, target, planned, runner, load_seconds, figures, meter, on_progress)
+
+
+@contextmanager
+def _model(subject: Subject, measuring: MeasuringOptions) -> Iterator[Model]:
+    """A subject's model with its files; a shape's are written, unless an earlier run has kept them.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if subject.form is None:
+        yield subject.model
+        return
+    parent = measuring.scratch or bench_folder()
+    with lazy.Scratch(subject.name, subject.form, parent, keep=measuring.keep) as scratch:
+        if scratch.is_there:
+            terminal.info(f"using {scratch.folder}, which an earlier run has kept")
+        else:
+            with progress(f"writing {subject.full_name}, random weights") as on_progress:
+                scratch.write(on_progress)
+        yield scratch.open()
+    if measuring.keep and not scratch.is_there:
+        terminal.info(f"kept {scratch.folder}")
 
 
 def _default_lengths(longest: int) -> list[int]:
@@ -147,157 +208,3 @@ def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -
             f"{longest}"
         )
     return sorted(set(lengths))
-
-
-def _facts(report: BenchReport) -> str:
-    facts = (
-        ("model", f"{report.model}, {report.precision}, KV cache {report.cache_type}, context {report.context}"),
-        ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
-        ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
-        ("energy", _energy_fact(report)),
-    )
-    return "".join(f"{name:<18}{value}\n" for name, value in facts)
-
-
-def _tables(report: BenchReport) -> str:
-    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
-    prompts = [
-        [
-            str(item.num_tokens),
-            f"{item.tokens_per_second:,.1f}",
-            _spread(item.num_tokens, item.seconds),
-            _or_dash(item.predicted_tokens_per_second, ",.1f"),
-            f"{item.first_token_seconds.median * 1e3:,.1f} ms",
-            f"{_milliseconds(item.predicted_first_token_seconds)}",
-            str(item.seconds.num_runs),
-        ]
-        for item in report.prompts
-    ]
-    text = "\n" + format_table(header, prompts)
-    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
-    has_energy = report.idle_watts is not None
-    header += ["J/token", "W"] if has_energy else []
-    decode = [
-        [
-            str(item.depth),
-            str(item.num_rows),
-            f"{item.tokens_per_second:,.1f}",
-            _spread(item.num_rows, item.step_seconds),
-            f"{item.predicted_tokens_per_second:,.1f}",
-            f"{item.bytes_per_second / 1e9:,.1f}",
-            f"{item.bandwidth_share:.1%}",
-            str(item.step_seconds.num_runs),
-            *(_energy_cells(item) if has_energy else []),
-        ]
-        for item in report.decode
-    ]
-    return text + "\n" + format_table(header, decode)
-
-
-def _energy_fact(report: BenchReport) -> str:
-    if report.idle_watts is None:
-        return f"not available: {report.energy_problem or 'the counter cannot be read'}"
-    return f"J/token without the {report.idle_watts:.0f} W of the idle card, W with them"
-
-
-def _energy_cells(item: DecodeFigures) -> list[str]:
-    return [_or_dash(item.joules_per_token, ".3g"), _or_dash(item.average_watts, ".0f")]
-
-
-def _spread(count: int, seconds: Spread) -> str:
-    return f"{count / seconds.slowest:,.1f} to {count / seconds.fastest:,.1f}"
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
-
-
-def _as_json(report: BenchReport) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(report),
-        "prompts": [_prompt_record(item) for item in report.prompts],
-        "decode": [_decode_record(item) for item in report.decode],
-    }
-
-
-def _prompt_record(item: PromptFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-    }
-
-
-def _decode_record(item: DecodeFigures) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(item),
-        "tokens_per_second": item.tokens_per_second,
-        "predicted_tokens_per_second": item.predicted_tokens_per_second,
-        "gbps": item.bytes_per_second / 1e9,
-    }
-
-
-CSV_COLUMNS = (
-    "model",
-    "device",
-    "figure",
-    "length",
-    "rows",
-    "runs",
-    "tokens_per_second",
-    "slowest_tokens_per_second",
-    "fastest_tokens_per_second",
-    "predicted_tokens_per_second",
-    "first_token_seconds",
-    "predicted_first_token_seconds",
-    "gbps",
-    "bandwidth_share",
-    "joules_per_token",
-    "average_watts",
-)
-
-
-def _as_csv(report: BenchReport) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for prompt in report.prompts:
-        writer.writerow(
-            {
-                **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
-                "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
-                "first_token_seconds": prompt.first_token_seconds.median,
-                "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
-            }
-        )
-    for decode in report.decode:
-        rows = decode.num_rows
-        writer.writerow(
-            {
-                **_csv_rates(report, "decode", decode.depth, rows, rows, decode.step_seconds),
-                "predicted_tokens_per_second": decode.predicted_tokens_per_second,
-                "gbps": decode.bytes_per_second / 1e9,
-                "bandwidth_share": decode.bandwidth_share,
-                "joules_per_token": decode.joules_per_token,
-                "average_watts": decode.average_watts,
-            }
-        )
-    return text.getvalue()
-
-
-def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:
-    return {
-        "model": report.model,
-        "device": report.device,
-        "figure": figure,
-        "length": length,
-        "rows": rows,
-        "runs": seconds.num_runs,
-        "tokens_per_second": count / seconds.median,
-        "slowest_tokens_per_second": count / seconds.slowest,
-        "fastest_tokens_per_second": count / seconds.fastest,
-    }

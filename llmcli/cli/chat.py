@@ -1,108 +1,77 @@
 """`llmcli chat`: a conversation of many turns, on a terminal or in a script."""
 
-import secrets
+from __future__ import annotations
+
 import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.chat_session.doors import open_chat, open_keeper, open_line_editor, open_template, open_writer
+from llmcli.cli import lazy
+from llmcli.cli.chat_session.commands import COMMANDS
 from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
-from llmcli.cli.device_choice import RunnerOptions, start_device
+from llmcli.cli.chat_session.view import TextWriter, Writer
+from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
     STOPPING_PANEL,
     ChatTemplateOption,
-    ContextOption,
-    DebugOption,
-    DeviceOption,
-    DryBreakerOption,
-    DtypeOption,
-    KvCacheOption,
-    LogitBiasOption,
+    MessageOptions,
     ModelArgument,
-    ModelOption,
-    PresetOption,
-    QuietOption,
-    SamplerOrderOption,
-    SeedOption,
+    RunOptions,
+    SamplerOptions,
+    SamplingNumbers,
     StopOption,
     SystemOption,
-    ThreadsOption,
     chosen_model,
-    sampling_options,
 )
-from llmcli.cli.prompt import checked_stop_strings, refuse_undecoded
-from llmcli.cli.sampler_flags import parse_sampler_flags
-from llmcli.cli.session import EncodedPrompt, open_session
+from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.run import RunRequest, check_run, open_run
+from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
-from llmcli.engine.conversation_file import load_conversation
+from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
-from llmcli.resources import STORYTELLER, chat_folder
+from llmcli.resources import chat_folder
+
+if TYPE_CHECKING:
+    from llmcli.cli.chat_session.line_editor import LineEditor
 
 CONVERSATION_PANEL = "Conversation"
 
 
 @dataclass(frozen=True)
-class ChatOptions:
-    """The flags that belong to chat alone, checked against each other and against where it runs."""
+class ConversationOptions:
+    """What is said, and which conversation it belongs to.
 
-    resume: Path | None
-    is_continued: bool
-    messages: tuple[str, ...]
-    as_json: bool
+    Raises: UsageError for flags that exclude each other, and for messages that are no text.
+    """
 
-    def __post_init__(self) -> None:
-        if self.resume is not None and self.is_continued:
-            raise UsageError("--resume and --continue exclude each other; give one of them")
-        for message in self.messages:
-            if not message.strip():
-                raise UsageError("--message is empty, expected a text")
-            refuse_undecoded(message, "--message")
-        if self.as_json and self.is_interactive:
-            raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
-        if self.is_interactive and not (sys.stderr.isatty() or sys.stdout.isatty()):
-            raise UsageError(
-                "there is no terminal to show a prompt on, as stdout and stderr are redirected; give --message TEXT"
-            )
-
-    @property
-    def is_interactive(self) -> bool:
-        """Whether someone types."""
-        return not self.messages and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
-
-
-@sampling_options
-def chat(
-    sampling_flags: dict[str, float | int | None],
-    model: ModelArgument = None,
-    model_option: ModelOption = None,
-    system: SystemOption = None,
-    chat_template: ChatTemplateOption = None,
+    system: SystemOption = None
+    chat_template: ChatTemplateOption = None
     message: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT", help="Answer this and leave; repeatable, one answer each.", rich_help_panel=PROMPT_PANEL
         ),
-    ] = None,
+    ] = None
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Go on with a conversation saved by /save.", rich_help_panel=CONVERSATION_PANEL
         ),
-    ] = None,
+    ] = None
     continue_: Annotated[
         bool,
         typer.Option("--continue", help="Go on with the last conversation.", rich_help_panel=CONVERSATION_PANEL),
-    ] = False,
+    ] = False
     overflow: Annotated[
         str,
         typer.Option(
@@ -110,7 +79,29 @@ def chat(
             help="When the context is full: drop-oldest turns, or stop.",
             rich_help_panel=CONVERSATION_PANEL,
         ),
-    ] = "drop-oldest",
+    ] = "drop-oldest"
+
+    def __post_init__(self) -> None:
+        if self.resume is not None and self.continue_:
+            raise UsageError("--resume and --continue exclude each other; give one of them")
+        for message in self.message or ():
+            if not message.strip():
+                raise UsageError("--message is empty, expected a text")
+            refuse_undecoded(message, "--message")
+        overflow_policy("--overflow", self.overflow)
+        if self.system is not None:
+            refuse_undecoded(self.system, "--system")
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether someone types."""
+        return not self.message and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What ends an answer."""
+
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -120,21 +111,20 @@ def chat(
             show_default="until the context is full",
             rich_help_panel=STOPPING_PANEL,
         ),
-    ] = None,
-    stop: StopOption = None,
-    preset: PresetOption = None,
-    logit_bias: LogitBiasOption = None,
-    sampler_order: SamplerOrderOption = None,
-    dry_breaker: DryBreakerOption = None,
-    seed: SeedOption = None,
-    context: ContextOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+    ] = None
+    stop: StopOption = None
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """How answers are shown.
+
+    Raises: UsageError for a way that there is not.
+    """
+
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Render Markdown on a terminal.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    ] = False
     thinking: Annotated[
         str,
         typer.Option(
@@ -142,16 +132,30 @@ def chat(
             help="A model's reasoning: show, fold or hide.",
             rich_help_panel=OUTPUT_PANEL,
         ),
-    ] = "fold",
+    ] = "fold"
     json_: Annotated[
         bool,
         typer.Option("--json", help="In a script: one JSON object with ids and times.", rich_help_panel=OUTPUT_PANEL),
-    ] = False,
+    ] = False
     verbose: Annotated[
         bool, typer.Option("--verbose", help="After each answer, what it cost.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    ] = False
+
+    def __post_init__(self) -> None:
+        thinking_view("--thinking", self.thinking)
+
+
+@with_groups
+def chat(
+    *,
+    numbers: SamplingNumbers,
+    argument: ModelArgument = None,
+    options: RunOptions,
+    conversation: ConversationOptions,
+    answers: AnswerOptions,
+    sampler: SamplerOptions,
+    view: ViewOptions,
+    messages: MessageOptions,
 ) -> None:
     """Talk with a model.
 
@@ -161,68 +165,82 @@ def chat(
 
     llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
     """
-    start_device(device)
-    runner_options = RunnerOptions(device, dtype, threads, kv_cache)
-    options = ChatOptions(resume, continue_, tuple(message or ()), json_)
-    view, policy = thinking_view("--thinking", thinking), overflow_policy("--overflow", overflow)
-    flags = parse_sampler_flags(logit_bias, sampler_order, dry_breaker)
-    stop_strings = checked_stop_strings(stop)
-    if system is not None:
-        refuse_undecoded(system, "--system")
-    keeper = open_keeper(chat_folder())
-    source = keeper.continue_last() if options.is_continued else options.resume
-    saved = None if source is None else load_conversation(source)
-    name = chosen_model(model, model_option)
-    if name is None and saved is not None:
-        name = saved.model
-    conversation = saved.conversation if saved else Conversation()
-    if system is not None:
-        conversation = replace_system(conversation, system)
-
-    session = open_session(name)
-    sampling = session.resolve_sampling(sampling_flags, preset, flags, stop_strings)
-    stop_strings = session.resolve_stop_strings(stop_strings)
-    session.say_what_is_not_applied()
-    template, turn_end_token_ids = open_template(session, chat_template)
-    max_seq_len = session.resolve_context(context)
-    run_seed = secrets.randbits(32) if seed is None else seed
-    no_prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids)
-    sampler = session.sampler(sampling.params, run_seed, no_prompt, flags)
-    runner, load_seconds = session.load_runner(runner_options, max_seq_len)
-    terminal.info(f"{session.name}: {runner.description}{runner_options.note}, context {max_seq_len}, seed {run_seed}")
-
-    state = ChatSession(
-        session=session,
-        chat=open_chat(
-            session,
-            runner,
-            template,
-            sampler,
-            conversation,
-            max_new_tokens=max_new_tokens,
-            stop_strings=stop_strings,
-            overflow=policy,
-        ),
-        model=name if name is not None else STORYTELLER,
-        sampling=sampling,
-        sampler_flags=flags,
-        turn_end_token_ids=turn_end_token_ids,
-        thinking=view,
-        is_markdown=markdown,
-        is_verbose=verbose,
-        load_seconds=load_seconds,
+    refuse_without_terminal(conversation, as_json=view.json_)
+    request = check_run(options, numbers, sampler, answers.stop)
+    name = chosen_model(argument, options.model)
+    with closing(lazy.Keeper(chat_folder())) as keeper:
+        source = keeper.continue_last() if conversation.continue_ else conversation.resume
+        saved = None if source is None else load_conversation(source)
+        if name is None and saved is not None:
+            name = saved.model
+        state = _open_state(request, name, saved, conversation, answers, view)
         # A script must not take the place of what somebody talked about.
-        keeper=keeper if options.is_interactive or options.is_continued else None,
-        files=[] if resume is None else [resume],
-    )
-    if markdown and not sys.stdout.isatty():
-        terminal.info("--markdown: stdout is no terminal, the text stays as it is")
-    if saved is not None:
-        terminal.info(f"going on after {count_turns(conversation)}")
-    with closing(keeper):
-        if options.is_interactive:
+        state.keeper = keeper if conversation.is_interactive or conversation.continue_ else None
+        if view.markdown and not sys.stdout.isatty():
+            terminal.info("--markdown: stdout is no terminal, the text stays as it is")
+        if saved is not None:
+            terminal.info(f"going on after {count_turns(state.chat.conversation)}")
+        if conversation.is_interactive:
             terminal.info("/help lists the commands")
-            editor = open_line_editor(chat_folder() / "history")
-            converse(state, editor, lambda: open_writer(state))
-        elif not answer_all(state, options.messages or read_messages(), as_json=json_):
+            converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
+        elif not answer_all(state, conversation.message or read_messages(), as_json=view.json_):
             raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> None:
+    """Check the flags against where chat runs.
+
+    Raises: UsageError if someone types and could not see the prompt, or asks for what a script reads.
+    """
+    if not options.is_interactive:
+        return
+    if as_json:
+        raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
+    if not (sys.stderr.isatty() or sys.stdout.isatty()):
+        raise UsageError(
+            "there is no terminal to show a prompt on, as stdout and stderr are redirected; give --message TEXT"
+        )
+
+
+def _open_state(
+    request: RunRequest,
+    name: str | None,
+    saved: SavedConversation | None,
+    options: ConversationOptions,
+    answers: AnswerOptions,
+    view: ViewOptions,
+) -> ChatSession:
+    """Load the model, and what was said before."""
+    conversation = saved.conversation if saved else Conversation()
+    if options.system is not None:
+        conversation = replace_system(conversation, options.system)
+    run = open_run(request, name)
+    session = run.session
+    template, turn_end_token_ids = session.open_template(options.chat_template)
+    sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
+    loaded = run.load()
+    overflow = overflow_policy("--overflow", options.overflow)
+    settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
+    return ChatSession(
+        session=session,
+        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation),
+        model=run.model,
+        sampling=run.sampling,
+        sampler_flags=run.flags,
+        turn_end_token_ids=turn_end_token_ids,
+        thinking=thinking_view("--thinking", view.thinking),
+        is_markdown=view.markdown,
+        is_verbose=view.verbose,
+        load_seconds=loaded.load_seconds,
+        files=[] if options.resume is None else [options.resume],
+    )
+
+
+def open_line_editor(history_path: Path) -> LineEditor:
+    """The prompt line of a terminal."""
+    return lazy.LineEditor({command.name: command.help for command in COMMANDS}, history_path)
+
+
+def open_writer(state: ChatSession) -> Writer:
+    """What shows the next answer: Markdown is rendered only where stdout is a terminal."""
+    return lazy.MarkdownWriter() if state.is_markdown and sys.stdout.isatty() else TextWriter()

@@ -26,6 +26,7 @@ class Command:
 COMMANDS = (
     Command("generate", "generate", "generate", "Continue a prompt, token by token."),
     Command("chat", "chat", "chat", "Talk with a model."),
+    Command("batch", "batch", "batch", "Run many prompts, one a line, and write one line of JSON for each."),
     Command(
         "quantize",
         "quantize",

@@ -1,4 +1,4 @@
-"""Which device runs a model and why, and the loading of its runner; what is slow to import comes with the load."""
+"""Which device runs a model and why, and the loading of its runner."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from llmcli.cli import lazy
+from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.terminal import OnProgress, terminal
-from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
-from llmcli.kernels.ahead import start_card
+from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.environment import find_driver
+from llmcli.kernels.warm_context import start_card
 from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
@@ -23,12 +25,6 @@ KV_CACHES = ("auto", "int8")
 CPU_DTYPES = {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
-
-# Address space that importing torch takes (2.13: 483 MiB), and some to spare.
-_TORCH_MIB = 512
-
-# Rows decoded in one batch: one pass over the weights serves them all.
-MAX_BATCH_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -105,44 +101,33 @@ def _card_problem(index: int) -> str | None:
     """Why a card cannot be used, None if it can."""
     if not has_driver():
         return "there is no NVIDIA driver"
-    from llmcli.kernels.device import find_problem
-
-    return find_problem(index)
+    return lazy.find_problem(index)
 
 
 def require_room_for_torch() -> None:
-    """Refuse a `ulimit -v` under which importing torch ends the process, by C++ code that no one can catch.
+    """Refuse a limit on address space under which importing torch would end the process.
 
     Raises: InsufficientMemoryError.
     """
-    if sys.platform == "win32" or "torch" in sys.modules:
-        return
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return
-    import psutil
-
-    left_mib = (limit - psutil.Process().memory_info().vms) // 2**20
-    if left_mib < _TORCH_MIB:
-        raise InsufficientMemoryError(
-            f"torch takes {_TORCH_MIB} MiB of address space and `ulimit -v` leaves {max(left_mib, 0)} MiB; "
-            "raise the limit"
-        )
+    if sys.platform != "win32" and "torch" not in sys.modules:
+        lazy.require_room_for_torch()
 
 
 def load_runner(
     model: Model,
     options: RunnerOptions,
     context: int,
-    num_samples: int,
+    num_rows: int | None,
     on_progress: OnProgress,
     timeline: Timeline | None = None,
+    *,
+    host_rows: int = 1,
+    allows_less: bool = True,
 ) -> Runner:
     """Read the weights to where the options say.
 
-    A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
+    `num_rows` is for a card; None is as many as are of use. Where less is allowed, they share the memory that there is.
+    `host_rows` is for the CPU, which gains little from more than one.
     Raises: LLMCliError and its subclasses
     """
     timeline = timeline or Timeline()
@@ -151,11 +136,11 @@ def load_runner(
     if card is None:
         require_room_for_torch()
         with timeline.part("import of torch"):
-            from llmcli.runners.torch.load import load
-
-        return load(
+            load_on_host = lazy.load_on_host
+        return load_on_host(
             model,
             max_seq_len=context,
+            num_rows=host_rows,
             dtype=CPU_DTYPES[options.dtype],
             kv_cache=options.kv_cache,
             num_threads=options.num_threads,
@@ -163,17 +148,16 @@ def load_runner(
             timeline=timeline,
         )
     with timeline.part(IMPORTS):
-        from llmcli.runners.cuda.load import load as load_on_card
-
+        load_on_card, most_rows = lazy.load_on_card, lazy.MAX_ROWS
     return load_on_card(
         model,
         card=card,
         max_seq_len=context,
-        num_rows=min(num_samples, MAX_BATCH_ROWS),
-        allows_less=True,
+        num_rows=most_rows if num_rows is None else min(num_rows, most_rows),
+        allows_less=allows_less or num_rows is None,
         dtype=options.dtype,
         kv_cache=options.kv_cache,
-        on_compile=lambda count: terminal.info(f"compiling {count} kernels for this card, once"),
+        on_compile=say_compiling,
         on_progress=on_progress,
         timeline=timeline,
     )

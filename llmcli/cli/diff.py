@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.deferred import diff_models, require_same_tokenizer
+from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import DebugOption, DeviceOption, DtypeOption, KvCacheOption, QuietOption, ThreadsOption
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import DeviceOptions, MessageOptions
 from llmcli.cli.output.tokens import show_piece
+from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import open_session
+from llmcli.cli.scoring import require_same_tokenizer
+from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -27,7 +30,9 @@ NOTABLE_CHANGE = 0.02
 MORE_LIKELY, LESS_LIKELY, DIVERGED, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[7m", "\x1b[0m"
 
 
+@with_groups
 def diff(
+    *,
     first: Annotated[str, typer.Argument(metavar="A", help="The model whose text is followed: folder or hub id.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The model that is compared with it.")],
     prompt: Annotated[
@@ -37,13 +42,9 @@ def diff(
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+    devices: DeviceOptions,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    messages: MessageOptions,
 ) -> None:
     r"""Follow model A's likeliest text and ask model B about every token of it.
 
@@ -56,11 +57,11 @@ def diff(
 
     llmcli diff path/to/model path/to/model-int4 --file prompt.txt --json
     """
-    options = RunnerOptions(device, dtype, threads, kv_cache)
+    options = devices.checked()
     text = read_prompt(prompt, file)
     sessions = [open_session(name) for name in (first, second)]
     require_same_tokenizer(*sessions)
-    tokens, numbers = diff_models(sessions, options, text, max_new_tokens)
+    tokens, numbers = _follow(sessions, options, text, max_new_tokens)
     tokenizer = sessions[0].tokenizer
     if json_:
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
@@ -73,6 +74,27 @@ def diff(
         terminal.write(_styled(token, decoder.push(token.token_id), other, with_color), is_drawn=with_color)
     terminal.write(f"{decoder.flush()}\n")
     terminal.write(f"{_sentence(numbers)}\n")
+
+
+def _follow(
+    sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
+) -> tuple[list[DiffToken], Verdict]:
+    """Two models in lockstep on one prompt; an int8 KV cache that the options ask for is the second one's."""
+    prompt = sessions[0].encode_prompt(text)
+    context = len(prompt.token_ids) + max_new_tokens
+    for session in sessions:
+        longest = session.model.config.max_position_embeddings
+        session.resolve_max_new_tokens(max_new_tokens, len(prompt.token_ids), longest)
+    first = sessions[0].load_runner(options.with_usual_cache, context)[0]
+    second = sessions[1].load_runner(options, context)[0]
+    terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")
+    with progress("comparing", unit="tokens") as on_progress:
+        tokens: list[DiffToken] = []
+        shared = sessions[0].tokenizer, prompt.token_ids, max_new_tokens, sessions[0].eos_token_ids
+        for token in lazy.diff(first, second, *shared):
+            tokens.append(token)
+            on_progress(len(tokens), max_new_tokens)
+    return tokens, lazy.verdict(tokens)
 
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.cli.deferred import examine_machine
+from llmcli.cli import lazy
 from llmcli.cli.options import DebugOption
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError
@@ -25,7 +25,7 @@ def doctor(
 
     llmcli doctor --json
     """
-    checks = examine_machine()
+    checks = lazy.examine()
     if json_:
         terminal.write_json([dataclasses.asdict(check) for check in checks])
     else:

@@ -1,43 +1,33 @@
 """`llmcli eval`: perplexity of a model on a text, and how far a second model is from it."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.deferred import evaluate_models, require_same_tokenizer
-from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import (
-    MODEL_PANEL,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    KvCacheOption,
-    ModelArgument,
-    ModelOption,
-    QuietOption,
-    ThreadsOption,
-    chosen_model,
-)
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
 from llmcli.cli.prompt import read_prompt
-from llmcli.cli.session import open_session
+from llmcli.cli.scoring import evaluate_models, require_same_tokenizer
+from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.measure.evaluate import Comparison, Evaluation
 
 DEFAULT_WINDOW = 2048
 
 
-def evaluate(
-    model: ModelArgument = None,
-    model_option: ModelOption = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="The text.", show_default="standard input"),
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A second model, compared with the first token by token.")
-    ] = None,
+@dataclass(frozen=True)
+class WindowOptions:
+    """How a text is cut into windows."""
+
     context: Annotated[
         int | None,
         typer.Option(
@@ -48,7 +38,7 @@ def evaluate(
             show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
             rich_help_panel=MODEL_PANEL,
         ),
-    ] = None,
+    ] = None
     stride: Annotated[
         int | None,
         typer.Option(
@@ -57,14 +47,35 @@ def evaluate(
             help="Tokens scored in each window but the first; the others are context.",
             show_default="half the context",
         ),
+    ] = None
+
+    def resolve(self, sessions: Sequence[Session]) -> tuple[int, int]:
+        """The tokens of a window that all models can run, and of its stride.
+
+        Raises: UsageError for a stride that leaves no context.
+        """
+        window = min(session.resolve_context(self.context, DEFAULT_WINDOW) for session in sessions)
+        stride = window // 2 if self.stride is None else self.stride
+        if stride > window - 2:
+            raise UsageError(f"--stride {stride} leaves no context in a window of {window}; use at most {window - 2}")
+        return window, stride
+
+
+@with_groups
+def evaluate(
+    *,
+    names: ModelNames,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The text.", show_default="standard input"),
     ] = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A second model, compared with the first token by token.")
+    ] = None,
+    windows: WindowOptions,
+    devices: DeviceOptions,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    messages: MessageOptions,
 ) -> None:
     """Measure a model's perplexity on a text with a strided window; with --against, also a second model's.
 
@@ -78,37 +89,49 @@ def evaluate(
 
     llmcli eval path/to/model --kv-cache int8 --file text.txt
     """
-    options = RunnerOptions(device, dtype, threads, kv_cache)
-    name = chosen_model(model, model_option)
+    options = devices.checked()
+    name = names.chosen
     text = read_prompt(None, file)
     sessions = [open_session(name)]
     if against is not None:
         sessions.append(open_session(against))
         require_same_tokenizer(*sessions)
-    elif kv_cache != "auto":
+    elif options.kv_cache != AUTO:
         sessions *= 2
-    caches = ["auto", kv_cache][: len(sessions)]
-    window = min(session.resolve_context(context, DEFAULT_WINDOW) for session in sessions)
-    step = window // 2 if stride is None else stride
-    if step > window - 2:
-        raise UsageError(f"--stride {step} leaves no context in a window of {window}; use at most {window - 2}")
-    evaluations, comparison = evaluate_models(sessions, options, text, window=window, stride=step)
+    caches = [AUTO, options.kv_cache][: len(sessions)]
+    window, stride = windows.resolve(sessions)
+    evaluations, comparison = evaluate_models(sessions, options, text, window=window, stride=stride)
+    models = [(session.name, cache) for session, cache in zip(sessions, caches, strict=True)]
     if json_:
-        models = [
-            {"model": session.name, "kv_cache": cache, "perplexity": evaluation.perplexity}
-            | dataclasses.asdict(evaluation)
-            for session, cache, evaluation in zip(sessions, caches, evaluations, strict=True)
-        ]
-        divergence = {"mean_kl": comparison.mean_kl, "top1_agreement": comparison.top1_agreement} if comparison else {}
-        terminal.write_json({"models": models, **divergence})
+        terminal.write_json(_as_json(models, evaluations, comparison))
         return
-    for session, cache, evaluation in zip(sessions, caches, evaluations, strict=True):
-        shown = session.name if cache == "auto" else f"{session.name}, KV cache {cache}"
-        terminal.write(f"{shown}: perplexity {evaluation.perplexity:.4f}\n")
+    terminal.write(_as_text(models, evaluations, comparison))
+    terminal.write(f"{evaluations[0].num_tokens} tokens, windows of {window}, stride {stride}\n")
+
+
+def _as_json(
+    models: Sequence[tuple[str, str]], evaluations: Sequence[Evaluation], comparison: Comparison | None
+) -> dict[str, object]:
+    """`models` are the name and the KV cache of each."""
+    records = [
+        {"model": name, "kv_cache": cache, "perplexity": evaluation.perplexity} | dataclasses.asdict(evaluation)
+        for (name, cache), evaluation in zip(models, evaluations, strict=True)
+    ]
+    divergence = {"mean_kl": comparison.mean_kl, "top1_agreement": comparison.top1_agreement} if comparison else {}
+    return {"models": records, **divergence}
+
+
+def _as_text(
+    models: Sequence[tuple[str, str]], evaluations: Sequence[Evaluation], comparison: Comparison | None
+) -> str:
+    lines = []
+    for (name, cache), evaluation in zip(models, evaluations, strict=True):
+        shown = name if cache == AUTO else f"{name}, KV cache {cache}"
+        lines.append(f"{shown}: perplexity {evaluation.perplexity:.4f}\n")
     if comparison is not None:
         change = evaluations[1].perplexity / evaluations[0].perplexity - 1
-        terminal.write(
+        lines.append(
             f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats a token, "
+            f"top-1 agreement {comparison.top1_agreement:.2%}\n"
         )
-        terminal.write(f"top-1 agreement {comparison.top1_agreement:.2%}\n")
-    terminal.write(f"{evaluations[0].num_tokens} tokens, windows of {window}, stride {step}\n")
+    return "".join(lines)

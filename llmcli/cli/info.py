@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.deferred import model_info
-from llmcli.cli.options import ContextOption, DebugOption, ModelArgument, ModelOption, chosen_model
+from llmcli.cli import lazy
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import ContextOption, DebugOption, ModelNames
+from llmcli.cli.session import open_session
 from llmcli.cli.terminal import terminal
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.measure.info import ModelInfo
 
 
+@with_groups
 def info(
-    model: ModelArgument = None,
-    model_option: ModelOption = None,
+    *,
+    names: ModelNames,
     context: ContextOption = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     debug: DebugOption = False,
@@ -31,11 +35,23 @@ def info(
 
     llmcli info path/to/model --context 32768 --json
     """
-    facts = model_info(chosen_model(model, model_option), context)
+    facts = _inspect(names.chosen, context)
     if json_:
         terminal.write_json(dataclasses.asdict(facts))
     else:
         terminal.write("".join(f"{name:<22}{value}\n" for name, value in _rows(facts)))
+
+
+def _inspect(name: str | None, context: int | None) -> ModelInfo:
+    """Facts about a model. Raises: LLMCliError and its subclasses."""
+    session = open_session(name)
+    sampling = session.resolve_sampling({}, None)
+    max_seq_len = session.resolve_context(context)
+    try:
+        template = lazy.load_chat_template(session.model.checkpoint.folder, session.tokenizer).origin
+    except UsageError:  # there is none
+        template = None
+    return lazy.inspect_model(session.model, session.tokenizer, session.eos_token_ids, sampling, template, max_seq_len)
 
 
 def _rows(facts: ModelInfo) -> list[tuple[str, str]]:

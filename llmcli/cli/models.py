@@ -8,7 +8,7 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
-from llmcli.cli.deferred import list_cached_models, plan_removal
+from llmcli.cli import lazy
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import UsageError
@@ -29,7 +29,7 @@ def list_models(
 
     llmcli models list --json
     """
-    found = list_cached_models()
+    found = lazy.list_cached_models()
     for line in found.unreadable:
         terminal.warn(line)
     if json_:
@@ -90,7 +90,7 @@ def remove_model(
     hub_id = find_hub_id(name)
     if hub_id is None:
         raise UsageError(f"{name!r} is a path, expected a hub id; `llmcli models list` shows those in the cache")
-    removal = plan_removal(hub_id)
+    removal = lazy.plan_removal(hub_id)
     size = decimal(removal.freed_bytes)
     if not yes:
         if not sys.stdin.isatty():

@@ -1,12 +1,18 @@
-"""Option types that several commands share, and the sampling options, made from the declaration of `SamplingParams`."""
+"""Options that several commands share: their types, and the groups that a command takes as one parameter.
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+A group holds what was said. What it means is checked by whoever takes it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
+from llmcli.cli import lazy
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.groups import OptionEach
+from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.order import DEFAULT_ORDER
@@ -17,6 +23,8 @@ PROMPT_PANEL = "Prompt"
 SAMPLING_PANEL = "Sampling"
 STOPPING_PANEL = "Stopping"
 OUTPUT_PANEL = "Output"
+
+AUTO = "auto"
 
 
 def _set_quiet(value: bool) -> None:
@@ -58,8 +66,13 @@ FormatOption = Annotated[
     ),
 ]
 RowsOption = Annotated[
-    int,
-    typer.Option("--rows", min=1, max=8, metavar="N", help="Texts decoded side by side.", rich_help_panel=MODEL_PANEL),
+    str,
+    typer.Option(
+        "--rows",
+        metavar="N|auto",
+        help="Texts decoded side by side; auto: as many as the memory has room for.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 ContextOption = Annotated[
     int | None,
@@ -186,18 +199,25 @@ def chosen_model(argument: str | None, option: str | None) -> str | None:
     return argument if argument is not None else option
 
 
-def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per sampling parameter, in place of its parameter `sampling_flags`.
+def parse_rows(flag: str) -> int | None:
+    """The value of --rows; None for auto.
 
-    The command receives `sampling_flags: dict[str, float | int | None]`, None for an option that was not given.
+    Raises: UsageError for anything but auto or a number of rows that a runner can have.
     """
-    signature = inspect.signature(command, eval_str=True)
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
+    if flag == AUTO:
+        return None
+    if not (flag.isascii() and flag.isdecimal() and len(flag) < 10 and 1 <= int(flag) <= lazy.MAX_ROWS):
+        raise UsageError(f"--rows is {flag!r}, expected a number from 1 to {lazy.MAX_ROWS}, or {AUTO}")
+    return int(flag)
+
+
+Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None for what was not given
+# One option for each sampling parameter, in place of one parameter of a command.
+SamplingNumbers = Annotated[
+    Numbers,
+    OptionEach(
+        {
+            name: Annotated[
                 type(spec.default) | None,
                 typer.Option(
                     f"--{name.replace('_', '-')}",
@@ -206,20 +226,100 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
                     show_default=f"the model's, or {spec.default}",
                     rich_help_panel=SAMPLING_PANEL,
                 ),
-            ],
-        )
-        for name, spec in SPECS.items()
-    ]
+            ]
+            for name, spec in SPECS.items()
+        }
+    ),
+]
 
-    @functools.wraps(command)
-    def with_sampling_flags(**values: Any) -> None:
-        flags = {name: values.pop(name) for name in SPECS}
-        command(**values, sampling_flags=flags)
 
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        parameters.extend(options if parameter.name == "sampling_flags" else [parameter])
-    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    with_sampling_flags.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
-    with_sampling_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword_only}
-    return with_sampling_flags
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Where a model runs, and in which precision."""
+
+    device: DeviceOption = AUTO
+    dtype: DtypeOption = AUTO
+    kv_cache: KvCacheOption = AUTO
+    threads: ThreadsOption = None
+
+    def checked(self) -> RunnerOptions:
+        """The same, checked.
+
+        Raises: UsageError for unknown names, DeviceError for a card that cannot be used.
+        """
+        return RunnerOptions(self.device, self.dtype, self.threads, self.kv_cache)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The model that runs, its context and its device."""
+
+    model: ModelOption = None
+    context: ContextOption = None
+    devices: DeviceOptions = DeviceOptions()
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """How tokens are drawn, beside the numbers."""
+
+    preset: PresetOption = None
+    logit_bias: LogitBiasOption = None
+    sampler_order: SamplerOrderOption = None
+    dry_breaker: DryBreakerOption = None
+    seed: SeedOption = None
+
+
+@dataclass(frozen=True)
+class StoppingOptions:
+    """What ends a text."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Stop after this many tokens.",
+            show_default=f"the model's, or {DEFAULT_MAX_NEW_TOKENS}, or fewer where the context is full",
+            rich_help_panel=STOPPING_PANEL,
+        ),
+    ] = None
+    stop: StopOption = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Never end the text by itself.", rich_help_panel=STOPPING_PANEL)
+    ] = False
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """A model as an argument or with --model, for commands about a model itself."""
+
+    argument: ModelArgument = None
+    model: ModelOption = None
+
+    @property
+    def chosen(self) -> str | None:
+        """The one that is given; see `chosen_model`."""
+        return chosen_model(self.argument, self.model)
+
+
+@dataclass(frozen=True)
+class SubjectOptions:
+    """A model or a shape, and the format of a shape."""
+
+    argument: SubjectArgument = None
+    model: ModelOption = None
+    form: FormatOption = None
+
+    @property
+    def chosen(self) -> str | None:
+        """The name that is given; see `chosen_model`."""
+        return chosen_model(self.argument, self.model)
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """What is said about the run. The options act by themselves: nobody needs the values."""
+
+    quiet: QuietOption = False
+    debug: DebugOption = False

@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli import lazy
+from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
+    AUTO,
     MODEL_PANEL,
     ContextOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    FormatOption,
-    KvCacheOption,
-    ModelOption,
-    QuietOption,
+    DeviceOptions,
+    MessageOptions,
     RowsOption,
-    SubjectArgument,
-    ThreadsOption,
-    chosen_model,
+    SubjectOptions,
+    parse_rows,
 )
+from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
-from llmcli.cli.targets import distant_card, open_subject, open_target, plan_subject
+from llmcli.cli.targets import LENGTHS, open_subject, open_target
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.measure.plan import MemoryUse, Plan
+    from llmcli.measure.subject import Target
 
 
-def plan(
-    model: SubjectArgument = None,
-    model_option: ModelOption = None,
-    form: FormatOption = None,
-    context: ContextOption = None,
-    rows: RowsOption = 1,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    kv_cache: KvCacheOption = "auto",
-    threads: ThreadsOption = None,
+@dataclass(frozen=True)
+class DistantCardOptions:
+    """A card that is not in this machine.
+
+    Raises: UsageError for half of one.
+    """
+
     memory: Annotated[
         float | None,
         typer.Option(
@@ -51,7 +47,7 @@ def plan(
             help="Plan for a card of this memory; needs --bandwidth.",
             rich_help_panel=MODEL_PANEL,
         ),
-    ] = None,
+    ] = None
     bandwidth: Annotated[
         float | None,
         typer.Option(
@@ -61,10 +57,39 @@ def plan(
             help="Read bandwidth of the card that --memory describes.",
             rich_help_panel=MODEL_PANEL,
         ),
-    ] = None,
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.memory is None) != (self.bandwidth is None):
+            raise UsageError("--memory and --bandwidth describe a card together; give both or neither")
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where the model would run: context, rows, and a device of this machine or a distant card.
+
+    Raises: UsageError for both.
+    """
+
+    context: ContextOption = None
+    rows: RowsOption = "1"
+    devices: DeviceOptions = DeviceOptions()
+    card: DistantCardOptions = DistantCardOptions()
+
+    def __post_init__(self) -> None:
+        if self.card.memory is not None and (self.devices.device, self.devices.threads) != (AUTO, None):
+            raise UsageError(
+                "--memory and --bandwidth describe a card that is not here; leave out --device and --threads"
+            )
+
+
+@with_groups
+def plan(
+    *,
+    names: SubjectOptions,
+    place: PlaceOptions,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    messages: MessageOptions,
 ) -> None:
     """Say what memory a model takes and how fast it will be on this machine, before a weight is read.
 
@@ -76,21 +101,20 @@ def plan(
 
     llmcli plan Llama-3.1-70B --format int4 --memory 48 --bandwidth 960
     """
-    if (memory is None) != (bandwidth is None):
-        raise UsageError("--memory and --bandwidth describe a card together; give both or neither")
-    if memory is not None and (device, threads) != ("auto", None):
-        raise UsageError("--memory and --bandwidth describe a card that is not here; leave out --device and --threads")
-    options = RunnerOptions(device, dtype, threads, kv_cache)
-    subject = open_subject(chosen_model(model, model_option), form)
-    if memory is not None and bandwidth is not None:
-        target = distant_card(memory, bandwidth, dtype, kv_cache)
+    num_rows = parse_rows(place.rows)
+    options = place.devices.checked()
+    subject = open_subject(names.chosen, names.form)
+    card = place.card
+    if card.memory is not None and card.bandwidth is not None:
+        target: Target = lazy.distant_card(card.memory, card.bandwidth, options.dtype, options.kv_cache)
     else:
         target = open_target(options, subject)
-    facts = plan_subject(subject, target, dtype, context, rows)
+    context = resolve_context(subject.model.config, subject.name, place.context)
+    facts = lazy.plan_subject(subject, target, context=context, num_rows=num_rows, lengths=LENGTHS)
     if json_:
         terminal.write_json(_as_json(facts))
         return
-    source = "as given" if memory is not None else "measured"
+    source = "as given" if card.memory is not None else "measured"
     terminal.write("".join(f"{name:<18}{value}\n" for name, value in _lines(facts, source)))
     terminal.write("\n" + format_table(*_decode_table(facts)), is_drawn=True)
     if facts.prompts[0].first_token_seconds is not None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.cli.deferred import read_presets
+from llmcli.cli import lazy
 from llmcli.cli.options import DebugOption
 from llmcli.cli.terminal import terminal
 from llmcli.resources import user_presets_folder
@@ -22,7 +22,7 @@ def presets(
 
     llmcli generate "Once upon a time" -m path/to/model --preset story
     """
-    found = read_presets()
+    found = lazy.list_presets()
     if json_:
         terminal.write_json(
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,11 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
-from llmcli.cli.deferred import evaluate_export, open_export, read_evaluation_text
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.options import OUTPUT_PANEL, DebugOption, QuietOption
+from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
+from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
 from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
@@ -31,28 +34,47 @@ _UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _MAX_LISTED = 8  # layers named in one line; the model card has them all
 
 
-def quantize(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face folder, or hub id such as org/name.")],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
-    bits: Annotated[int, typer.Option(metavar="8|4", help="Bits per weight.")] = 8,
+@dataclass(frozen=True)
+class FormOptions:
+    """The form that the weights take."""
+
+    bits: Annotated[int, typer.Option(metavar="8|4", help="Bits per weight.")] = 8
     group_size: Annotated[
         str, typer.Option(metavar="32|64|128|channel", help="Weights of a row that share a scale; channel: all.")
-    ] = "128",
+    ] = "128"
     asymmetric: Annotated[
         bool,
         typer.Option("--asymmetric", help="Zero points, int4 only; transformers loads it dequantized."),
-    ] = False,
-    head: Annotated[str, typer.Option(metavar="keep|int8", help="What becomes of the output head.")] = "keep",
+    ] = False
+    head: Annotated[str, typer.Option(metavar="keep|int8", help="What becomes of the output head.")] = "keep"
     skip: Annotated[
         list[str] | None,
         typer.Option(metavar="REGEX", help="Keep layers whose name this matches anywhere; repeatable."),
-    ] = None,
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB",
+    ] = None
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")] = (
+        f"{DEFAULT_SHARD_BYTES // 10**9}GB"
+    )
+
+    def checked(self) -> ExportOptions:
+        """The same, checked.
+
+        Raises: UsageError for a value that there is not.
+        """
+        return ExportOptions(
+            scheme=_scheme(self.bits, self.group_size, self.asymmetric),
+            head_bits=_choice("--head", self.head, HEAD_BITS),
+            skip=tuple(self.skip or ()),
+            shard_bytes=_shard_bytes(self.shard_size),
+        )
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Where the work is done, how its result is measured, and what may be written."""
+
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE")
-    ] = "auto",
+    ] = AUTO
     eval_: Annotated[
         str | None,
         typer.Option(
@@ -60,14 +82,22 @@ def quantize(
             metavar="FILE|builtin",
             help="Measure perplexity and divergence on a text, and note them in the export.",
         ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after, write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False,
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after, write nothing.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
+
+
+@with_groups
+def quantize(
+    *,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face folder, or hub id such as org/name.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
+    form: FormOptions,
+    work: WorkOptions,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="The error of every layer.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
+    messages: MessageOptions,
 ) -> None:
     """Quantize a model's linear layers to int8 or int4, in a form that transformers loads too.
 
@@ -79,20 +109,15 @@ def quantize(
 
     llmcli quantize org/name model-int4 --bits 4 --group-size 64 --head int8 --dry-run
     """
-    options = ExportOptions(
-        scheme=_scheme(bits, group_size, asymmetric),
-        head_bits=_choice("--head", head, HEAD_BITS),
-        skip=tuple(skip or ()),
-        shard_bytes=_shard_bytes(shard_size),
-    )
-    runner_options = RunnerOptions(device, "auto", None)
-    if eval_ is not None:
-        read_evaluation_text(eval_)  # before hours of work, not after
-    card = None if dry_run else runner_options.card
+    options = form.checked()
+    runner_options = RunnerOptions(work.device, AUTO, None)
+    if work.eval_ is not None:
+        read_evaluation_text(work.eval_)  # before hours of work, not after
+    card = None if work.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_export(source, destination, options, card=card, replace=force, dry_run=dry_run)
+        exporter = open_export(source, destination, options, card=card, replace=work.force, dry_run=work.dry_run)
     plan = exporter.plan
-    if dry_run:
+    if work.dry_run:
         _report_plan(plan)
         terminal.write(_size_table(plan))
         return
@@ -101,8 +126,8 @@ def quantize(
         _report_plan(plan)
         _report_earlier_run(workspace, len(plan.shards))
         _run(exporter, workspace, destination, verbose)
-        if eval_ is not None:
-            evaluate_export(source, destination, eval_, runner_options)
+        if work.eval_ is not None:
+            evaluate_export(source, destination, work.eval_, runner_options)
 
 
 def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:
@@ -114,7 +139,7 @@ def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verb
             )
 
     try:
-        with terminal.progress(f"quantizing to {destination}") as on_progress:
+        with progress(f"quantizing to {destination}") as on_progress:
             qualities = exporter.run(workspace, on_progress, on_tensor)
     except KeyboardInterrupt:
         terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")

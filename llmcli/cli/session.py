@@ -1,14 +1,10 @@
-"""Wires model, tokenizer, sampling and runner together, for the commands that run a model.
-
-Importing torch, numpy or a tokenizer takes up to a second, so they are imported when a command needs them: `--help`
-and usage errors come at once.
-"""
+"""`Session`: a model with its tokenizer and what its files say of prompts, sampling and runners."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +14,14 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
+from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, load_runner
+from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.sampling.order import DEFAULT_ORDER, leave_out
+from llmcli.sampling.params import GENERATION_CONFIG, resolve
 from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
     from llmcli.engine.generation import Generation
+    from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.base import Tokenizer
+    from llmcli.tokenizer.chat_template import ChatTemplate
 
 DEFAULT_MAX_CONTEXT = 8192
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -74,11 +76,9 @@ class Session:
     @property
     def _generation_config(self) -> Fields:
         """The model's own defaults for generation, in which a null says nothing."""
-        from llmcli.config.fields import Fields
-
         checkpoint = self.model.checkpoint
         values = {key: value for key, value in checkpoint.generation_config.items() if value is not None}
-        return Fields(values, str(checkpoint.folder / "generation_config.json"))
+        return lazy.Fields(values, str(checkpoint.folder / "generation_config.json"))
 
     def resolve_context(self, requested: int | None, default_maximum: int = DEFAULT_MAX_CONTEXT) -> int:
         """The context to allocate: the one requested, or the model's maximum up to a default.
@@ -98,27 +98,44 @@ class Session:
         is_empty = all(token_id in self.tokenizer.special_token_ids for token_id in token_ids)
         return EncodedPrompt(prompt, self._checked(token_ids), at_start=is_empty)
 
+    def open_template(self, choice: str | None) -> tuple[ChatTemplate, frozenset[int]]:
+        """The model's chat template, or the chosen one, and the tokens that end a turn in it.
+
+        Raises: UsageError if there is none, TokenizerError if it is malformed.
+        """
+        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice)
+        return template, lazy.turn_end_token_ids(self.tokenizer, template)
+
     def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, as the chat template writes them.
 
-        Raises: UsageError if there is no template; TokenizerError if the template refuses the conversation.
+        Raises: as `message_encoder` and what it returns.
         """
-        from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
-        from llmcli.tokenizer.chat_template import load_chat_template
-
-        template = load_chat_template(self.model.checkpoint.folder, self.tokenizer, template_choice)
         messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": message})
-        token_ids = encode_chat(self.tokenizer, template, messages)
-        if not token_ids:
-            raise TokenizerError(f"{template.origin} made nothing of the message; choose another with --chat-template")
-        return EncodedPrompt(
-            template.render(messages),
-            self._checked(token_ids),
-            at_start=True,
-            turn_end_token_ids=turn_end_token_ids(self.tokenizer, template),
-            stop_strings=template.stop_strings,
-        )
+        return self.message_encoder(template_choice)([*messages, {"role": "user", "content": message}])
+
+    def message_encoder(self, template_choice: str | None) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+        """What encodes conversations with the chat template, which is read once.
+
+        Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
+        """
+        template, ends = self.open_template(template_choice)
+
+        def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+            token_ids = lazy.encode_chat(self.tokenizer, template, messages)
+            if not token_ids:
+                raise TokenizerError(
+                    f"{template.origin} made nothing of the message; choose another with --chat-template"
+                )
+            return EncodedPrompt(
+                template.render(messages),
+                self._checked(token_ids),
+                at_start=True,
+                turn_end_token_ids=ends,
+                stop_strings=template.stop_strings,
+            )
+
+        return encode
 
     def _checked(self, token_ids: list[int]) -> tuple[int, ...]:
         if (largest := max(token_ids)) >= (vocab_size := self.model.config.vocab_size):
@@ -131,9 +148,7 @@ class Session:
     @cached_property
     def _generation_defaults(self) -> GenerationDefaults:
         """What generation_config.json asks for beside numbers."""
-        from llmcli.config.generation import read_generation_defaults
-
-        return read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
+        return lazy.read_generation_defaults(self._generation_config, self.eos_token_ids, self.model.config.vocab_size)
 
     def resolve_sampling(
         self,
@@ -146,11 +161,7 @@ class Session:
 
         Raises: UsageError for a bad value; CheckpointError for one in generation_config.json that no flag overrides.
         """
-        from llmcli.config.presets import load_preset
-        from llmcli.sampling.order import leave_out
-        from llmcli.sampling.params import GENERATION_CONFIG, resolve
-
-        preset = load_preset(preset_name) if preset_name is not None else None
+        preset = lazy.load_preset(preset_name) if preset_name is not None else None
         generation_config = self.model.checkpoint.generation_config
         sampling = resolve(numbers, preset.sampling if preset else {}, preset.name if preset else "", generation_config)
         others = {name: (text, GENERATION_CONFIG) for name, text in self._generation_defaults.shown.items()}
@@ -178,13 +189,18 @@ class Session:
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
         if the model's default is no positive number.
         """
+        limit = self.limit_new_tokens(requested, num_prompt_tokens, context)
+        if limit is None:
+            room = context - num_prompt_tokens
+            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
+        return limit
+
+    def limit_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
+        """As `resolve_max_new_tokens`, which also says it where the context comes before the default."""
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
             default = self._generation_config.positive_int("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-            if room >= default:
-                return default
-            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
-            return None
+            return default if room >= default else None
         new_tokens = 1 if requested is None else requested
         if new_tokens <= room:
             return new_tokens
@@ -202,11 +218,17 @@ class Session:
         )
 
     def load_runner(
-        self, options: RunnerOptions, context: int, num_samples: int = 1, timeline: Timeline | None = None
+        self,
+        options: RunnerOptions,
+        context: int,
+        num_rows: int | None = 1,
+        timeline: Timeline | None = None,
+        *,
+        host_rows: int = 1,
     ) -> tuple[Runner, float]:
         """Read the weights; return the runner and the seconds it took, the import of its library included.
 
-        A card gets a row for each of `num_samples`, as far as its memory and one batch allow.
+        `num_rows` and `host_rows` as for `device_choice.load_runner`.
         """
         start_time = time.perf_counter()
         if unused := self.model.tensors.unused:
@@ -214,8 +236,8 @@ class Session:
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
-        with terminal.progress(f"loading {self.name}") as on_progress:
-            runner = load_runner(self.model, options, context, num_samples, on_progress, timeline)
+        with progress(f"loading {self.name}") as on_progress:
+            runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
 
     def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
@@ -224,14 +246,11 @@ class Session:
         Raises: UsageError for a bias on a token that the model does not have, for a DRY breaker that no token
         contains, and as `Sampler`.
         """
-        from llmcli.sampling.order import DEFAULT_ORDER
-        from llmcli.sampling.sampler import Sampler
-
         vocab_size = self.model.config.vocab_size
         if unknown := [token_id for token_id in flags.logit_bias if token_id >= vocab_size]:
             raise UsageError(f"--logit-bias names token {unknown[0]}, but {self.name} has tokens 0 to {vocab_size - 1}")
         defaults = self._generation_defaults
-        return Sampler(
+        return lazy.Sampler(
             params,
             seed=seed,
             num_prompt_tokens=len(prompt.token_ids),
@@ -247,6 +266,16 @@ class Session:
 
     def _dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         """Tokens whose text contains what ends a phrase."""
+        if flags.dry_breakers not in self._known_breakers:
+            self._known_breakers[flags.dry_breakers] = self._find_dry_breakers(flags)
+        return self._known_breakers[flags.dry_breakers]
+
+    @cached_property
+    def _known_breakers(self) -> dict[tuple[str, ...] | None, frozenset[int]]:
+        """What looking at the whole vocabulary has found: a batch asks for every prompt."""
+        return {}
+
+    def _find_dry_breakers(self, flags: SamplerFlags) -> frozenset[int]:
         texts = DRY_BREAKERS if flags.dry_breakers is None else tuple(text.encode() for text in flags.dry_breakers)
         pieces = [self.tokenizer.token_bytes(token_id) for token_id in range(self.tokenizer.vocab_size)]
         for text in flags.dry_breakers or ():
@@ -256,22 +285,18 @@ class Session:
                 )
         return frozenset(token_id for token_id, piece in enumerate(pieces) if any(text in piece for text in texts))
 
-    def generation(
+    def request(
         self,
-        runner: Runner,
         prompt: EncodedPrompt,
         sampler: Sampler,
         *,
         samples: tuple[int, ...],
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
-        num_alternatives: int | None,
-    ) -> Generation:
-        """A generation ready to run."""
-        from llmcli.engine.generation import Generation
-        from llmcli.engine.request import Request
-
-        request = Request(
+        num_alternatives: int | None = None,
+    ) -> Request:
+        """What to generate, for the engine."""
+        return lazy.Request(
             prompt_token_ids=prompt.token_ids,
             sampler=sampler,
             samples=samples,
@@ -280,7 +305,10 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
         )
-        return Generation(runner, self.tokenizer, request)
+
+    def generation(self, runner: Runner, request: Request) -> Generation:
+        """A generation ready to run."""
+        return lazy.Generation(runner, self.tokenizer, request)
 
 
 def resolve_context(
@@ -305,16 +333,13 @@ def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
     """
     timeline = timeline or Timeline()
     with timeline.part(IMPORTS):
-        from llmcli.checkpoint.model import open_model
-        from llmcli.tokenizer.load import load_tokenizer
-
+        open_model, load_tokenizer = lazy.open_model, lazy.load_tokenizer
     with timeline.part("model's files"):
         folder = model_folder(name)
-        shown_name = name if name is not None and find_hub_id(name) else folder.resolve().name
         model = open_model(folder)
     with timeline.part("tokenizer"):
         tokenizer = load_tokenizer(folder)
-    return Session(model, tokenizer, shown_name)
+    return Session(model, tokenizer, shown_name(name, folder))
 
 
 def model_folder(name: str | None) -> Path:
@@ -333,6 +358,11 @@ def model_folder(name: str | None) -> Path:
     return fetch_model(name) if find_hub_id(name) else Path(name)
 
 
+def shown_name(name: str | None, folder: Path) -> str:
+    """What the user reads for a model: its hub id, or the name of its folder."""
+    return name if name is not None and find_hub_id(name) else folder.resolve().name
+
+
 def fetch_model(name: str, update: bool = False) -> Path:
     """The folder of a model on the hub, from the cache or downloaded into it with a progress bar.
 
@@ -340,8 +370,6 @@ def fetch_model(name: str, update: bool = False) -> Path:
 
     Raises: CheckpointError and its subclasses.
     """
-    from llmcli.checkpoint.hub import resolve_model
-
     with ExitStack() as stack:
         bar: OnProgress | None = None
 
@@ -349,7 +377,7 @@ def fetch_model(name: str, update: bool = False) -> Path:
             nonlocal bar
             if bar is None:  # the first call: only now is it known that there is something to download
                 terminal.info(f"downloading {name}: {decimal(total - done)} of {decimal(total)}")
-                bar = stack.enter_context(terminal.progress(f"downloading {name}"))
+                bar = stack.enter_context(progress(f"downloading {name}"))
             bar(done, total)
 
-        return resolve_model(name, on_progress=on_progress, update=update)
+        return lazy.resolve_model(name, on_progress=on_progress, update=update)

@@ -8,8 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TextIO
 
 from llmcli.errors import OutputError
@@ -17,7 +16,8 @@ from llmcli.errors import OutputError
 OnProgress = Callable[[int, int], None]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all of Unicode's but newline and tab
-_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")  # those that JSON does not escape
+# What JSON does not escape: control characters, and the other two of Unicode's line breaks, at which some tools cut.
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 
 
 class OutputClosedError(Exception):
@@ -41,8 +41,7 @@ class Terminal:
 
     def write_json(self, value: object) -> None:
         """One JSON value on one line of stdout."""
-        text = json.dumps(value, ensure_ascii=False)
-        self.write(_CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+        self.write(json_line(value))
 
     def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
@@ -68,28 +67,11 @@ class Terminal:
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
         _emit(sys.stderr, f"{dim}{visible(prompt)}{reset}", is_drawn=True)
 
-    @contextmanager
-    def progress(self, what: str, unit: str = "bytes") -> Iterator[OnProgress]:
-        """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing."""
-        if self.is_quiet or not sys.stderr.isatty():
-            yield lambda done, total: None
-            return
-        # rich costs a tenth of a second: only where there is something to draw.
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        done_column = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn(visible(what), markup=False), BarColumn(), done_column, TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+def json_line(value: object) -> str:
+    """A JSON value on one line, which ends in a line break."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def visible(text: str) -> str:

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-from llmcli.cli.deferred import decode_tokens, open_tokenizer
+from llmcli.cli import lazy
 from llmcli.cli.options import DebugOption, ModelOption
 from llmcli.cli.prompt import read_prompt
+from llmcli.cli.session import model_folder
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
+from llmcli.tokenizer.stream import decode as decode_text
 
 MAX_DIGITS = 20
 
@@ -37,13 +39,15 @@ def tokenize(
     llmcli tokenize --decode "1 9038 2501 263 931" -m path/to/model
     """
     content = read_prompt(text, file)
-    tokenizer = open_tokenizer(model)
+    tokenizer = lazy.load_tokenizer(model_folder(model))
     token_ids = _parse_ids(content, tokenizer.vocab_size) if decode else tokenizer.encode(content)
     pieces = [tokenizer.piece(token_id) for token_id in token_ids]
     if json_:
-        terminal.write_json({"token_ids": token_ids, "pieces": pieces, "text": decode_tokens(tokenizer, token_ids)})
+        terminal.write_json(
+            {"token_ids": token_ids, "pieces": pieces, "text": decode_text(tokenizer, token_ids, at_start=True)}
+        )
     elif decode:
-        terminal.write(f"{decode_tokens(tokenizer, token_ids)}\n")
+        terminal.write(f"{decode_text(tokenizer, token_ids, at_start=True)}\n")
     else:
         width = len(str(max(token_ids, default=0)))
         for token_id, piece in zip(token_ids, pieces, strict=True):

@@ -1,6 +1,8 @@
-"""Compiled kernels on disk: one file for each program and architecture, so that a warm start runs no compiler.
+"""Compiled kernels on disk, so that a warm start runs no compiler: for each program and architecture a `.cubin` as CuPy
+loads it, and a `.json` of the same name that says what is in it.
 
-The folder may be deleted at any time. What cannot be read or written is compiled again, never an error.
+The folder may be deleted at any time. What is damaged or half written is compiled again; what cannot be kept there lies
+in a temporary folder of this process, since CuPy loads files alone.
 """
 
 import hashlib
@@ -9,17 +11,28 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from llmcli.errors import KernelCompileError
 from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.sources import flatten
 from llmcli.resources import kernel_cache_folder
 
-_FORMAT = b"llmcli kernels 1\n"  # a new number when the file's layout changes
+_FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CachedKernels:
+    """Machine code of one program in the file `cubin`; `lowered` and `resources` by name expression."""
+
+    cubin: Path
+    lowered: dict[str, str]
+    resources: dict[str, KernelResources]
 
 
 class KernelCache:
@@ -34,67 +47,88 @@ class KernelCache:
         # Asked once, since looking a package up takes a millisecond and a model has twenty files.
         return environment.compiler_identity()
 
-    def get(self, stem: str, names: Sequence[str], arch: str) -> CompiledKernels:
+    def get(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
         """These name expressions of one `.cu` file, from disk or compiled now.
 
         Raises: KernelCompileError
         """
         return self.find(stem, names, arch) or self.compile(stem, names, arch)
 
-    def find(self, stem: str, names: Sequence[str], arch: str) -> CompiledKernels | None:
+    def find(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels | None:
         """The entry on disk, or None if there is none that is whole."""
-        path = self._path(flatten(stem, self._sources), stem, names, arch)
+        cubin = self._folder / self._name(flatten(stem, self._sources), stem, names, arch)
         try:
-            return _unpack(path.read_bytes())
+            return _read(cubin)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            _log.debug("kernel cache: %s is of no use (%s)", path, error)
+        except (OSError, ValueError, RecursionError) as error:
+            _log.debug("kernel cache: %s is of no use (%s)", cubin, error)
             return None
 
-    def compile(self, stem: str, names: Sequence[str], arch: str) -> CompiledKernels:
+    def compile(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
         """Compile now, and keep the result if the folder can be written.
 
         Raises: KernelCompileError
         """
         source = flatten(stem, self._sources)
         compiled = compiler.compile_kernels(source, stem, names, compiler.nearest_architecture(arch))
-        path = self._path(source, stem, names, arch)
+        name = self._name(source, stem, names, arch)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _write(path, _pack(compiled))
+            return _write(self._folder / name, compiled)
         except OSError as error:
-            _log.debug("kernel cache: %s cannot be written (%s)", path, error)
-        return compiled
+            _log.debug("kernel cache: %s cannot be written (%s)", self._folder / name, error)
+        try:
+            return _write(Path(self._temporary.name) / name, compiled)
+        except OSError as error:
+            folders = f"{self._folder} nor {tempfile.gettempdir()}"
+            raise KernelCompileError(
+                f"kernel {stem} can be kept neither in {folders}: {error.strerror}; make room, or set LLMCLI_HOME"
+            ) from error
 
-    def _path(self, source: str, stem: str, names: Sequence[str], arch: str) -> Path:
-        parts = (_FORMAT.decode(), source, arch, *compiler.OPTIONS, self._compiler, *names)
+    @cached_property
+    def _temporary(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="llmcli-kernels-")
+
+    def _name(self, source: str, stem: str, names: Sequence[str], arch: str) -> str:
+        parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, *names)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return self._folder / f"{stem}-{arch}-{key[:32]}.cubin"
+        return f"{stem}-{arch}-{key[:32]}.cubin"
 
 
-def _pack(compiled: CompiledKernels) -> bytes:
-    """Format line, SHA-256 of the rest, one line of JSON, machine code."""
-    header = {
-        "lowered": compiled.lowered,
-        "resources": {name: asdict(resources) for name, resources in compiled.resources.items()},
-    }
-    body = json.dumps(header).encode() + b"\n" + compiled.cubin
-    return _FORMAT + hashlib.sha256(body).digest() + body
+def _read(cubin: Path) -> CachedKernels:
+    """Raises: OSError; ValueError for files that are not whole, or not of one compilation."""
+    sidecar = json.loads(_sidecar(cubin).read_bytes())
+    try:
+        kernels, digest = sidecar["kernels"], sidecar["sha256"]
+        if digest == _digest(cubin.read_bytes(), kernels):
+            resources = {name: KernelResources(**counts) for name, counts in kernels["resources"].items()}
+            return CachedKernels(cubin, kernels["lowered"], resources)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("not a description of kernels") from error
+    raise ValueError("damaged")
 
 
-def _unpack(content: bytes) -> CompiledKernels:
-    start = len(_FORMAT) + hashlib.sha256().digest_size
-    digest, body = content[len(_FORMAT) : start], content[start:]
-    if not content.startswith(_FORMAT) or hashlib.sha256(body).digest() != digest:
-        raise ValueError("damaged")
-    line, _, cubin = body.partition(b"\n")
-    header = json.loads(line)
-    resources = {name: KernelResources(**counts) for name, counts in header["resources"].items()}
-    return CompiledKernels(cubin, header["lowered"], resources)
+def _write(cubin: Path, compiled: CompiledKernels) -> CachedKernels:
+    """The description comes last: without it, or beside another one's machine code, there is no entry."""
+    resources = {name: asdict(counts) for name, counts in compiled.resources.items()}
+    kernels = {"lowered": compiled.lowered, "resources": resources}
+    sidecar = {"kernels": kernels, "sha256": _digest(compiled.cubin, kernels)}
+    cubin.parent.mkdir(parents=True, exist_ok=True)
+    _replace(cubin, compiled.cubin)
+    _replace(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
+    return CachedKernels(cubin, compiled.lowered, compiled.resources)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _sidecar(cubin: Path) -> Path:
+    return cubin.with_suffix(".json")
+
+
+def _digest(cubin: bytes, kernels: Any) -> str:
+    """The SHA-256 of the machine code and of what is said about it."""
+    return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
     # A reader, or a second writer, sees the whole file or none.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:

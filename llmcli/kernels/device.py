@@ -8,33 +8,22 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.arguments import Array
-from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.cache import CachedKernels, KernelCache
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.compiler import CompiledKernels
-from llmcli.kernels.driver import BoundLaunch, LaunchDriver
-from llmcli.kernels.launches import Launch, addresses_of
+from llmcli.kernels.driver import LaunchDriver
+from llmcli.kernels.launches import Launch, addresses_of, check_launch
+from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
 from llmcli.kernels.replay import Replay, Starter
 from llmcli.kernels.spec import Cost
 from llmcli.resources import kernel_cache_folder
 
-_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
-
-
-@dataclass
-class _Kernel:
-    """One loaded function; its module is held so that it stays loaded."""
-
-    module: Any
-    function: int
-    max_dynamic_shared_bytes: int
 
 
 class Device:
@@ -52,7 +41,7 @@ class Device:
         self.arch = "sm_{}{}".format(*card.compute_capability)
         self.trace: list[tuple[str, str]] | None = None
         self._cache = cache
-        self._kernels: dict[tuple[str, str], _Kernel] = {}
+        self._kernels: dict[tuple[str, str], LoadedKernel] = {}
         self._started: list[tuple[Starter, Sequence[int]]] | None = None  # while something is recorded
         self._cupy = cupy
         with device_errors():
@@ -67,7 +56,7 @@ class Device:
             self.clock_hertz = 1e3 * attribute(runtime.cudaDevAttrClockRate, card.index)  # the highest
             self.l2_bytes = int(attribute(runtime.cudaDevAttrL2CacheSize, card.index))
             self.shared_bytes_per_block = int(attribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, card.index))
-        self._driver = LaunchDriver(self.shared_bytes_per_block)
+        self._driver = LaunchDriver()
 
     @classmethod
     def open(cls, index: int = 0) -> "Device":
@@ -118,14 +107,12 @@ class Device:
         for stem, names in missing.items():
             self._load(stem, names, found[stem] or self._cache.compile(stem, names, self.arch))
 
-    def _load(self, stem: str, names: Sequence[str], compiled: CompiledKernels) -> None:
+    def _load(self, stem: str, names: Sequence[str], cached: CachedKernels) -> None:
         with device_errors():
-            module = self._cupy.cuda.function.Module()
-            module.load(compiled.cubin)
+            module = self._cupy.RawModule(path=str(cached.cubin))
             for name in names:
-                function = int(module.get_function(compiled.lowered[name]).ptr)
-                limit = _DEFAULT_SHARED_LIMIT - compiled.resources[name].shared_bytes
-                self._kernels[stem, name] = _Kernel(module, function, limit)
+                raw = module.get_function(cached.lowered[name])
+                self._kernels[stem, name] = LoadedKernel(raw, cached.resources[name].shared_bytes)
 
     def launch(
         self,
@@ -173,16 +160,19 @@ class Device:
         finally:
             self._started = None
 
-    def _bind(self, launch: Launch) -> BoundLaunch:
-        stem, shared_bytes = launch.stem, launch.shared_bytes
-        kernel = self._kernels.get((stem, launch.name))
+    def _bind(self, launch: Launch) -> Starter:
+        check_launch(launch, self.shared_bytes_per_block)
+        kernel = self._kernels.get((launch.stem, launch.name))
         if kernel is None:
-            self.prepare(stem, [launch.name])
-            kernel = self._kernels[stem, launch.name]
-        if shared_bytes > kernel.max_dynamic_shared_bytes:
-            self._driver.allow_shared(stem, kernel.function, shared_bytes)
-            kernel.max_dynamic_shared_bytes = shared_bytes
-        return self._driver.bind(launch, kernel.function, self.stream.ptr, self._can_overlap)
+            self.prepare(launch.stem, [launch.name])
+            kernel = self._kernels[launch.stem, launch.name]
+        with device_errors():
+            kernel.allow_shared(launch.shared_bytes)
+        overlaps = launch.overlaps and self._can_overlap
+        # The one place that chooses: the driver for what CuPy lacks (driver.py says what), CuPy for all else.
+        if overlaps or self._started is not None:
+            return self._driver.bind(launch, kernel.function, self.stream.ptr, overlaps)
+        return RawLaunch(launch, kernel, self.stream)
 
     def synchronize(self) -> None:
         """Wait for everything launched so far.

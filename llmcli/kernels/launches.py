@@ -1,11 +1,18 @@
-"""A launch as a launcher describes it to a device."""
+"""A launch as a launcher describes it to a device, and what of it CUDA would misread."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from llmcli.kernels.arguments import Array
 from llmcli.kernels.spec import Cost
+
+_SCALARS = (np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64)
+_MAX_BLOCK = 1024
+POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,41 @@ def addresses_of(arguments: Sequence[Any]) -> list[int]:
         for one in arguments
         if is_address(one)
     ]
+
+
+def check_launch(launch: Launch, max_shared_bytes: int) -> None:
+    """Refuse sizes that CUDA answers with "invalid argument"; `max_shared_bytes` is the card's limit a block.
+
+    Raises: ValueError
+    """
+    stem, grid, block, shared_bytes = launch.stem, launch.grid, launch.block, launch.shared_bytes
+    if not 1 <= len(grid) <= 3 or min(grid) < 1:
+        raise ValueError(f"{stem}: grid {grid} is empty or not of 1 to 3 dimensions")
+    if not 1 <= block <= _MAX_BLOCK:
+        raise ValueError(f"{stem}: a block of {block} threads, 1 to {_MAX_BLOCK} are possible")
+    if not 0 <= shared_bytes <= max_shared_bytes:
+        raise ValueError(f"{stem}: {shared_bytes} bytes of shared memory a block, this card has {max_shared_bytes}")
+
+
+def bytes_of(launch: Launch) -> list[bytes | None]:
+    """Each argument as it lies in memory; None for an address, which comes with each start.
+
+    Raises: TypeError
+    """
+    return [_bytes_of(launch.stem, position, argument) for position, argument in enumerate(launch.arguments)]
+
+
+def _bytes_of(stem: str, position: int, argument: Any) -> bytes | None:
+    if isinstance(argument, _SCALARS):
+        return argument.tobytes()
+    if argument is None:
+        return bytes(POINTER_BYTES)
+    if isinstance(argument, ctypes.Structure):
+        return bytes(argument)
+    if is_address(argument):
+        return None
+    # A Python number has no size of its own, and CUDA would read whatever the kernel declares.
+    raise TypeError(
+        f"{stem}: argument {position} is {type(argument).__name__}; kernels take arrays on the card, NumPy scalars of "
+        "32 or 64 bits, ctypes structures, and None"
+    )

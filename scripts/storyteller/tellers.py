@@ -10,7 +10,6 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
-from llmcli.cli.chat_session.doors import open_template
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
@@ -39,7 +38,7 @@ class Voice:
     def __init__(self, folder: Path, preset: str) -> None:
         terminal.is_quiet = True
         self.session = open_session(str(folder))
-        self.template, self.turn_end_token_ids = open_template(self.session, None)
+        self.template, self.turn_end_token_ids = self.session.open_template(None)
         self.params = self.session.resolve_sampling({}, preset).params
         self.context = self.session.resolve_context(None)
         options = RunnerOptions(device="cpu", dtype="float32", num_threads=1)

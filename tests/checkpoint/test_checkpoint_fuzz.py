@@ -9,7 +9,8 @@ import safetensors
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, read_header
+from llmcli.checkpoint.safetensors_file import read_header
+from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
 from llmcli.errors import CheckpointError
 
 Summary = dict[str, tuple[str, list[int]]]

@@ -10,7 +10,9 @@ import safetensors
 import safetensors.torch
 import torch
 
-from llmcli.checkpoint.safetensors_file import MAX_HEADER_BYTES, printable, read_header
+from llmcli.checkpoint import safetensors_file
+from llmcli.checkpoint.safetensors_file import read_header
+from llmcli.checkpoint.safetensors_header import MAX_HEADER_BYTES, printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
 
 F32_ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -208,4 +210,90 @@ def test_names_from_the_file_cannot_break_the_line_or_the_terminal(tmp_path):
     hostile = "a\n\x1b[2Jerror: all is well" + "x" * 10_000
     message = refusal(write_raw(tmp_path, {hostile: F32_ENTRY | {"shape": [3]}}))
     assert r"'a\n\x1b[2J" in message
+    assert len(message) < 700
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b'{"a": %s, "a": %s}', "a is described 2 times"),
+        (b'{"a": ["F32", [2], [0, 8]]}', "describes tensor a by ['F32', [2], [0, 8]], expected an object"),
+        (
+            b'{"a": {"dtype": {"F32": null}, "shape": [2], "data_offsets": [0, 8]}}',
+            "a in {path} has dtype {'F32': None}",
+        ),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "x": {"y": [1]}}}', "describes tensor a by"),
+        (b'{"shape": ["F32", [2], [0, 8]]}', "describes tensor shape by"),
+        (b'{"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}', "a in {path} has dtype F4, expected one of"),
+    ],
+    ids=["twice", "list", "dtype", "key", "name", "half bytes"],
+)
+def test_what_the_library_lets_through_is_refused(tmp_path, header, message):
+    path = write_raw(tmp_path, header.replace(b"%s", json.dumps(F32_ENTRY).encode()))
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert len(file.keys()) == 1
+    assert message.replace("{path}", str(path)) in refusal(path)
+
+
+def test_tensors_named_as_the_keys_of_an_entry_are_read(tmp_path):
+    metadata = {"dtype": "a", "shape": "b", "data_offsets": "c"}
+    names = {"dtype": F32_ENTRY, "shape": EMPTY_F32_ENTRY, "data_offsets": EMPTY_F32_ENTRY, "__metadata__": metadata}
+    assert read_header(write_raw(tmp_path, names)).keys() == {"dtype", "shape", "data_offsets"}
+
+
+def test_tensors_are_in_the_order_of_their_bytes_and_empty_ones_in_that_of_their_names(tmp_path):
+    empty = {name: EMPTY_F32_ENTRY for name in "hdbgacfe"}  # of these the library's order varies
+    header = {"z": F32_ENTRY | {"data_offsets": [8, 16]}, "a0": F32_ENTRY} | empty
+    assert list(read_header(write_raw(tmp_path, header, bytes(16)))) == [*"abcdefgh", "a0", "z"]
+
+
+@pytest.mark.parametrize("change", ["longer", "another", "rewritten"])
+def test_file_that_changes_while_its_header_is_read_is_refused(tmp_path, monkeypatch, change):
+    path = write_raw(tmp_path, {"a": F32_ENTRY})
+    (tmp_path / "other").mkdir()
+    other = write_raw(tmp_path / "other", {"bb": F32_ENTRY})
+
+    def open_later(*arguments, **keywords):
+        if change == "longer":
+            with path.open("ab") as file:
+                file.write(b"..")
+        elif change == "another":
+            other.replace(path)
+        else:
+            path.write_bytes(path.read_bytes())
+            os.utime(path, ns=(1, 1))
+        return safetensors.safe_open(*arguments, **keywords)
+
+    monkeypatch.setattr(safetensors_file, "safe_open", open_later)
+    message = refusal(path)
+    assert "changed while it was read; wait until it is written" in message or change == "longer"
+
+
+def test_nothing_stays_open_or_mapped(tmp_path):
+    path = write_raw(tmp_path, {"a": F32_ENTRY})
+    (tmp_path / "other").mkdir()
+    damaged = write_raw(tmp_path / "other", {"a": F32_ENTRY}, b"1")
+    assert read_header(path)
+    refusal(damaged)
+    assert ".safetensors" not in Path("/proc/self/maps").read_text()
+    assert ".safetensors" not in str([os.readlink(one.path) for one in os.scandir("/proc/self/fd") if one.is_symlink()])
+
+
+def test_file_that_cannot_be_mapped_is_refused_in_words(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("No such device (os error 19)")  # as the library raises it: text alone
+
+    path = write_raw(tmp_path, {"a": F32_ENTRY})
+    monkeypatch.setattr(safetensors_file, "safe_open", fail)
+    assert refusal(path) == f"the safetensors library cannot read {path}: No such device (os error 19)"
+
+
+def test_refusal_without_a_fault_of_ours_is_the_librarys_own(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise safetensors.SafetensorError("odd\n\x1b" + "x" * 10_000)
+
+    path = write_raw(tmp_path, {"a": F32_ENTRY})
+    monkeypatch.setattr(safetensors_file, "safe_open", fail)
+    message = refusal(path)
+    assert message.startswith(f"the safetensors library cannot read {path}: odd\\n\\x1bxxx")
     assert len(message) < 700

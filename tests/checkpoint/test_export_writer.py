@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmcli.checkpoint.safetensors_file import ITEMSIZE_BYTES, read_header
+from llmcli.checkpoint.safetensors_file import read_header
+from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
 from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
+from llmcli.errors import CheckpointError
 
 
 @pytest.mark.parametrize("name_length", range(1, 9))
@@ -57,3 +59,20 @@ def test_a_disk_that_takes_only_a_part_is_asked_again(tmp_path: Path, monkeypatc
         monkeypatch.undo()
     with safe_open(path, "np") as file_:
         np.testing.assert_array_equal(file_.get_tensor("a"), np.arange(100))
+
+
+@pytest.mark.parametrize("damage", ["cut", "another name", "another header"])
+def test_what_the_library_does_not_read_as_written_is_not_finished(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "model.safetensors"
+    with SafetensorsWriter(path, [OutputTensor("a", "I32", (100,))]) as writer:
+        writer.write("a", np.arange(100, dtype=np.int32).data)
+        content = path.read_bytes()
+        if damage == "cut":
+            path.write_bytes(content[:-1])
+        elif damage == "another name":
+            path.write_bytes(content.replace(b'"a"', b'"b"'))
+        else:
+            path.write_bytes(content.replace(b"I32", b"I33"))
+        messages = {"cut": "is truncated", "another name": "does not hold the tensors", "another header": "dtype I33"}
+        with pytest.raises(CheckpointError, match=messages[damage]):
+            writer.finish()

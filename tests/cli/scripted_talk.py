@@ -34,8 +34,8 @@ Talk = Callable[..., tuple[Result, ScriptedEditor]]
 def open_talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     """Type lines; the streams stand in for a terminal as far as chat asks."""
     monkeypatch.setenv("LLMCLI_HOME", str(home))
-    monkeypatch.setattr(chat_module.ChatOptions, "is_interactive", property(lambda options: True))
-    monkeypatch.setattr(chat_module.ChatOptions, "__post_init__", lambda options: None)
+    monkeypatch.setattr(chat_module.ConversationOptions, "is_interactive", property(lambda options: True))
+    monkeypatch.setattr(chat_module, "refuse_without_terminal", lambda options, as_json: None)
 
     def call(*lines: Line, flags: Sequence[object] = ()) -> tuple[Result, ScriptedEditor]:
         editor = ScriptedEditor(lines)

@@ -155,10 +155,43 @@ def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pyt
     llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv exclude each other")
     llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
     llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 491")
-    llmcli("bench", model, "--rows", 9).expect_error(2, "'--rows': Input should be less than or equal to 8")
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
     result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
     result.expect_error(4, "Tiny at float32 with context 512 needs", "follows from --prompt, --depth and --tokens")
+
+
+@pytest.mark.parametrize("rows", ["0", "257", "1000000000000", "2.5", "two", "AUTO", "\N{SUPERSCRIPT TWO}", ""])
+@pytest.mark.parametrize("command", ["bench", "plan"])
+def test_rows_that_no_runner_has(llmcli: Llmcli, model: Path, command: str, rows: str) -> None:
+    result = llmcli(command, model, "--rows", rows)
+    result.expect_error(2, f"--rows is {rows!r}, expected a number from 1 to 256, or auto")
+
+
+def test_auto_rows_are_as_many_as_the_memory_of_a_card_has_room_for(llmcli: Llmcli) -> None:
+    def rows_of(*arguments: object) -> int:
+        facts = json.loads(llmcli("plan", "Llama-2-7B", *card, "--json", *arguments).stdout)
+        assert {item["num_rows"] for item in facts["decode"]} == {facts["num_rows"]}
+        return facts["num_rows"]
+
+    card = ("--memory", 24, "--bandwidth", 1008, "--context", 1024)
+    found = rows_of("--rows", "auto")
+    assert 8 < found < 256
+    assert rows_of("--rows", found) == found
+    llmcli("plan", "Llama-2-7B", *card, "--rows", found + 1).expect_error(4, "of the card's memory")
+    card = ("--memory", 1000, "--bandwidth", 1008, "--context", 128)
+    assert rows_of("--rows", "auto") == 256
+    assert rows_of() == 1
+
+
+def test_auto_rows_are_one_on_the_cpu(llmcli: Llmcli, model: Path) -> None:
+    assert json.loads(llmcli("plan", model, "--rows", "auto", "--json").stdout)["num_rows"] == 1
+    facts = json.loads(llmcli("bench", model, *QUICK, "--rows", "auto", "--json").stdout)
+    assert [item["num_rows"] for item in facts["decode"]] == [1]
+
+
+def test_more_rows_than_one_launch_takes(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("bench", model, *QUICK, "--rows", 9, "--json").stdout)
+    assert [item["num_rows"] for item in facts["decode"]] == [9]
 
 
 def test_bench_on_a_full_or_forbidden_disk(llmcli: Llmcli, shape: str) -> None:

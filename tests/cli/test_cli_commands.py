@@ -1,11 +1,17 @@
 """The table of commands says what the commands themselves say."""
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 import typer
 
+from llmcli import cli
 from llmcli.cli.commands import COMMANDS, Command, load_command
+
+MAX_PARAMETERS = 8
+MAX_LINES = 60
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -15,6 +21,17 @@ def test_the_summary_is_the_first_sentence_of_the_help(command: Command) -> None
     assert text is not None
     assert text.startswith(command.summary)
     assert command.summary.endswith(".")
+
+
+@pytest.mark.parametrize("path", sorted(Path(cli.__path__[0]).glob("*.py")), ids=lambda path: path.stem)
+def test_no_command_takes_or_does_too_much(path: Path) -> None:
+    """Options come in groups, and what a command does is cut into steps with names."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            num_parameters = len(node.args.args) + len(node.args.kwonlyargs)
+            assert num_parameters <= MAX_PARAMETERS, f"{node.name} takes {num_parameters}"
+            num_lines = (node.end_lineno or 0) - node.lineno + 1
+            assert num_lines <= MAX_LINES, f"{node.name} has {num_lines} lines"
 
 
 def test_help_lists_every_command(llmcli) -> None:

@@ -23,6 +23,7 @@ def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from llmcli.cli.main import run; run(['--help']); run(['generate', '--help'])\n"
         "heavy = {'torch', 'cupy', 'numpy', 'tokenizers', 'sentencepiece', 'transformers', 'huggingface_hub'}\n"
+        "heavy |= {'safetensors'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )

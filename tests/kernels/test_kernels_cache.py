@@ -1,13 +1,15 @@
 """The kernel cache: a warm start compiles nothing, and no state of the folder is an error."""
 
+import gc
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from llmcli.errors import KernelCompileError
 from llmcli.kernels import cache, compiler, environment
-from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.cache import CachedKernels, KernelCache
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 
 NAMES = ("scale<float>", "scale<short>")
@@ -66,32 +68,46 @@ def test_each_input_of_a_compilation_makes_another_entry(
         patch.setattr(compiler, "OPTIONS", ("--std=c++20",))
         assert kernels.find("scale", NAMES, "sm_90") is None
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "_FORMAT", b"llmcli kernels 0\n")
+        patch.setattr(cache, "_FORMAT", "llmcli kernels 0")
         assert kernels.find("scale", NAMES, "sm_90") is None
     (sources / "common" / "part.cuh").write_text("int other;\n")
     assert kernels.find("scale", NAMES, "sm_90") is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a folder"])
-def test_a_damaged_entry_is_compiled_again(
-    tmp_path: Path, sources: Path, compilations: Compilations, damage: str
+@pytest.mark.parametrize("suffix", [".cubin", ".json"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "absent", "another's", "a folder"])
+def test_a_damaged_pair_is_compiled_again(
+    tmp_path: Path, sources: Path, compilations: Compilations, suffix: str, damage: str
 ) -> None:
     kernels = KernelCache(tmp_path / "cache", sources)
-    kernels.get("scale", NAMES, "sm_90")
-    (path,) = (tmp_path / "cache").iterdir()
+    path = kernels.get("scale", NAMES, "sm_90").cubin.with_suffix(suffix)
+    other = KernelCache(tmp_path / "other", sources).get("scale", NAMES, "sm_90").cubin.with_suffix(suffix)
     content = path.read_bytes()
-    if damage == "a folder":
+    if damage in ("absent", "a folder"):
         path.unlink()
-        path.mkdir()
+        if damage == "a folder":
+            path.mkdir()
     else:
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        path.write_bytes({"cut": content[:-1], "flipped": flipped, "empty": b""}[damage])
+        damaged = {"cut": content[:-1], "flipped": flipped, "empty": b"", "another's": other.read_bytes()}
+        path.write_bytes(damaged[damage])
     assert kernels.find("scale", NAMES, "sm_90") is None
     again = kernels.get("scale", NAMES, "sm_90")
-    assert again.resources[NAMES[0]].registers == 2
+    assert again.resources[NAMES[0]].registers == 3
     if damage != "a folder":
         assert kernels.find("scale", NAMES, "sm_90") == again
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{}", b'{"kernels": 1, "sha256": 2}', b"\xff", b"[" * 100_000, b"9" * 5000]
+)
+def test_a_description_of_another_form_is_no_entry(
+    tmp_path: Path, sources: Path, compilations: Compilations, content: bytes
+) -> None:
+    kernels = KernelCache(tmp_path / "cache", sources)
+    kernels.get("scale", NAMES, "sm_90").cubin.with_suffix(".json").write_bytes(content)
+    assert kernels.find("scale", NAMES, "sm_90") is None
 
 
 @pytest.mark.parametrize("obstacle", ["read-only", "a file"])
@@ -104,14 +120,23 @@ def test_without_a_folder_nothing_is_kept_and_nothing_fails(
     else:
         folder.mkdir()
 
-        def refuse(*_: object, **__: object) -> None:
-            raise PermissionError("read-only")  # permissions do not stop root
+        make = cache.tempfile.mkstemp
+
+        def refuse(dir: Path, **keywords: str) -> tuple[int, str]:  # noqa: A002
+            if dir == folder:
+                raise PermissionError("read-only")  # permissions do not stop root
+            return make(dir=dir, **keywords)
 
         monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
     kernels = KernelCache(folder, sources)
     for calls in (1, 2):
-        assert kernels.get("scale", NAMES, "sm_90").cubin
+        cubin = kernels.get("scale", NAMES, "sm_90").cubin
         assert len(compilations.calls) == calls
+        assert cubin.parent != folder
+        assert len(cubin.read_bytes()) == 1001  # CuPy loads it from there
+    del kernels
+    gc.collect()
+    assert not cubin.parent.exists()
 
 
 def test_a_failed_write_leaves_nothing_behind(
@@ -121,12 +146,28 @@ def test_a_failed_write_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)
-    assert KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90").cubin
+    with pytest.raises(
+        KernelCompileError, match="kernel scale can be kept neither in .*: No space left on device; make"
+    ):
+        KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_writers_at_once_leave_one_whole_entry(tmp_path: Path, sources: Path, compilations: Compilations) -> None:
+def test_the_description_is_written_last(
+    tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, written = os.replace, []
+    monkeypatch.setattr(cache.os, "replace", lambda old, new: (written.append(new.suffix), replace(old, new)))
+    KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
+    assert written == [".cubin", ".json"]
+
+
+def test_writers_at_once_leave_one_whole_entry(
+    tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threading.Barrier(8)
+    same = compilations("", "scale", NAMES, "sm_90")  # the compiler makes the same of the same
+    monkeypatch.setattr(compiler, "compile_kernels", lambda *_: same)
 
     def write() -> None:
         start.wait()
@@ -134,7 +175,7 @@ def test_writers_at_once_leave_one_whole_entry(tmp_path: Path, sources: Path, co
             KernelCache(tmp_path / "cache", sources).compile("scale", NAMES, "sm_90")
             found.append(KernelCache(tmp_path / "cache", sources).find("scale", NAMES, "sm_90"))
 
-    found: list[CompiledKernels | None] = []
+    found: list[CachedKernels | None] = []
     writers = [threading.Thread(target=write) for _ in range(8)]
     for writer in writers:
         writer.start()
@@ -142,7 +183,7 @@ def test_writers_at_once_leave_one_whole_entry(tmp_path: Path, sources: Path, co
         writer.join()
     assert len(found) == 160
     assert None not in found
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_warm_start_loads_no_compiler(
@@ -165,5 +206,6 @@ def test_real_machine_code_survives(tmp_path: Path, sources: Path) -> None:
     (sources / "scale.cu").write_text("template <typename T>\n__global__ void scale(T* x) { *x *= 2; }\n")
     kernels = KernelCache(tmp_path / "cache", sources)
     compiled = kernels.get("scale", NAMES, "sm_80")
-    assert compiled.cubin.startswith(b"\x7fELF")
+    assert compiled.cubin.read_bytes().startswith(b"\x7fELF")
+    assert kernels.compile("scale", NAMES, "sm_80") == compiled
     assert kernels.find("scale", NAMES, "sm_80") == compiled

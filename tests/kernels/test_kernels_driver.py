@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.driver import LaunchDriver
-from llmcli.kernels.launches import Launch, addresses_of
+from llmcli.kernels.launches import Launch, addresses_of, check_launch
 
 KINDS = (ctypes.c_int32, ctypes.c_float, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -44,7 +44,6 @@ class FakeLibrary:
     def __init__(self, status: int = 0) -> None:
         self.status = status
         self.launches: list[SimpleNamespace] = []
-        self.attributes: list[tuple[int | None, int, int]] = []
 
     def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:  # noqa: N802
         assert len(config) == ctypes.sizeof(LaunchConfig)
@@ -67,19 +66,16 @@ class FakeLibrary:
         )
         return self.status
 
-    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
-        self.attributes.append((function.value, attribute, value))
-        return self.status
-
     def cuGetErrorString(self, status: int, text: Any) -> int:  # noqa: N802
         ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"invalid argument" if status == 1 else None
         return 0
 
 
-def launch(driver: LaunchDriver, can_overlap: bool = True, **changes: Any) -> None:
+def launch(driver: LaunchDriver, **changes: Any) -> None:
     values: dict[str, Any] = {"grid": (3, 2), "block": 128, "arguments": ()}
     described = Launch("kernel", "kernel<1>", **(values | changes))
-    bound = driver.bind(described, 0x7000_0000_1234, 0x1000, can_overlap)
+    check_launch(described, max_shared_bytes=1000)
+    bound = driver.bind(described, 0x7000_0000_1234, 0x1000, described.overlaps)
     bound.start(addresses_of(described.arguments))
 
 
@@ -87,7 +83,7 @@ def test_every_argument_arrives_in_its_c_type() -> None:
     library = FakeLibrary()
     array = SimpleNamespace(data=SimpleNamespace(ptr=0x7F00_1234_5678))
     arguments = (np.int32(-7), np.float32(0.1), np.uint64(2**64 - 1), np.float64(0.1), array, None)
-    launch(LaunchDriver(1000, library), arguments=arguments, shared_bytes=512)
+    launch(LaunchDriver(library), arguments=arguments, shared_bytes=512)
     (seen,) = library.launches
     assert seen.values == [-7, float(np.float32(0.1)), 2**64 - 1, 0.1, 0x7F00_1234_5678, None]
     assert (seen.grid, seen.block, seen.shared_bytes) == ((3, 2, 1), (128, 1, 1), 512)
@@ -98,17 +94,16 @@ def test_every_argument_arrives_in_its_c_type() -> None:
 @pytest.mark.parametrize(("grid", "whole"), [((5,), (5, 1, 1)), ((5, 4), (5, 4, 1)), ((5, 4, 3), (5, 4, 3))])
 def test_absent_dimensions_are_one(grid: tuple[int, ...], whole: tuple[int, int, int]) -> None:
     library = FakeLibrary()
-    launch(LaunchDriver(0, library), grid=grid)
+    launch(LaunchDriver(library), grid=grid)
     assert library.launches[0].grid == whole
 
 
 def test_overlapping_is_an_attribute_of_the_launch() -> None:
     library = FakeLibrary()
-    driver = LaunchDriver(0, library)
+    driver = LaunchDriver(library)
     launch(driver, overlaps=True)
     launch(driver, overlaps=False)
-    launch(driver, can_overlap=False, overlaps=True)
-    assert [seen.attributes for seen in library.launches] == [[(6, 1)], [], []]
+    assert [seen.attributes for seen in library.launches] == [[(6, 1)], []]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_overlapping_is_an_attribute_of_the_launch() -> None:
 def test_what_has_no_certain_size_is_refused(argument: Any) -> None:
     library = FakeLibrary()
     with pytest.raises(TypeError, match=f"kernel: argument 2 is {type(argument).__name__}"):
-        launch(LaunchDriver(0, library), arguments=(None, np.int32(0), argument))
+        launch(LaunchDriver(library), arguments=(None, np.int32(0), argument))
     assert library.launches == []
 
 
@@ -138,23 +133,12 @@ def test_what_has_no_certain_size_is_refused(argument: Any) -> None:
 def test_impossible_sizes_are_refused_before_the_driver_sees_them(changes: dict[str, Any], message: str) -> None:
     library = FakeLibrary()
     with pytest.raises(ValueError, match=message):
-        launch(LaunchDriver(1000, library), **changes)
+        launch(LaunchDriver(library), **changes)
     assert library.launches == []
 
 
 def test_the_drivers_refusal_is_one_line() -> None:
     with pytest.raises(DeviceError, match=r"^kernel kernel did not start: invalid argument \(CUDA error 1\)$"):
-        launch(LaunchDriver(0, FakeLibrary(1)))
+        launch(LaunchDriver(FakeLibrary(1)))
     with pytest.raises(DeviceError, match=r"unknown \(CUDA error 98765\)$"):
-        launch(LaunchDriver(0, FakeLibrary(98765)))
-    with pytest.raises(DeviceError, match=r"cannot have 99 bytes of shared memory a block: invalid argument"):
-        LaunchDriver(99, FakeLibrary(1)).allow_shared("kernel", 1, 99)
-
-
-def test_shared_memory_is_asked_for_by_function() -> None:
-    library = FakeLibrary()
-    driver = LaunchDriver(100_000, library)
-    driver.allow_shared("kernel", 0x7000_0000_1234, 100_000)
-    with pytest.raises(ValueError, match="100001 bytes of shared memory a block, this card has 100000"):
-        driver.allow_shared("kernel", 0x7000_0000_1234, 100_001)
-    assert library.attributes == [(0x7000_0000_1234, 8, 100_000)]
+        launch(LaunchDriver(FakeLibrary(98765)))

@@ -29,25 +29,26 @@ __global__ void noise(const Word* bits, double* exact, float* estimate, double* 
 BLOCK = 256
 
 
-def run(device, name, count, arguments):
+def run(device, folder, name, count, arguments):
     header = (kernels_folder() / "common" / "philox.cuh").read_text().replace("#pragma once", "")
     compiled = compile_kernels(header + SOURCE, "test_sample_philox", [name], device.arch)
-    module = cupy.cuda.function.Module()
-    module.load(compiled.cubin)
+    path = folder / f"{name}.cubin"
+    path.write_bytes(compiled.cubin)
+    module = cupy.RawModule(path=str(path))
     module.get_function(compiled.lowered[name])((count // BLOCK,), (BLOCK,), arguments, stream=device.stream)
     device.synchronize()
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("purpose", [0, 1])
-def test_words_are_the_hosts(device, purpose):
+def test_words_are_the_hosts(device, tmp_path, purpose):
     rng = np.random.default_rng(1)
     count = 64 * BLOCK
     seeds = rng.integers(0, 2**64, count, np.uint64)
     numbers = rng.integers(0, 2**32, (count, 4), np.uint32)
     numbers[: count // 2] %= 1000
     bits = cupy.zeros(count, cupy.uint64)
-    run(device, "words", count, (cupy.asarray(seeds), cupy.asarray(numbers), np.uint32(purpose), bits))
+    run(device, tmp_path, "words", count, (cupy.asarray(seeds), cupy.asarray(numbers), np.uint32(purpose), bits))
     found = to_host(bits)
     for i in range(0, count, 7):
         sample_index, position, token_id, _ = (int(number) for number in numbers[i])
@@ -55,7 +56,7 @@ def test_words_are_the_hosts(device, purpose):
 
 
 @pytest.mark.cuda
-def test_noise_is_the_hosts_and_the_estimate_near_it(device):
+def test_noise_is_the_hosts_and_the_estimate_near_it(device, tmp_path):
     rng = np.random.default_rng(2)
     count = 4096 * BLOCK
     bits = rng.integers(0, 2**64, count, np.uint64)
@@ -65,7 +66,7 @@ def test_noise_is_the_hosts_and_the_estimate_near_it(device):
     bits[count // 4 : count // 2] = ~(bits[count // 4 : count // 2] >> magnitudes[count // 4 :])
     bits[:4] = [0, 1, 2**64 - 1, 2**63]
     exact, estimate, uniforms = (cupy.zeros(count, dtype) for dtype in (cupy.float64, cupy.float32, cupy.float64))
-    run(device, "noise", count, (cupy.asarray(bits), exact, estimate, uniforms))
+    run(device, tmp_path, "noise", count, (cupy.asarray(bits), exact, estimate, uniforms))
     expected = gumbel_from_bits(bits)
     np.testing.assert_allclose(to_host(exact), expected, rtol=1e-14, atol=1e-15)
     error = np.abs(to_host(estimate) - expected)
@@ -76,13 +77,13 @@ def test_noise_is_the_hosts_and_the_estimate_near_it(device):
 
 
 @pytest.mark.cuda
-def test_the_coin_of_xtc_is_the_hosts(device):
+def test_the_coin_of_xtc_is_the_hosts(device, tmp_path):
     count = BLOCK
     numbers = np.zeros((count, 4), np.uint32)
     numbers[:, 0] = 3
     numbers[:, 1] = np.arange(count)
     seeds = np.full(count, 0x0123456789ABCDEF, np.uint64)
     bits, uniforms = cupy.zeros(count, cupy.uint64), cupy.zeros(count)
-    run(device, "words", count, (cupy.asarray(seeds), cupy.asarray(numbers), np.uint32(1), bits))
-    run(device, "noise", count, (bits, cupy.zeros(count), cupy.zeros(count, cupy.float32), uniforms))
+    run(device, tmp_path, "words", count, (cupy.asarray(seeds), cupy.asarray(numbers), np.uint32(1), bits))
+    run(device, tmp_path, "noise", count, (bits, cupy.zeros(count), cupy.zeros(count, cupy.float32), uniforms))
     np.testing.assert_array_equal(to_host(uniforms), uniform(0x0123456789ABCDEF, 3, np.arange(count)))

@@ -1,11 +1,15 @@
 """The rooms and who may import whom, as docs/architecture.md tabulates them; no cycles, no oversized file."""
 
 import ast
+import functools
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from llmcli.cli import lazy
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
@@ -28,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.quantization": set(),
     "llmcli.tokenizer": {"llmcli.config"},
     "llmcli.sampling": set(),
-    "llmcli.runners": set(),
+    "llmcli.runners": {"llmcli.runners.base", "llmcli.config", "llmcli.sampling"},
     "llmcli.runners.base": {"llmcli.config", "llmcli.sampling"},
     "llmcli.runners.interrupts": set(),
     "llmcli.runners.pages": {"llmcli.runners.base"},
@@ -40,6 +44,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
     },
     "llmcli.runners.torch": {
+        "llmcli.runners",
         "llmcli.runners.base",
         "llmcli.runners.stepping",
         "llmcli.checkpoint",
@@ -48,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
     },
     "llmcli.runners.cuda": {
+        "llmcli.runners",
         "llmcli.runners.base",
         "llmcli.runners.stepping",
         "llmcli.runners.interrupts",
@@ -75,7 +81,15 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
         "llmcli.config",
     },
+    "llmcli.batch": {
+        "llmcli.measure",
+        "llmcli.engine",
+        "llmcli.runners.base",
+        "llmcli.tokenizer",
+        "llmcli.sampling",
+    },
     "llmcli.cli": {
+        "llmcli.batch",
         "llmcli.measure",
         "llmcli.engine",
         "llmcli.runners.base",
@@ -99,27 +113,28 @@ COMMON = {
     "llmcli.resources",
     "llmcli.timeline",
 }
-EXCLUSIVE = {"torch": {"llmcli.runners.torch"}, "cupy": {"llmcli.kernels", "llmcli.runners.cuda"}}
-FORBIDDEN = {"transformers", "safetensors"}  # at run time; the tests use them
+EXCLUSIVE = {
+    "torch": {"llmcli.runners.torch"},
+    "cupy": {"llmcli.kernels", "llmcli.runners.cuda"},
+    "safetensors": {"llmcli.checkpoint"},
+}
+FORBIDDEN = {"transformers"}  # at run time; the tests use it
 
-# Sessions, the choice of device, targets and the deferred doors load what a command needs, chat's doors the engine and
-# what a terminal needs, the terminal a bar where there is one; a folder needs one of two tokenizer libraries; CuPy
-# waits until a card is seen; huggingface_hub until its environment has been checked.
+# A Ctrl-C is met from the first import on; a folder needs one of two tokenizer libraries; CuPy waits until a card is
+# seen; huggingface_hub until its environment has been checked. The command line imports late by name, in LAZY.
 LATE_IMPORTS = {
     "llmcli.__main__",
     "llmcli.checkpoint.hub_library",
-    "llmcli.cli.chat_session.doors",
-    "llmcli.cli.deferred",
-    "llmcli.cli.device_choice",
-    "llmcli.cli.session",
-    "llmcli.cli.targets",
-    "llmcli.cli.terminal",
     "llmcli.kernels.device",
     "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }
 
 
+LAZY = "llmcli.cli.lazy"
+
+
+@functools.cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -169,11 +184,46 @@ def test_no_cycles() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(modules()))
-def test_function_level_imports_only_where_a_session_is_wired(module: str) -> None:
+def test_function_level_imports_only_where_they_have_a_reason(module: str) -> None:
     path = modules()[module]
     late = sorted(set(imports(path)) - set(imports(path, top_level_only=True)) - type_checking_imports(path))
     if late and module not in LATE_IMPORTS:
         pytest.fail(f"{module} imports {', '.join(late)} inside a function")
+
+
+@pytest.mark.parametrize("module", sorted(module for module in modules() if module.startswith("llmcli.cli")))
+def test_the_command_line_imports_late_in_one_module(module: str) -> None:
+    """Beside it the table of commands imports the command that was called."""
+    if module not in (LAZY, "llmcli.cli.commands"):
+        text = modules()[module].read_text(encoding="utf-8")
+        assert not re.search(r"import_module|__import__|importlib", text), module
+        assert not re.search(rf"from {re.escape(LAZY)} import", text), f"{module} would import early"
+
+
+def test_lazy_names_are_what_mypy_takes_them_for() -> None:
+    """The imports under TYPE_CHECKING and the table that is looked up at run time say the same."""
+    tree = ast.parse(modules()[LAZY].read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        alias.asname or alias.name: f"{child.module}:{alias.name}"
+        for child in block.body
+        if isinstance(child, ast.ImportFrom)
+        for alias in child.names
+    }
+    assert declared == lazy.PLACES
+    assert list(lazy.PLACES) == sorted(lazy.PLACES)
+
+
+def test_lazy_names_are_there_and_are_used() -> None:
+    used = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmcli" / "cli").rglob("*.py"))
+    for name, place in lazy.PLACES.items():
+        module, attribute = place.split(":")
+        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+        names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
+        assert attribute in names, place
+        assert re.search(rf"\blazy\.{name}\b", used), f"nobody uses {name}"
 
 
 def type_checking_imports(path: Path) -> set[str]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from prompt_toolkit.styles import Style
 
 from llmcli.cli.chat_session.keeping import make_chat_folder
 from llmcli.cli.chat_session.message import is_open_block
-from llmcli.cli.chat_session.outcome import Command
 from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.reading import SmallFile
@@ -29,9 +28,12 @@ HISTORY = SmallFile("a history of what was typed", 64 * 1024**2, UsageError, "re
 
 
 class LineEditor:
-    """Reads messages and commands from a terminal. It draws on stderr: stdout is for the answers."""
+    """Reads messages and commands from a terminal. It draws on stderr: stdout is for the answers.
 
-    def __init__(self, commands: Sequence[Command], history_path: Path):
+    `commands` are names without the slash, and what they do.
+    """
+
+    def __init__(self, commands: Mapping[str, str], history_path: Path):
         self._session: PromptSession[str] = PromptSession(
             history=_open_history(history_path),
             completer=_CommandCompleter(commands),
@@ -60,15 +62,15 @@ class LineEditor:
 class _CommandCompleter(Completer):
     """Completes the name of a command, and says what it does."""
 
-    def __init__(self, commands: Sequence[Command]):
+    def __init__(self, commands: Mapping[str, str]):
         self._commands = commands
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """The commands that begin with what was typed."""
         text = document.text_before_cursor
-        for command in self._commands:
-            if text.startswith("/") and f"/{command.name}".startswith(text):
-                yield Completion(f"/{command.name}", -len(text), display_meta=command.help)
+        for name, summary in self._commands.items():
+            if text.startswith("/") and f"/{name}".startswith(text):
+                yield Completion(f"/{name}", -len(text), display_meta=summary)
 
 
 def _bindings() -> KeyBindings:

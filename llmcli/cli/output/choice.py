@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
 from llmcli.cli.output.html import PAGE, HtmlOutput
@@ -26,14 +30,46 @@ class OutputOptions:
     Raises: UsageError for flags that exclude each other, or a page that cannot be written.
     """
 
-    json: bool
-    jsonl: bool
-    logprobs: int | None
-    color: str | None
-    why: bool
-    html: Path | None
-    stats: str | None
-    force: bool
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+    ] = False
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="One JSON object a token, as they come.", rich_help_panel=OUTPUT_PANEL)
+    ] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="K",
+            help="With --json or --jsonl: log-probability of each token and of the K likeliest.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
+    color: Annotated[
+        str | None,
+        typer.Option(metavar="prob", help="Tint each token by its probability: prob.", rich_help_panel=OUTPUT_PANEL),
+    ] = None
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="For each token, what each sampler step removed.", rich_help_panel=OUTPUT_PANEL),
+    ] = False
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an older page of --html.", rich_help_panel=OUTPUT_PANEL)
+    ] = False
+    stats: Annotated[
+        str | None,
+        typer.Option(
+            "--stats",
+            metavar="[start]",
+            help="Times, rates and settings, on stderr; start: where the time to the first token went.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""

@@ -43,12 +43,7 @@ class JsonOutput:
             terminal.write_json({**samples[0], **common})
 
     def _sample_json(self, item: Finished) -> dict[str, Any]:
-        values = {
-            "text": item.text,
-            "token_ids": list(item.token_ids),
-            "finish_reason": item.finish_reason,
-            "timings": _timings_json(item.timings, self._facts.load_seconds),
-        }
+        values = sample_json(item, self._facts.load_seconds)
         return values if self._logprobs is None else {**values, "logprobs": self._logprobs[item.sample]}
 
 
@@ -88,6 +83,16 @@ class JsonLinesOutput:
         """Write where the time to the first token went, for whoever asked; everything else has been written."""
         if self._facts.timeline is not None:
             terminal.write_json({"type": "start", **(start_json(self._facts.timeline) or {})})
+
+
+def sample_json(item: Finished, load_seconds: float) -> dict[str, Any]:
+    """What there is to say about one text."""
+    return {
+        "text": item.text,
+        "token_ids": list(item.token_ids),
+        "finish_reason": item.finish_reason,
+        "timings": _timings_json(item.timings, load_seconds),
+    }
 
 
 def _logprobs_json(inspection: Inspection) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The card that is started ahead: the right one, in a thread, and no word where that fails."""
+"""The card whose context is made early: the right one, in a thread, and no word where that fails."""
 
 import sys
 import threading
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmcli.kernels import ahead
-from llmcli.kernels.ahead import start_card
+from llmcli.kernels import warm_context
+from llmcli.kernels.warm_context import start_card
 from llmcli.timeline import Timeline
 
 
@@ -34,11 +34,11 @@ class Driver:
 def has_cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("cuda"):
         return
-    monkeypatch.setattr(ahead.importlib.util, "find_spec", lambda name: object() if name == "cupy" else None)
+    monkeypatch.setattr(warm_context.importlib.util, "find_spec", lambda name: object() if name == "cupy" else None)
 
 
 def start(monkeypatch: pytest.MonkeyPatch, driver: Driver, index: int) -> Timeline:
-    monkeypatch.setattr(ahead.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(warm_context.ctypes, "CDLL", lambda name: driver)
     timeline = Timeline()
     thread = start_card(index, timeline)
     assert thread is not None
@@ -63,19 +63,19 @@ def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(ahead.ctypes, "CDLL", absent)
+    monkeypatch.setattr(warm_context.ctypes, "CDLL", absent)
     thread = start_card(0, Timeline())
     assert thread is not None
     thread.join()
 
 
 def test_without_cupy_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(warm_context.importlib.util, "find_spec", lambda name: None)
     assert start_card(0, Timeline()) is None
 
 
 @pytest.mark.cuda
-def test_a_card_that_was_started_ahead_can_be_opened() -> None:
+def test_a_card_that_was_started_early_can_be_opened() -> None:
     from llmcli.kernels.device import Device
 
     thread = start_card(0, Timeline())

@@ -1,0 +1,134 @@
+"""What comes in: one prompt a line, as an object of ours, as OpenAI's batch form, or as plain text.
+
+Refuses a key that it does not know or that is there twice, by name; a null counts as a key that is not there. Finds
+every problem of the file.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcli.batch.lines import LineReader
+from llmcli.batch.openai import is_openai, parse_openai
+from llmcli.batch.values import (
+    Line,
+    LineId,
+    integer_of,
+    messages_of,
+    refuse_unknown,
+    seed_of,
+    shown,
+    stop_of,
+    text_of,
+)
+from llmcli.errors import UsageError
+from llmcli.reading import parse_json
+from llmcli.sampling.params import SPECS, check_param
+
+KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *SPECS)
+NUM_SHOWN_PROBLEMS = 10
+
+
+@dataclass
+class Problems:
+    """What is wrong with a file: all of it is counted, and the first ten are kept for the user."""
+
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, name: str, number: int, problem: object) -> None:
+        """Note a problem of one line."""
+        self.count += 1
+        if len(self.first) < NUM_SHOWN_PROBLEMS:
+            self.first.append(f"{name} line {number}: {problem}")
+
+
+def read_input(
+    reader: LineReader, model_names: tuple[str, ...], problems: Problems, *, is_text: bool
+) -> Iterator[Line]:
+    """The prompts of a file. A line that is none is noted in `problems` and left out; an empty one is left out.
+
+    `model_names` are the names that a line in OpenAI's form may call the model.
+    Raises: UsageError for a file that cannot be read to its end.
+    """
+    numbers: dict[LineId, int] = {}
+    for number, content in reader:
+        try:
+            line = parse_line(content, number, model_names, is_text=is_text)
+            if line is None:
+                continue
+            first = numbers.setdefault(line.id, number)
+            if first != number:
+                raise UsageError(f"the id {shown(line.id)} is that of line {first} too; give each line its own")
+        except UsageError as error:
+            problems.add(reader.name, number, error)
+            continue
+        yield line
+
+
+def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *, is_text: bool = False) -> Line | None:
+    """One line without its line end; None for an empty one.
+
+    Raises: UsageError that names the key and what is expected.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"not UTF-8 text: byte {content[error.start]:#04x} at {error.start}") from error
+    if is_text:
+        return Line(number, number, prompt=text) if text else None
+    if not text.strip(" \t\r"):
+        return None
+    try:
+        value = parse_json(text, _object)
+    except ValueError as error:
+        raise UsageError(f"not valid JSON: {error}{_text_hint(text)}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f'{shown(value)} is not an object, expected one such as {{"prompt": "Once upon a time"}}')
+    if is_openai(value):
+        return parse_openai(value, number, model_names)
+    refuse_unknown(value, KEYS)
+    return _native({key: item for key, item in value.items() if item is not None}, number)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise UsageError(f"the key {shown(key)} is there twice; give it once")
+        values[key] = value
+    return values
+
+
+def _native(values: dict[str, Any], number: int) -> Line:
+    if ("prompt" in values) == ("messages" in values):
+        both = "both" if "prompt" in values else "neither"
+        raise UsageError(f"{both} of prompt and messages, expected one of them")
+    return Line(
+        number,
+        _id_of(values.get("id", number)),
+        prompt=text_of("prompt", values["prompt"]) if "prompt" in values else None,
+        messages=messages_of("messages", values["messages"]) if "messages" in values else None,
+        seed=seed_of("seed", values["seed"]) if "seed" in values else None,
+        max_new_tokens=integer_of("max_new_tokens", values["max_new_tokens"], 1)
+        if "max_new_tokens" in values
+        else None,
+        stop=stop_of("stop", values["stop"]) if "stop" in values else (),
+        sampling={name: check_param(name, values[name]) for name in SPECS if name in values},
+    )
+
+
+def _id_of(value: Any) -> LineId:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, str) and not is_number:
+        raise UsageError(f"id is {shown(value)}, expected a text or a number")
+    return value  # type: ignore[no-any-return]
+
+
+def _text_hint(text: str) -> str:
+    """How to go on where a line is plainly not meant as JSON."""
+    return (
+        "" if text.lstrip()[:1] in ("{", "[", '"') else f"; for one prompt a line ({json.dumps(text[:20])}) add --text"
+    )

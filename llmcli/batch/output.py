@@ -1,0 +1,214 @@
+"""What goes out: a file of JSON Lines that grows by whole lines, and what is found in it when a run goes on.
+
+A line is one write. A kill leaves whole lines and at most one that is torn, which is found and cut off. Results that
+failed are taken out when a run goes on, so that they are tried again.
+"""
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmcli.batch.lines import LineReader
+from llmcli.batch.values import LineId, shown
+from llmcli.errors import OutputError, UsageError
+from llmcli.reading import parse_json
+
+_SECONDS_BETWEEN_SYNCS = 1.0
+_COPIED_BYTES = 2**20
+_REMEDY = "name another output"
+
+
+@dataclass
+class Written:
+    """What an output holds: the place of each result, those that failed, and the bytes of a torn last line.
+
+    Units: (offset, length) and `torn` in bytes
+    """
+
+    places: dict[LineId, tuple[int, int]] = field(default_factory=dict)
+    failed: set[LineId] = field(default_factory=set)
+    end: int = 0
+    torn: int = 0
+
+    @property
+    def done(self) -> Collection[LineId]:
+        """The ids of results that stay."""
+        return self.places.keys() - self.failed
+
+
+def holds_something(path: Path) -> bool:
+    """Whether an output exists and is not empty.
+
+    Raises: UsageError for what is not a regular file, or cannot be looked at.
+    """
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: {path.parent} is not a folder") from None
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{str(path)!r} cannot be written: {reason}; {_REMEDY}") from error
+    if not stat.S_ISREG(info.st_mode):
+        raise UsageError(f"{path} is not a regular file; name one, or `-` for standard output")
+    return info.st_size > 0
+
+
+def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
+    """What an output holds; `known` are the ids of the input, each with its line.
+
+    Raises: UsageError for a line that no run of this input has written, with its place.
+    """
+    written = Written()
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for number, content in LineReader(file, str(path)):
+                end = file.tell()
+                file.seek(end - 1)
+                is_whole = file.read(1) == b"\n"
+                found = _result(content) if is_whole else None
+                if found is None:
+                    if end < size:
+                        raise UsageError(f"{path} line {number} is not a result of llmcli batch; {_REMEDY}")
+                    break
+                line_id, has_failed = found
+                if line_id not in known:
+                    raise UsageError(f"{path} line {number} has the id {shown(line_id)}, which is not in the input")
+                if line_id in written.places:
+                    raise UsageError(f"{path} line {number} has the id {shown(line_id)} a second time; {_REMEDY}")
+                written.places[line_id] = (written.end, end - written.end)
+                if has_failed:
+                    written.failed.add(line_id)
+                written.end = end
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    written.torn = size - written.end
+    return written
+
+
+def _result(content: bytes) -> tuple[LineId, bool] | None:
+    """The id of a result and whether it failed; None for what is not a result."""
+    try:
+        value = parse_json(content)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    line_id = value.get("custom_id", value.get("id"))
+    if not isinstance(line_id, str | int | float) or isinstance(line_id, bool):
+        return None
+    return line_id, value.get("error") is not None
+
+
+class Journal:
+    """An output file that is open for more lines. `written` is what `read_output` found in it.
+
+    Cuts off a torn line, and takes out results that failed. Raises: OutputError, from every method.
+    """
+
+    def __init__(self, path: Path, written: Written):
+        self._path = path
+        self._places = {line_id: written.places[line_id] for line_id in written.places if line_id not in written.failed}
+        with _as_output_error(path):
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._end = written.end
+            if written.torn:
+                os.ftruncate(self._file, self._end)
+            if written.failed:
+                self._rewrite(list(self._places))
+        self._sync_time = time.monotonic()
+
+    def append(self, line_id: LineId, line: str) -> None:
+        """Add a line, which ends in a line break. If that fails or is interrupted, the file is as before."""
+        content = line.encode(errors="replace")
+        with _as_output_error(self._path):
+            try:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            except BaseException:
+                os.ftruncate(self._file, self._end)
+                raise
+            self._places[line_id] = (self._end, len(content))
+            self._end += len(content)
+            if time.monotonic() - self._sync_time >= _SECONDS_BETWEEN_SYNCS:
+                os.fsync(self._file)
+                self._sync_time = time.monotonic()
+
+    def sort(self, ids: Collection[LineId]) -> None:
+        """Bring the lines into the order of `ids`, if they are not."""
+        order = [line_id for line_id in ids if line_id in self._places]
+        offsets = [self._places[line_id][0] for line_id in order]
+        if offsets != sorted(offsets):
+            with _as_output_error(self._path):
+                self._rewrite(order)
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        with _as_output_error(self._path):
+            os.fsync(self._file)
+            os.close(self._file)
+
+    def _rewrite(self, ids: list[LineId]) -> None:
+        """Replace the file by one with these lines. A kill at any moment leaves the old file or the new one."""
+        mode = stat.S_IMODE(os.fstat(self._file).st_mode)
+        descriptor, temporary = tempfile.mkstemp(prefix=".llmcli-", dir=self._path.parent)
+        try:
+            places = {}
+            with os.fdopen(descriptor, "wb") as target, self._path.open("rb") as source:
+                for line_id in ids:
+                    offset, length = self._places[line_id]
+                    source.seek(offset)
+                    places[line_id] = (target.tell(), length)
+                    while length:
+                        length -= target.write(source.read(min(length, _COPIED_BYTES)))
+                end = target.tell()
+                os.fchmod(target.fileno(), mode)
+                target.flush()
+                os.fsync(target.fileno())
+            os.replace(temporary, self._path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        os.close(self._file)
+        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND)
+        self._places, self._end = places, end
+
+
+class InOrder:
+    """Holds back what is early: passes lines on in the order of `ids`."""
+
+    def __init__(self, ids: Iterator[LineId], write: Callable[[LineId, str], None]):
+        self._ids = ids
+        self._write = write
+        self._early: dict[LineId, str] = {}
+        self._next = next(ids, None)
+
+    def put(self, line_id: LineId, line: str) -> None:
+        """Take a line; write it, and those that waited for it, if its turn has come."""
+        self._early[line_id] = line
+        while self._next is not None and self._next in self._early:
+            self._write(self._next, self._early.pop(self._next))
+            self._next = next(self._ids, None)
+
+    def flush(self) -> None:
+        """Write what is held back, though lines before it are missing: the run ends here."""
+        while self._early and self._next is not None:
+            if self._next in self._early:
+                self._write(self._next, self._early.pop(self._next))
+            self._next = next(self._ids, None)
+
+
+@contextmanager
+def _as_output_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,77 @@
+"""What a batch will take, for `--check`, and what it took, for `--stats`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmcli.batch.estimate import estimate_seconds
+from llmcli.batch.run import Progress, Usage
+from llmcli.cli import lazy
+from llmcli.cli.batch_job import Job
+from llmcli.cli.targets import open_target
+from llmcli.cli.terminal import terminal
+
+if TYPE_CHECKING:
+    from llmcli.measure.subject import TargetPlan
+
+
+def show_check(job: Job) -> None:
+    """Counts, memory and time of what is still to be run, on standard output.
+
+    Raises: InsufficientMemoryError if the model does not fit.
+    """
+    run = job.prompts.run
+    lengths = [len(task.token_ids) for task in job.tasks]
+    longest = max(job.tasks, key=lambda task: len(task.token_ids))
+    sizes = [(len(task.token_ids), task.max_new_tokens or run.context - len(task.token_ids)) for task in job.todo]
+    planned = _plan(job)
+    memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
+    seconds = estimate_seconds(predictor, sizes, num_rows)
+    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
+    duration = "not known" if seconds is None else f"about {_duration(seconds)}"
+    facts = {
+        "prompts": f"{len(lengths)}" + (f", {len(sizes)} of them to run" if len(sizes) < len(lengths) else ""),
+        "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",
+        "new tokens": f"at most {sum(new for _, new in sizes)}",
+        "memory": f"{_size(memory.total_bytes)} needed, {_size(memory.available_bytes)} free",
+        "time": f"{duration}: an estimate, if every text gets as long as it may, in {rows}",
+    }
+    terminal.write("".join(f"{name:<15}{text}\n" for name, text in facts.items()))
+
+
+def _plan(job: Job) -> TargetPlan:
+    """The memory and the speed of the rows that the run will have."""
+    run = job.prompts.run
+    subject = lazy.Subject(run.session.name, run.session.model, None)
+    target = open_target(run.devices, subject)
+    # On a card more rows than have room for a full context share the memory; those that have are what is planned.
+    most = job.most_rows if run.devices.card is None else None
+    planned = target.plan(subject, context=run.context, num_rows=most)
+    limit = job.most_rows or max(len(job.todo), 1)
+    return planned if planned.num_rows <= limit else target.plan(subject, context=run.context, num_rows=limit)
+
+
+def show_stats(progress: Progress, usage: Usage, load_seconds: float, run_seconds: float) -> None:
+    """What the run took, on stderr."""
+    mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
+    facts = {
+        "prompts": f"{progress.num_finished} finished, {progress.num_failed} failed",
+        "load": f"{load_seconds:.2f} s",
+        "run": f"{run_seconds:.2f} s",
+        "new tokens": f"{progress.num_tokens}, {progress.num_tokens / run_seconds:.1f} tokens/s",
+        "prompt tokens": f"{usage.prompt_tokens_computed} computed, {usage.prompt_tokens_shared} shared",
+        "rows in use": f"{mean_rows:.1f} of {usage.num_rows} on average",
+        "preemptions": f"{usage.preemptions}",
+    }
+    for name, text in facts.items():
+        terminal.info(f"{name:<15}{text}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"

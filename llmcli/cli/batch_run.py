@@ -1,0 +1,135 @@
+"""Runs a batch whose input is checked: loads the model, writes each result as it comes, and says how it ended."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from llmcli.batch.output import InOrder, Journal
+from llmcli.batch.record import Record, refuse_other_settings, save_record
+from llmcli.batch.run import Progress, run_batch
+from llmcli.batch.values import LineId
+from llmcli.cli import lazy
+from llmcli.cli.batch_job import Job
+from llmcli.cli.batch_prompts import Task
+from llmcli.cli.batch_report import show_stats
+from llmcli.cli.output.batch import result_json
+from llmcli.cli.progress import progress as draw_progress
+from llmcli.cli.terminal import json_line, terminal
+from llmcli.engine.events import Failed, Finished
+from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
+
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+def run_job(job: Job) -> None:
+    """Run what is still to be run.
+
+    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C
+    """
+    if job.output is not None and not job.todo:
+        with _Sink(job) as sink:
+            sink.finish()
+        terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
+        return
+    run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
+    loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
+    _settle_record(job, loaded.runner.description)
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer)
+    terminal.info(f"{num_prompts} prompts, {scheduler.usage.num_rows} side by side")
+    progress = Progress()
+    start_time = time.perf_counter()
+    with _Sink(job) as sink:
+
+        def take(task: Task, event: Finished | Failed) -> None:
+            seed = run.seed if task.line.seed is None else task.line.seed
+            value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
+            sink.put(task.line.id, json_line(value))
+
+        def rate() -> str:
+            return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
+
+        last_drawing = 0.0
+        try:
+            with draw_progress(run.session.name, unit="prompts", note=rate) as on_progress:
+
+                def on_step() -> None:
+                    nonlocal last_drawing
+                    if time.monotonic() - last_drawing >= _SECONDS_BETWEEN_DRAWINGS:
+                        last_drawing = time.monotonic()
+                        on_progress(progress.num_finished + progress.num_failed, num_prompts)
+
+                run_batch(
+                    scheduler, job.todo, lambda task: job.prompts.request_of(task, run.seed), take, progress, on_step
+                )
+            sink.finish()
+        except KeyboardInterrupt:
+            ended = progress.num_finished + progress.num_failed
+            remedy = "" if job.output is None else "; run the same command again to go on"
+            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts ended{remedy}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    if options.stats is not None:
+        show_stats(progress, scheduler.usage, loaded.load_seconds, time.perf_counter() - start_time)
+    if progress.num_failed:
+        where = "the output" if job.output is None else str(job.output)
+        again = "" if job.output is None else "; run the same command again to try them again"
+        raise FailedLinesError(
+            f"{progress.num_failed} of {num_prompts} prompts failed; their lines in {where} say why{again}"
+        )
+
+
+def _settle_record(job: Job, runner: str) -> None:
+    """Write down the settings before the first line, or check that the device is that of the lines there are.
+
+    Raises: UsageError for another device, OutputError.
+    """
+    record = job.record
+    if job.output is None:
+        return
+    if record.runner:
+        refuse_other_settings(job.output, {"device": record.runner}, {"device": runner})
+    else:
+        save_record(job.output, Record(record.settings, record.seed, runner))
+
+
+class _Sink:
+    """Where lines go: the output's file or standard output, each as it comes or in the order of the input.
+
+    What is held back at the end is written even then when the run ends early.
+    """
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._journal = None if job.output is None else Journal(job.output, job.written)
+        is_ordered = job.prompts.options.ordered
+        self._in_order = InOrder((task.line.id for task in job.todo), self._write) if is_ordered else None
+
+    def put(self, line_id: LineId, line: str) -> None:
+        """Take the line of a prompt."""
+        if self._in_order is None:
+            self._write(line_id, line)
+        else:
+            self._in_order.put(line_id, line)
+
+    def finish(self) -> None:
+        """All prompts have a line: bring those of several runs into order, if it is asked for."""
+        if self._journal is not None and self._in_order is not None:
+            self._journal.sort([task.line.id for task in self._job.tasks])
+
+    def __enter__(self) -> _Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._in_order is not None:
+                self._in_order.flush()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+
+    def _write(self, line_id: LineId, line: str) -> None:
+        if self._journal is None:
+            terminal.write(line)
+        else:
+            self._journal.append(line_id, line)

@@ -1,0 +1,21 @@
+"""Shows how far a long piece of work is, where somebody may be watching."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from llmcli.cli import lazy
+from llmcli.cli.terminal import OnProgress, terminal
+
+
+@contextmanager
+def progress(what: str, unit: str = "bytes", note: Callable[[], str] = str) -> Iterator[OnProgress]:
+    """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing.
+
+    `note` gives a text that stands at the end of the bar.
+    """
+    if terminal.is_quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with lazy.draw_bar(what, unit, note) as on_progress:
+        yield on_progress

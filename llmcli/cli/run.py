@@ -1,0 +1,163 @@
+"""The wiring of a run, for every command that generates: what the flags say, the model that is opened, its runner.
+
+request = check_run(...)      # usage errors, before anything slow; the card begins to start
+run = open_run(request, ...)  # files, tokenizer, sampling
+runner = run.load(...)        # weights
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmcli.cli import lazy
+from llmcli.cli.device_choice import RunnerOptions, start_device
+from llmcli.cli.options import Numbers, RunOptions, SamplerOptions
+from llmcli.cli.output.base import RunFacts
+from llmcli.cli.prompt import checked_stop_strings
+from llmcli.cli.sampler_flags import SamplerFlags, parse_sampler_flags
+from llmcli.cli.session import EncodedPrompt, Session, open_session
+from llmcli.cli.terminal import terminal
+from llmcli.resources import STORYTELLER
+from llmcli.timeline import Timeline
+
+if TYPE_CHECKING:
+    from llmcli.measure.energy import EnergyMeter
+    from llmcli.runners.base import Runner
+    from llmcli.sampling.params import ResolvedSampling
+    from llmcli.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the flags say of a run, checked as far as that needs no model."""
+
+    devices: RunnerOptions
+    numbers: Numbers
+    preset: str | None
+    flags: SamplerFlags
+    stop_strings: tuple[str, ...]
+    seed: int | None
+    context: int | None
+
+
+def check_run(
+    options: RunOptions,
+    numbers: Numbers,
+    sampler: SamplerOptions,
+    stop: Sequence[str] | None,
+    *,
+    ignore_eos: bool = False,
+    timeline: Timeline | None = None,
+) -> RunRequest:
+    """Check the flags; a card begins to start meanwhile.
+
+    Raises: UsageError for what no model could make right, DeviceError for a card that cannot be used.
+    """
+    timeline = timeline or Timeline()
+    flags = parse_sampler_flags(sampler.logit_bias, sampler.sampler_order, sampler.dry_breaker, ignore_eos=ignore_eos)
+    stop_strings = checked_stop_strings(stop)
+    start_device(options.devices.device, timeline)
+    with timeline.part("driver and CuPy"):
+        devices = options.devices.checked()
+    return RunRequest(devices, numbers, sampler.preset, flags, stop_strings, sampler.seed, options.context)
+
+
+@dataclass(frozen=True)
+class LoadedRunner:
+    """A model that is ready to run, and the seconds that loading took."""
+
+    runner: Runner
+    load_seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model whose files are checked, and how it is to run; `name` is the model as the command line names it."""
+
+    name: str | None
+    session: Session
+    devices: RunnerOptions
+    sampling: ResolvedSampling
+    flags: SamplerFlags
+    stop_strings: tuple[str, ...]
+    seed: int
+    context: int
+
+    @property
+    def model(self) -> str:
+        """The model's name in files and JSON."""
+        return STORYTELLER if self.name is None else self.name
+
+    def sampler(self, prompt: EncodedPrompt) -> Sampler:
+        """The sampler of an answer to `prompt`. Raises: as `Session.sampler`."""
+        return self.session.sampler(self.sampling.params, self.seed, prompt, self.flags)
+
+    def load(self, num_rows: int | None = 1, timeline: Timeline | None = None, *, host_rows: int = 1) -> LoadedRunner:
+        """Read the weights, and say what runs; `num_rows` and `host_rows` as for `device_choice.load_runner`.
+
+        Raises: LLMCliError and its subclasses.
+        """
+        runner, load_seconds = self.session.load_runner(
+            self.devices, self.context, num_rows, timeline, host_rows=host_rows
+        )
+        what = f"{self.session.name}: {runner.description}{self.devices.note}"
+        terminal.info(f"{what}, context {self.context}, seed {self.seed}")
+        return LoadedRunner(runner, load_seconds)
+
+    def facts(
+        self,
+        loaded: LoadedRunner,
+        text: str,
+        prompt: EncodedPrompt,
+        samples: tuple[int, ...],
+        stats: str | None,
+        timeline: Timeline,
+    ) -> RunFacts:
+        """What the forms of output need to know; `stats` is the value of --stats."""
+        return RunFacts(
+            model=self.model,
+            name=self.session.name,
+            prompt=text,
+            prompt_token_ids=prompt.token_ids,
+            sampling=self.sampling,
+            seed=self.seed,
+            samples=samples,
+            load_seconds=loaded.load_seconds,
+            cache_type=loaded.runner.cache_type,
+            tokenizer=self.session.tokenizer,
+            timeline=timeline if stats == "start" else None,
+            meter=_open_energy_meter(self.devices.card) if stats == "run" else None,
+        )
+
+
+def open_run(request: RunRequest, name: str | None, timeline: Timeline | None = None) -> Run:
+    """Check the model's files, load its tokenizer and resolve everything that the flags leave open.
+
+    Raises: CheckpointError and its subclasses, UsageError.
+    """
+    session = open_session(name, timeline)
+    sampling = session.resolve_sampling(request.numbers, request.preset, request.flags, request.stop_strings)
+    stop_strings = session.resolve_stop_strings(request.stop_strings)
+    session.say_what_is_not_applied()
+    return Run(
+        name=name,
+        session=session,
+        devices=request.devices,
+        sampling=sampling,
+        flags=request.flags,
+        stop_strings=stop_strings,
+        seed=secrets.randbits(32) if request.seed is None else request.seed,
+        context=session.resolve_context(request.context),
+    )
+
+
+def _open_energy_meter(card: int | None) -> EnergyMeter | None:
+    """The energy meter of a card that is loaded and has nothing to do yet, whose power it notes; None without one."""
+    meter = lazy.open_meter(card)
+    if isinstance(meter, str):
+        return None
+    meter.sample_idle()
+    return meter

@@ -1,0 +1,130 @@
+"""What `plan` and `bench` are about: a model or a shape, the device it could run on, and what is known of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.shapes import num_parameters
+from llmcli.errors import InsufficientMemoryError
+from llmcli.measure.bench import Bench, BenchOptions, BenchReport
+from llmcli.measure.energy import EnergyMeter
+from llmcli.measure.plan import MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
+from llmcli.runners.base import Runner
+
+OnProgress = Callable[[int, int], None]  # done so far, all
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its files, or a shape in the format `form`, whose files do not exist."""
+
+    name: str
+    model: Model
+    form: str | None
+
+    @property
+    def full_name(self) -> str:
+        """The name with a shape's format."""
+        return self.name if self.form is None else f"{self.name} {self.form}"
+
+
+@dataclass(frozen=True)
+class TargetPlan:
+    """A subject on a target: its memory, what predicts its speed, its rows, and how its weights are stored."""
+
+    memory: MemoryUse
+    predictor: Predictor
+    num_rows: int
+    precision: str
+
+
+class Target(Protocol):
+    """A device that a model could run on, and the bandwidth of its memory in bytes a second."""
+
+    description: str
+    read_bytes: float
+
+    def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
+        """Plan the memory; `num_rows` None is as many rows as it has room for.
+
+        Raises: InsufficientMemoryError if it does not fit.
+        """
+
+
+def plan_subject(
+    subject: Subject, target: Target, *, context: int, num_rows: int | None, lengths: Sequence[int]
+) -> Plan:
+    """Everything that `llmcli plan` says, for prompts and depths of `lengths` tokens as far as the context allows.
+
+    Raises: InsufficientMemoryError for a context that does not fit
+    """
+    planned = target.plan(subject, context=context, num_rows=num_rows)
+    within = depths_within(context, lengths)
+    return Plan(
+        model=subject.full_name,
+        precision=planned.precision,
+        num_parameters=num_parameters(subject.model),
+        device=target.description,
+        context=context,
+        num_rows=planned.num_rows,
+        memory=planned.memory,
+        read_bytes_per_second=target.read_bytes,
+        decode=tuple(predict_decode(planned.predictor, length, planned.num_rows) for length in within),
+        prompts=tuple(predict_prompt(planned.predictor, length) for length in within),
+    )
+
+
+def plan_bench(subject: Subject, target: Target, *, context: int, num_rows: int | None) -> TargetPlan:
+    """The plan of what `bench` loads, before gigabytes are written.
+
+    Raises: InsufficientMemoryError if it does not fit
+    """
+    try:
+        return target.plan(subject, context=context, num_rows=num_rows)
+    except InsufficientMemoryError as error:
+        raise InsufficientMemoryError(f"{error} (the context follows from --prompt, --depth and --tokens)") from error
+
+
+def measure_subject(
+    subject: Subject,
+    target: Target,
+    planned: TargetPlan,
+    runner: Runner,
+    load_seconds: float,
+    options: BenchOptions,
+    meter: EnergyMeter | str,
+    on_progress: OnProgress,
+) -> BenchReport:
+    """Everything that `llmcli bench` says. `meter` is the energy meter, or why there is none.
+
+    Raises: DeviceError if what is timed is not what `generate` does
+    """
+    energy_problem = meter if isinstance(meter, str) else None
+    bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
+    total = 1 + len(options.prompts) + len(options.depths)
+    num_checked_tokens = bench.check_tokens()
+    on_progress(1, total)
+    prompts, decode = [], []
+    for length in options.prompts:
+        prompts.append(bench.measure_prompt(length))
+        on_progress(1 + len(prompts), total)
+    for depth in options.depths:
+        decode.append(bench.measure_decode(depth))
+        on_progress(1 + len(prompts) + len(decode), total)
+    return BenchReport(
+        model=subject.full_name,
+        precision=planned.precision,
+        device=runner.description,
+        cache_type=runner.cache_type,
+        context=runner.limits.max_seq_len,
+        read_bytes_per_second=target.read_bytes,
+        load_seconds=load_seconds,
+        num_checked_tokens=num_checked_tokens,
+        idle_watts=bench.idle_watts,
+        energy_problem=energy_problem,
+        prompts=tuple(prompts),
+        decode=tuple(decode),
+    )

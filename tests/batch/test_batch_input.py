@@ -1,0 +1,213 @@
+"""The parser of lines: what each key becomes, and what is refused by name."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmcli.batch.input import KEYS, Problems, parse_line, read_input
+from llmcli.batch.lines import LineReader
+from llmcli.batch.values import Line
+from llmcli.errors import UsageError
+from llmcli.sampling.params import SPECS
+
+
+def parse(value: Any, number: int = 1) -> Line | None:
+    return parse_line(json.dumps(value).encode(), number)
+
+
+def test_every_key_is_taken() -> None:
+    values = {
+        "prompt": "Grüße\0\x1b\u2028",
+        "id": "a",
+        "seed": 2**64 - 1,
+        "max_new_tokens": 3,
+        "stop": ["x", "y"],
+        **{name: spec.default for name, spec in SPECS.items()},
+    }
+    assert {*values, "messages"} == set(KEYS)
+    sampling = {name: spec.default for name, spec in SPECS.items()}
+    assert parse(values) == Line(1, "a", "Grüße\0\x1b\u2028", None, 2**64 - 1, 3, ("x", "y"), sampling)
+
+
+def test_what_is_not_given_is_left_to_the_run() -> None:
+    assert parse({"prompt": ""}, 7) == Line(7, 7, "")
+    assert parse({"prompt": "a", **dict.fromkeys(set(KEYS) - {"prompt"})}, 7) == Line(7, 7, "a")
+
+
+def test_messages() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": ""}]
+    line = parse({"messages": messages, "stop": "x"})
+    assert line is not None
+    assert (line.prompt, line.stop) == (None, ("x",))
+    assert list(line.messages or ()) == messages
+
+
+@pytest.mark.parametrize("line_id", ["", "ü", 0, -1, 1.5, 10**20])
+def test_ids(line_id: Any) -> None:
+    line = parse({"prompt": "a", "id": line_id})
+    assert line is not None
+    assert line.id == line_id
+
+
+@pytest.mark.parametrize("content", [b"", b"  ", b"\t", b" \r"])
+def test_an_empty_line_is_skipped(content: bytes) -> None:
+    assert parse_line(content, 1) is None
+
+
+def test_text_is_taken_as_it_stands() -> None:
+    assert parse_line(b' {"prompt": 1} ', 3, is_text=True) == Line(3, 3, ' {"prompt": 1} ')
+    assert parse_line(b" ", 3, is_text=True) == Line(3, 3, " ")
+    assert parse_line(b"", 3, is_text=True) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"prompt": "a", "temprature": 1}, "unknown key 'temprature', expected prompt, messages, id, seed"),
+        ({"prompt": "a", "temprature": None}, "unknown key 'temprature'"),
+        ({}, "neither of prompt and messages, expected one of them"),
+        ({"prompt": None}, "neither of prompt and messages"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "both of prompt and messages"),
+        ({"prompt": 5}, "prompt is 5, expected a text"),
+        ({"prompt": ["a"]}, r"prompt is \['a'\], expected a text"),
+        ({"prompt": "a", "id": True}, "id is True, expected a text or a number"),
+        ({"prompt": "a", "id": []}, r"id is \[\], expected a text or a number"),
+        ({"prompt": "a", "id": float("inf")}, "id is inf, expected"),
+        ({"prompt": "a", "id": float("nan")}, "id is nan, expected"),
+        ({"prompt": "a", "seed": -1}, "seed is -1, expected an integer >= 0 and <= 18446744073709551615"),
+        ({"prompt": "a", "seed": 2**64}, "seed is 18446744073709551616, expected"),
+        ({"prompt": "a", "seed": 1.0}, "seed is 1.0, expected an integer"),
+        ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens is 0, expected an integer >= 1"),
+        ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens is True, expected"),
+        ({"prompt": "a", "stop": []}, r"stop is \[\], expected a text or a list of texts, none of them empty"),
+        ({"prompt": "a", "stop": ""}, "stop is '', expected"),
+        ({"prompt": "a", "stop": ["a", ""]}, "stop is .*, expected"),
+        ({"prompt": "a", "stop": [1]}, r"stop is \[1\], expected"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1, expected a number >= 0"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a number >= 0"),
+        ({"prompt": "a", "top_k": 1.5}, "top_k is 1.5, expected an integer >= 0"),
+        ({"messages": "Hi"}, "messages is 'Hi', expected a list such as"),
+        ({"messages": []}, r"messages is \[\], expected a list such as"),
+        ({"messages": ["Hi"]}, r"messages\[0\] is 'Hi', expected an object with role and content"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content is None, expected a text"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, r"unknown key 'messages\[0\].name', expected"),
+        ("Once", "'Once' is not an object, expected one such as"),
+        ([], r"\[\] is not an object"),
+    ],
+)
+def test_refusals_name_the_key_and_what_is_expected(value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        parse(value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a"', "^not valid JSON: "),
+        (b"Once upon a time", '^not valid JSON: .*; for one prompt a line \\("Once upon a time"\\) add --text$'),
+        (b'{"prompt": "\\ud800"}', "^not valid JSON: .*surrogates not allowed"),
+        (b'{"prompt": ' + b"[" * 100_000, "^not valid JSON: nested more than 64 levels deep"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "^not valid JSON: an integer has more than 100 digits"),
+        (b'{"prompt": "\xff"}', "^not UTF-8 text: byte 0xff at 12$"),
+    ],
+)
+def test_what_is_not_json(content: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_line(content, 1)
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+_JSON = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+_ANY_KEYS = st.sampled_from([*KEYS, "custom_id", "method", "url", "body", "x"])
+
+
+def parsed_or_refused(content: bytes, number: int, *, is_text: bool = False) -> Line | None:
+    """The line; None if it is empty or refused, which an error of ours says in at most 1000 characters."""
+    try:
+        return parse_line(content, number, is_text=is_text)
+    except UsageError as error:
+        message = str(error)
+    assert 0 < len(message) < 1000
+    return None
+
+
+# Drawing is slow where the machine is, which is no fault of the parser.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@_PATIENT
+@given(st.dictionaries(_ANY_KEYS, _JSON))
+def test_any_object_is_a_line_or_is_refused_in_words(value: dict[str, Any]) -> None:
+    line = parsed_or_refused(json.dumps(value).encode(), 4)
+    if line is None:
+        return
+    assert line.number == 4
+    assert (line.prompt is None) != (line.messages is None)
+    if line.form == "native":
+        assert value.keys() <= set(KEYS)
+        given_values = {key: item for key, item in value.items() if item is not None}
+        assert line.id == given_values.get("id", 4)
+        assert line.sampling == {key: item for key, item in given_values.items() if key in SPECS}
+
+
+@_PATIENT
+@given(st.binary(), st.booleans())
+def test_any_bytes_are_a_line_or_are_refused_in_words(content: bytes, is_text: bool) -> None:
+    line = parsed_or_refused(content, 1, is_text=is_text)
+    if line is not None and is_text:
+        assert line.prompt is not None
+        assert line.prompt.encode() == content
+
+
+@_PATIENT
+@given(st.text())
+def test_a_prompt_survives_its_way_through_json(prompt: str) -> None:
+    for ascii_only in (True, False):
+        line = parse_line(json.dumps({"prompt": prompt}, ensure_ascii=ascii_only).encode(), 1)
+        assert line is not None
+        assert line.prompt == prompt
+
+
+def read(content: bytes, *, is_text: bool = False) -> tuple[list[Line], Problems]:
+    problems = Problems()
+    return list(read_input(LineReader(io.BytesIO(content), "in"), (), problems, is_text=is_text)), problems
+
+
+def test_line_ends_marks_and_empty_lines() -> None:
+    content = b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n\n{"prompt": "b"}\r\n {"prompt": "c"}'
+    lines, problems = read(content)
+    assert [(line.number, line.id, line.prompt) for line in lines] == [(1, 1, "a"), (4, 4, "b"), (5, 5, "c")]
+    assert problems.count == 0
+    lines, _ = read(b"\xef\xbb\xbfa\r\n\r\n b \nc", is_text=True)
+    assert [(line.number, line.prompt) for line in lines] == [(1, "a"), (3, " b "), (4, "c")]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (('"a"', '"a"'), "in line 2: the id 'a' is that of line 1 too; give each line its own"),
+        (("1", "1.0"), "in line 2: the id 1.0 is that of line 1 too; give each line its own"),
+        (("2", "null"), "in line 2: the id 2 is that of line 1 too; give each line its own"),
+    ],
+)
+def test_an_id_stands_for_one_line(ids: tuple[str, str], message: str) -> None:
+    lines, problems = read("".join(f'{{"prompt": "a", "id": {line_id}}}\n' for line_id in ids).encode())
+    assert len(lines) == 1
+    assert problems.first == [message]
+
+
+def test_text_and_number_are_two_ids() -> None:
+    assert read(b'{"prompt": "a", "id": "1"}\n{"prompt": "a", "id": 1}')[1].count == 0
+
+
+def test_all_problems_are_counted_and_ten_are_kept() -> None:
+    lines, problems = read(b'{"prompt": "a"}\n' + b'{"x": 1}\n' * 25 + b'{"prompt": "b"}\n')
+    assert [line.prompt for line in lines] == ["a", "b"]
+    assert problems.count == 25
+    assert len(problems.first) == 10
+    assert problems.first[0].startswith("in line 2: unknown key 'x', expected prompt, ")

@@ -1,0 +1,115 @@
+"""OpenAI's form of a line: what it becomes, and that nothing in it is ignored."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llmcli.batch.input import parse_line
+from llmcli.batch.openai import BODY_KEYS
+from llmcli.batch.values import Line
+from llmcli.errors import UsageError
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def line(body: Any, url: Any = COMPLETION, **changes: Any) -> Line | None:
+    value = {"custom_id": "r1", "method": "POST", "url": url, "body": body, **changes}
+    value = {key: item for key, item in value.items() if item is not ...}
+    return parse_line(json.dumps(value).encode(), 5, ("models/tiny", "tiny"))
+
+
+def test_every_key_is_taken() -> None:
+    body = {
+        "model": "tiny",
+        "prompt": "Hi",
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "presence_penalty": -1,
+        "frequency_penalty": 2,
+        "seed": 3,
+        "stop": "x",
+        "logit_bias": {"12": -100, "7": 1.5},
+        "n": 1,
+    }
+    assert body.keys() | {"max_completion_tokens"} == {"prompt", *BODY_KEYS}
+    sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": -1.0, "frequency_penalty": 2.0}
+    expected = Line(5, "r1", "Hi", None, 3, 9, ("x",), sampling, {12: -100.0, 7: 1.5}, "completion")
+    assert line(body) == expected
+
+
+def test_a_chat() -> None:
+    found = line({"messages": MESSAGES, "max_completion_tokens": 4, "model": "models/tiny"}, CHAT)
+    assert found == Line(5, "r1", messages=tuple(MESSAGES), max_new_tokens=4, form="chat")
+
+
+def test_a_null_is_a_key_that_is_not_there() -> None:
+    assert line({"prompt": "Hi", **dict.fromkeys(BODY_KEYS)}) == Line(5, "r1", "Hi", form="completion")
+
+
+@pytest.mark.parametrize("key", ["tools", "response_format", "logprobs", "stream", "echo", "best_of", "suffix", "user"])
+@pytest.mark.parametrize("value", [None, False, 1])
+def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^unknown key 'body.{key}', expected prompt, model, "):
+        line({"prompt": "Hi", key: value})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "body.prompt is missing, and /v1/completions needs it"),
+        ({"prompt": "a", "messages": MESSAGES}, "unknown key 'body.messages'"),
+        ({"prompt": ["a"]}, r"body.prompt is \['a'\], expected a text"),
+        (
+            {"prompt": "a", "model": "gpt-4o"},
+            "body.model is 'gpt-4o', expected 'models/tiny' or 'tiny'; name this run's",
+        ),
+        ({"prompt": "a", "n": 2}, "body.n is 2, expected 1"),
+        ({"prompt": "a", "n": True}, "body.n is True, expected 1"),
+        (
+            {"prompt": "a", "max_tokens": 1, "max_completion_tokens": 1},
+            "body.max_tokens and body.max_completion_tokens",
+        ),
+        ({"prompt": "a", "max_tokens": 0}, "body.max_tokens is 0, expected an integer >= 1"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1, expected a number >= 0"),
+        ({"prompt": "a", "frequency_penalty": 3}, "frequency_penalty is 3, expected a number >= -2 and <= 2"),
+        ({"prompt": "a", "logit_bias": [1]}, "body.logit_bias is .*, expected token ids and numbers"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
+        ({"prompt": "a", "logit_bias": {"-1": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
+        ({"prompt": "a", "logit_bias": {"1": float("nan")}}, "body.logit_bias is .*, expected token ids and numbers"),
+        ({"prompt": "a", "stop": []}, r"body.stop is \[\], expected a text or a list of texts"),
+        ({"prompt": "a", "seed": "1"}, "body.seed is '1', expected an integer"),
+        ("Hi", "body is 'Hi', expected an object"),
+    ],
+)
+def test_refusals_in_the_body(body: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        line(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"custom_id": ...}, "custom_id is missing, expected custom_id, method, url, body"),
+        ({"custom_id": 5}, "custom_id is 5, expected a text"),
+        ({"method": "GET"}, "method is 'GET', expected 'POST'"),
+        ({"url": "/v1/embeddings"}, "url is '/v1/embeddings', expected /v1/chat/completions or /v1/completions"),
+        ({"url": []}, r"url is \[\], expected"),
+        ({"body": ...}, "body is missing"),
+        ({"id": "a"}, "unknown key 'id', expected custom_id, method, url, body"),
+        ({"prompt": "a"}, "unknown key 'prompt', expected custom_id"),
+        ({"url": CHAT}, "unknown key 'body.prompt', expected messages, "),
+    ],
+)
+def test_refusals_around_the_body(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        line(**{"body": {"prompt": "Hi"}, **changes})
+
+
+def test_content_in_parts_is_refused() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    with pytest.raises(UsageError, match=r"^body.messages\[0\].content is .*, expected a text$"):
+        line({"messages": parts}, CHAT)

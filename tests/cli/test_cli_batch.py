@@ -1,0 +1,335 @@
+"""`llmcli batch` in this process: each line tells what `generate` tells, and a run goes on where it ended."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch.fake_scheduler import FakeScheduler
+from results import Result
+
+from llmcli.cli.session import Session
+
+PLAIN = ("--chat-template", "plain")
+LENGTH = ("--max-new-tokens", 6)
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def results(path: Path) -> dict[Any, dict[str, Any]]:
+    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {value.get("custom_id", value["id"]): value for value in values}
+
+
+def without_times(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key not in ("id", "timings")}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """An input of three prompts, and the path of an output."""
+    return write_lines(
+        tmp_path / "in.jsonl", *({"prompt": text} for text in ("Hi", "Yes", "No"))
+    ), tmp_path / "out.jsonl"
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading weights is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Session, "load_runner", refuse)
+
+
+CHAT_URL = {"method": "POST", "url": "/v1/chat/completions"}
+COMPLETION_URL = {"method": "POST", "url": "/v1/completions"}
+BIAS = {"65": 100, "66": 99.5}
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ({"prompt": "Grüße,\0\x1b 世界\r\n"}, ()),
+        ({"prompt": ""}, ()),
+        ({"prompt": "Hi", "temperature": 0}, ("--temperature", 0)),
+        ({"prompt": "Hi", "top_k": 3, "repetition_penalty": 1.5}, ("--top-k", 3, "--repetition-penalty", 1.5)),
+        ({"prompt": "Hi", "dry_multiplier": 1.0}, ("--dry-multiplier", 1)),
+        (
+            {"prompt": "Hi", "max_new_tokens": 30, "stop": ["e", "q"]},
+            ("--max-new-tokens", 30, "--stop", "e", "--stop", "q"),
+        ),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, ("--chat", *PLAIN)),
+        (
+            {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]},
+            ("--chat", *PLAIN, "--system", "Be kind"),
+        ),
+        (
+            {"custom_id": "c", **COMPLETION_URL, "body": {"prompt": "Hi", "max_tokens": 3, "top_p": 0.5}},
+            ("--max-new-tokens", 3, "--top-p", 0.5),
+        ),
+        (
+            {"custom_id": "c", **COMPLETION_URL, "body": {"prompt": "Hi", "logit_bias": BIAS}},
+            ("--logit-bias", "65=100", "--logit-bias", "66=99.5"),
+        ),
+        ({"custom_id": "c", **CHAT_URL, "body": {"messages": [{"role": "user", "content": "Hi"}]}}, ("--chat", *PLAIN)),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_line_tells_what_generate_tells(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, line: Any, arguments: tuple[Any, ...], number: int
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", *[{"prompt": "before"}] * (number - 1), line)
+    template = PLAIN if "--chat" in arguments else ()
+    told = llmcli("batch", source, tmp_path / "out.jsonl", "-m", tiny_llama, "--seed", 5, *LENGTH, *template)
+    assert told.exit_code == 0, told.stderr
+    body = line.get("body", line)
+    text = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+    alone = ("generate", f"--file={tmp_path / 'prompt'}", "-m", tiny_llama, "--seed", 5, "--only", number, "--json")
+    (tmp_path / "prompt").write_bytes(text.encode() + b"\n")
+    expected = json.loads(llmcli(*alone, *LENGTH, *arguments).stdout)
+    found = results(tmp_path / "out.jsonl")[line.get("custom_id", number)]
+    if "body" not in line:
+        assert without_times(found) == without_times(expected)
+        assert found.keys() == {"id", *expected}
+        assert found["timings"].keys() == expected["timings"].keys()
+        return
+    answer = found["response"]["body"]
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"] if "message" in choice else choice["text"]) == expected["text"]
+    assert answer["usage"] == {
+        "prompt_tokens": len(expected["prompt_token_ids"]),
+        "completion_tokens": len(expected["token_ids"]),
+        "total_tokens": len(expected["prompt_token_ids"]) + len(expected["token_ids"]),
+    }
+    assert choice["finish_reason"] == {"eos": "stop", "length": "length"}[expected["finish_reason"]]
+    assert (found["error"], found["response"]["status_code"], answer["model"]) == (None, 200, str(tiny_llama))
+
+
+def test_a_seed_of_its_own_is_that_of_generate(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "Hi", "seed": 77})
+    llmcli("batch", source, tmp_path / "out.jsonl", "-m", tiny_llama, "--seed", 5, *LENGTH)
+    alone = json.loads(llmcli("generate", "Hi", "-m", tiny_llama, "--seed", 77, *LENGTH, "--json").stdout)
+    assert without_times(results(tmp_path / "out.jsonl")[2]) == without_times(alone)
+
+
+def test_the_runs_settings_hold_where_a_line_has_none(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    own = [{"role": "system", "content": "Own"}, *messages]
+    source = write_lines(
+        tmp_path / "in.jsonl", {"messages": messages}, {"messages": own}, {"prompt": "Hi", "stop": "q"}
+    )
+    flags = ("--preset", "story", "--stop", "e", "--max-new-tokens", 40, "-m", tiny_llama, "--seed", 5)
+    assert llmcli("batch", source, tmp_path / "out", *flags, *PLAIN, "--system", "Be kind").exit_code == 0
+    found = results(tmp_path / "out")
+    for number, more in (
+        (1, ("--chat", *PLAIN, "--system", "Be kind")),
+        (2, ("--chat", *PLAIN, "--system", "Own")),
+    ):
+        alone = llmcli("generate", "Hi", *flags, *more, "--only", number, "--json")
+        assert without_times(found[number]) == without_times(json.loads(alone.stdout))
+    replaced = [flag if flag != "e" else "q" for flag in flags]
+    alone = llmcli("generate", "Hi", *replaced, "--only", 3, "--json")
+    assert without_times(found[3]) == without_times(json.loads(alone.stdout))
+
+
+def test_text_and_standard_streams(
+    llmcli: Callable[..., Result], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def feed(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    arguments = ("batch", "-", "-", "-m", tiny_llama, "--seed", 5, *LENGTH, "--ordered", "--quiet")
+    feed(b"\xef\xbb\xbfHi\r\n\r\n {} \n")
+    told = llmcli(*arguments, "--text")
+    assert (told.exit_code, told.stderr) == (0, "")
+    values = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [value["id"] for value in values] == [1, 3]
+    feed(b'{"prompt": "Hi"}\n\n{"prompt": " {} "}')
+    as_objects = [json.loads(line) for line in llmcli(*arguments).stdout.splitlines()]
+    assert [without_times(value) for value in as_objects] == [without_times(value) for value in values]
+
+
+def test_lines_break_at_line_feeds_alone(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+    """Whatever a model writes: here bytes at random."""
+    source = write_lines(tmp_path / "in.jsonl", *({"prompt": str(number)} for number in range(5)))
+    llmcli(
+        "batch", source, tmp_path / "out", "-m", tiny_llama, "--seed", 1, "--temperature", 5, "--max-new-tokens", 200
+    )
+    content = (tmp_path / "out").read_text(encoding="utf-8")
+    assert len(content.splitlines()) == content.count("\n") == 5
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_run_goes_on(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], is_given: bool
+) -> None:
+    source, output = files
+    arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, *(("--seed", 3) if is_given else ()))
+    assert llmcli(*arguments).exit_code == 0
+    whole = results(output)
+    first, *_ = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(first + b'{"id": 2, "te')
+    told = llmcli(*arguments)
+    assert told.exit_code == 0
+    assert "Resumed: 1 of 3 prompts are done\n" in told.stderr
+    assert f"{output} ends in a torn line of 13 bytes, which is cut off and run again\n" in told.stderr
+    assert output.read_bytes().startswith(first)
+    again = results(output)
+    assert {key: without_times(value) for key, value in again.items()} == {
+        key: without_times(value) for key, value in whole.items()
+    }
+
+
+def test_a_run_that_is_done_reads_no_weights(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = files
+    assert llmcli("batch", source, output, "-m", tiny_llama, *LENGTH).exit_code == 0
+    before = output.read_bytes()
+    monkeypatch.setattr(Session, "load_runner", None)
+    told = llmcli("batch", source, output, "-m", tiny_llama, *LENGTH)
+    assert told.exit_code == 0
+    assert f"Nothing to do: {output} holds all 3 results" in told.stderr
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (("--seed", 4), "seed 3, now 4"),
+        (("--temperature", 0.5), "temperature 0.8, now 0.5"),
+        (("--preset", "precise"), "temperature 0.8, now "),
+        (("--max-new-tokens", 7), "max_new_tokens 6, now 7"),
+        (("--stop", "x"), "stop [], now ['x']"),
+        (("--context", 100), "context 512, now 100"),
+        (("--ignore-eos",), "ignore_eos False, now True"),
+        (("--logit-bias", "5=-inf"), "logit_bias {}, now {'5': -inf}"),
+        (("--sampler-order", "temperature"), "sampler_order None, now ['temperature']"),
+        (("--dry-breaker", "none"), "dry_breakers None, now []"),
+        (("--text",), "text False, now True"),
+        (("--dtype", "bfloat16"), "device 'CPU, float32, "),
+    ],
+)
+def test_other_settings_are_refused(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], flags: tuple[Any, ...], difference: str
+) -> None:
+    source, output = files
+    arguments = ("batch", source, output, "-m", tiny_llama, "--seed", 3, *LENGTH, "--quiet")
+    assert llmcli(*arguments).exit_code == 0
+    first, *_ = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(first)
+    told = llmcli(*arguments, *flags)
+    told.expect_error(2, f"{output} was made with ", difference, "run with the same settings, or name another output")
+    assert output.read_bytes() == first
+
+
+def test_another_input_or_model_is_refused(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, output = files
+    arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
+    assert llmcli(*arguments).exit_code == 0
+    content = source.read_bytes()
+    source.write_bytes(content.replace(b"Yes", b"Yet"))
+    llmcli(*arguments).expect_error(2, "was made with input 'sha256 ")
+    source.write_bytes(content)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in tiny_llama.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    llmcli(*arguments, "-m", copy).expect_error(2, "was made with model '")
+    assert len(results(output)) == 3
+
+
+def test_a_model_that_has_changed_is_refused(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, output = files
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in tiny_llama.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    arguments = ("batch", source, output, "-m", copy, *LENGTH, "--quiet")
+    assert llmcli(*arguments).exit_code == 0
+    (copy / "README.md").write_text("A card changes no text.")
+    assert llmcli(*arguments).exit_code == 0
+    (copy / "model.safetensors").touch()
+    llmcli(*arguments).expect_error(2, "was made with file model.safetensors '", " bytes of ")
+
+
+def test_what_fails_is_written_down_and_tried_again(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"prompt": "A"}, {"custom_id": "c", **COMPLETION_URL, "body": {"prompt": "A"}}, {"prompt": "B"}]
+    source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+    arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
+    with monkeypatch.context() as context:
+        context.setattr("llmcli.cli.lazy.Scheduler", lambda *_: FakeScheduler(failing=ord("A")))
+        told = llmcli(*arguments)
+    told.expect_error(1, f"2 of 3 prompts failed; their lines in {output} say why; run the same command again")
+    found = results(output)
+    assert found[1] == {"id": 1, "error": {"message": "the card fell off"}}
+    assert found["c"]["response"] is None
+    assert found["c"]["error"] == {"code": "failed", "message": "the card fell off"}
+    kept = found[3]
+    assert llmcli(*arguments).exit_code == 0
+    found = results(output)
+    assert found.keys() == {1, "c", 3}
+    assert found[3] == kept
+    assert found[1]["text"]
+    assert found["c"]["error"] is None
+
+
+def test_ctrl_c_says_how_to_go_on(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = files
+    scheduler = FakeScheduler(num_rows=1, last_step=9)
+    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_: scheduler)
+    told = llmcli("batch", source, output, "-m", tiny_llama)
+    assert told.exit_code == 130
+    num_ended = len(results(output))
+    assert 0 < num_ended < 3
+    last = f"Interrupted: {num_ended} of 3 prompts ended; run the same command again to go on"
+    assert told.stderr.splitlines()[-1] == last
+
+
+def test_ordered_rows_and_stats(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = files
+    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_: FakeScheduler())
+    told = llmcli("batch", source, output, "-m", tiny_llama, "--ordered", "--stats", "--rows", 2)
+    assert told.exit_code == 0
+    assert list(results(output)) == [1, 2, 3]
+    stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-7:]}
+    assert stats["prompts"] == "3 finished, 0 failed"
+    assert stats["rows in use"].endswith(" of 3 on average")
+    assert stats.keys() >= {"load", "run", "new tokens", "prompt tokens", "preemptions"}
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_check_counts_and_writes_nothing(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, output = files
+    told = llmcli("batch", source, output, "-m", tiny_llama, "--check", *LENGTH)
+    assert told.exit_code == 0
+    facts = {line[:15].strip(): line[15:] for line in told.stdout.splitlines()}
+    assert facts["prompts"] == "3"
+    assert facts["prompt tokens"] == "10, the longest prompt 4 (line 2)"  # a BOS and a token a letter
+    assert facts["new tokens"] == "at most 18"
+    assert " needed, " in facts["memory"]
+    assert facts["time"].startswith("about ")
+    assert "an estimate" in facts["time"]
+    assert list(tmp_path.iterdir()) == [source]
