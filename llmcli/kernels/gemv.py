@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from llmcli.kernels.arguments import check
@@ -64,6 +64,7 @@ class GemvPlan:
     shared_bytes: int
 
 
+@cache
 def plan_gemv(
     layout: TileLayout,
     num_rows: int,
@@ -151,6 +152,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     return rings
 
 
+@cache
 def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
     """The name expression of the kernel for up to `kernel_rows` rows."""
     arguments = (
