@@ -147,6 +147,7 @@ def attention_decode(
             rows,
             positions,
             page_table,
+            np.int32(page_table.shape[0]),
             np.int32(page_table.shape[1]),
             keys,
             values,

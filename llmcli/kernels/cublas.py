@@ -35,7 +35,6 @@ _PREF_MIN_ALIGNMENT_C_BYTES = 7
 _REDUCTION_SCHEME_NONE = 0
 
 _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
-_MIN_BUCKET = 16  # tokens
 
 # What the library asks for by default on the largest cards; on others a part of it stays unused.
 WORKSPACE_BYTES = 32 * 2**20
@@ -175,13 +174,10 @@ class Cublas:
         return product
 
     def _algorithm(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
-        """What the library chooses for as many tokens, rounded up to a power of two; asked once."""
-        num_rows, num_tokens, num_inputs = sizes
-        bucket = max(_MIN_BUCKET, 1 << (num_tokens - 1).bit_length())
-        key = ((num_rows, bucket, num_inputs), operands)
-        if key not in self._algorithms:
-            self._algorithms[key] = self._choose(*key)
-        return self._algorithms[key]
+        """What the library chooses for a product; asked once. One that is chosen for more tokens may refuse fewer."""
+        if (sizes, operands) not in self._algorithms:
+            self._algorithms[sizes, operands] = self._choose(sizes, operands)
+        return self._algorithms[sizes, operands]
 
     def _choose(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
         for attribute, (_, _, alignment) in zip(_PREF_MIN_ALIGNMENT_BYTES, operands, strict=True):

@@ -180,7 +180,8 @@ def test_running_rows_go_on_while_a_long_prompt_is_run(tokenizer: Tokenizer) -> 
     device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=20_000, chunk=256)
     scheduler = Scheduler(SteppingRunner(device), tokenizer)
     first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 1000))
-    scheduler.step()
+    while not scheduler.usage.steps:
+        scheduler.step()
     scheduler._fill_tokens = 512
     scheduler.submit(make_request([5] * 10_000, 1, (0,), 1))
     waits = 0

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conformance import start
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
 from llmcli.measure.bench import Bench, BenchOptions
+from llmcli.runners.base import Span
 from llmcli.runners.cuda.arena import free_bytes
 from llmcli.runners.cuda.dry_run import DryModel
 from llmcli.runners.cuda.load import load
@@ -19,8 +21,6 @@ from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory
 from llmcli.runners.cuda.predict import CardPredictor
 from llmcli.runners.cuda.rates import measure_rates
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.cuda
 
@@ -57,7 +57,7 @@ def test_a_plan_is_what_loading_takes(device: Device, model: Path) -> None:
     rounding = 4 * 2**21  # allocations come in pages of 2 MiB
     assert planned <= taken + rounding
     assert taken <= plan.total_bytes
-    assert runner.num_rows == 4
+    assert (runner.limits.num_rows, runner.limits.num_pages) == (4, plan.num_pages)
 
 
 def test_rates_are_steady_and_possible(device: Device) -> None:
@@ -76,13 +76,10 @@ def test_kernels_of_a_step_are_those_of_a_dry_run(device: Device, model: Path, n
         StoredModel.of_model(open_model(model)), "model", max_seq_len=64, num_rows=num_rows, available=free_bytes()
     )
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
-    for row in range(num_rows):
-        for _ in runner.prefill(row, [1, 2, 3]):
-            pass
-    steps = runner.decode(range(num_rows), [Sampler(SamplingParams(temperature=0.0), seed=0)] * num_rows)
-    next(steps)  # the second step is queued
+    rows = [start(runner, [1, 2, 3]) for _ in range(num_rows)]
+    runner.queue([Span(row) for row in rows]).choices()
     device.trace = []
-    next(steps)
+    runner.queue([Span(row) for row in rows])
     expected = [
         (one.launch.stem, one.launch.name)
         for one in DryModel(plan, device.facts).step(num_rows, 3)
@@ -90,7 +87,6 @@ def test_kernels_of_a_step_are_those_of_a_dry_run(device: Device, model: Path, n
     ]
     assert sorted(device.trace) == sorted(expected)
     device.trace = None
-    steps.close()
 
 
 def test_bench_of_a_runner(device: Device, model: Path) -> None:

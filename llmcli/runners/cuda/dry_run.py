@@ -20,7 +20,7 @@ from llmcli.kernels.spec import Cost
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.workspace import Cache, Workspace, num_lanes
@@ -158,7 +158,7 @@ class DryModel:
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, is_span=num_tokens > 1)
         else:
-            self._run_chunk(num_tokens, start, "packed" if num_tokens <= MAX_PACKED_TOKENS else "widened")
+            self._run_chunk(num_tokens, start, way_of(num_tokens))
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -175,7 +175,7 @@ class DryModel:
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
-        ways += [("widened", count) for count in (1, self._forward.chunk_tokens)]
+        ways += [(way, count) for way in ("mixed", "widened") for count in (1, self._forward.chunk_tokens)]
         for way, count in ways:
             if count <= self._forward.chunk_tokens:
                 self._run_chunk(count, 0, way)

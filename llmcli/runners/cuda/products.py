@@ -15,12 +15,27 @@ from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import tiles_at_a_time
 
+# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
+# widened for the matrix library first. The two round in different ways. Mixed: some matrices so, others so.
+Way = Literal["packed", "mixed", "widened"]
+
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
+# Up to here a matrix of few rows and many inputs, by this factor at least, is multiplied as it is too: a library that
+# may not share a sum among several multiprocessors leaves most of them idle.
+MAX_MIXED_TOKENS = 256
+_MANY_INPUTS = 4
 
-# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
-# widened for the matrix library first. The two round in different ways.
-Way = Literal["packed", "widened"]
+
+def way_of(num_tokens: int) -> Way:
+    """How a chunk of so many tokens is multiplied."""
+    return "packed" if num_tokens <= MAX_PACKED_TOKENS else "mixed" if num_tokens <= MAX_MIXED_TOKENS else "widened"
+
+
+def is_packed(layout: TileLayout, way: Way) -> bool:
+    """Whether a matrix is multiplied from its codes."""
+    has_many_inputs = layout.num_inputs >= _MANY_INPUTS * layout.num_rows
+    return takes(layout) and (way == "packed" or (way == "mixed" and has_many_inputs))
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Products:
                 rows may be further apart
         """
         matrix, layout = projection.matrix, projection.layout
-        if way == "packed" and takes(layout):
+        if is_packed(layout, way):
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return
         pieces = self._pieces_of(layout, x.dtype)
