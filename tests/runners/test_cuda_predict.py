@@ -298,14 +298,16 @@ def test_a_prompts_launches_declare_the_operations_of_the_model() -> None:
         assert flops["attention_prefill"] + flops["attention_decode"] == 32 * 4 * num_seen * 4096
 
 
-def test_a_steps_launches_declare_the_operations_of_the_model() -> None:
+@pytest.mark.parametrize(("num_rows", "num_lanes"), [(3, 3), (11, 16)])
+def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num_lanes: int) -> None:
+    """Products are made for every lane, attention for those that are used."""
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
     flops: Counter[str] = Counter()
-    for one in DryModel(shape_7b(), TYPICAL_CARD).step(3, 100):
+    for one in DryModel(shape_7b(num_rows=16), TYPICAL_CARD).step(num_rows, 100):
         assert one.launch.cost is not None
         flops[one.launch.stem] += one.count * one.launch.cost().flops
-    assert flops["gemv"] == 2 * 3 * weights
-    assert flops["attention_decode"] == 32 * 4 * 3 * 101 * 4096
+    assert flops["gemv"] == 2 * num_lanes * weights
+    assert flops["attention_decode"] == 32 * 4 * num_rows * 101 * 4096
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
