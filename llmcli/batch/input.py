@@ -1,6 +1,7 @@
 """What comes in: one prompt a line, as an object of ours, as OpenAI's batch form, or as plain text.
 
-Refuses a key that it does not know or that is there twice, by name; a null counts as a key that is not there. Finds every problem of the file.
+Refuses a key that it does not know, or that is there twice, by name; a null counts as a key that is not there. Finds
+every problem of the file.
 """
 
 import json
