@@ -25,7 +25,8 @@
 //           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
 //           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
 //           one round trip to L2 for eight of them. Tiles lie as pages do, so a warp looks up one page a tile, a tile
-//           ahead. Rejected, with figures in docs/performance.md: clusters that hand each other their parts. Speed:
+//           ahead; that of the first it guesses, as a third round trip would cost 1 % of a 1B model's step. Rejected,
+//           with figures in docs/performance.md: clusters that hand each other their parts. Speed:
 //           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
@@ -50,8 +51,8 @@ template <typename KvT, int HEAD_DIM, int HEAD_TILE>
 __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES))
     attention_decode(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                      const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
-                     const int* rows, const int* positions, const int* page_table, int pages_per_row, KvT* keys,
-                     KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
+                     const int* rows, const int* positions, const int* page_table, int num_rows, int pages_per_row,
+                     KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
                      int num_attention_heads, int num_key_value_heads, float* partials,
                      unsigned* __restrict__ counters, float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
@@ -69,6 +70,11 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
     const int row = __ldcg(rows + blockIdx.z), position = __ldcg(positions + blockIdx.z);
+    // The page of this warp's first tile, as it mostly is: of the row with the lane's number, without a window, in the
+    // shortest splits. Asked for beside row and position, it spares a round trip to L2.
+    const int guessed_row = min(static_cast<int>(blockIdx.z), num_rows - 1);
+    const int guess = min(static_cast<int>(blockIdx.x) * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
+    const int guessed_page = __ldcg(page_table + size_t(guessed_row) * pages_per_row + guess);
     if (row < 0) {  // nobody uses this lane; the kernel behind relies on the wait of at least one block
         grid_dependency_wait();
         return;
@@ -102,7 +108,8 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     int begin = max(0, visible - first);  // of this tile; every other one of this warp begins with its first token
     int next_page = 0;                    // of the tile after this one, known before its keys are asked for
     if (first < end) {  // under way while the kernel in front ends and the queries are prepared
-        const size_t place = place_of(page_of(first), first);
+        const bool is_guessed = row == guessed_row && first / PAGE_TOKENS == guess;
+        const size_t place = place_of(is_guessed ? guessed_page : page_of(first), first);
         if (first + STEP < end) next_page = page_of(first + STEP);
         load_keys(tile, place, begin, end - first);
         load_values(tile, place, begin, end - first);

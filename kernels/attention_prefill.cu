@@ -46,11 +46,11 @@ __global__ void __launch_bounds__(128, 2)
     block.out = out + head * HEAD_DIM;
     block.q_stride = q_stride;
     block.out_stride = gridDim.x * HEAD_DIM;
-    block.keys = {keys, key_scales};
-    block.values = {values, value_scales};
+    const int of_head = kv_head * PAGE_TOKENS;
+    block.keys = {keys + of_head * HEAD_DIM, key_scales + of_head};
+    block.values = {values + of_head * HEAD_DIM, value_scales + of_head};
     block.pages = pages;
-    block.num_key_value_heads = num_key_value_heads;
-    block.kv_head = kv_head;
+    block.page_stride = num_key_value_heads * PAGE_TOKENS;
     block.num_tokens = num_tokens;
     block.first_query = (gridDim.y - 1 - blockIdx.y) * Form::BLOCK_QUERIES;  // most keys first
     block.start = start;

@@ -92,13 +92,15 @@ __device__ __forceinline__ void order_inputs(unsigned (&v)[4]) {
     }
 }
 
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES, int STAGES>
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int TOKEN_TILES, int STAGES,
+          int HOST_STEP_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, TOKEN_TILES > 4 ? 1 : 2)
     gemm_packed(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                 const unsigned char* __restrict__ zero_points, const __half* __restrict__ x, float* __restrict__ out,
                 GemmShape shape) {
     using Step = GemmStep<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, TOKEN_TILES>;
     using G = typename Step::G;
+    static_assert(HOST_STEP_BYTES == Step::BYTES, "gemm_packed.py plans another size");
     extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -76,7 +76,14 @@ __device__ __forceinline__ void sync_sharers(int own) {
     }
 }
 
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int STAGES>
+// What llmcli/kernels/gemv.py takes these to be, which plans the shared memory.
+template <int SLOT_BYTES_, int UNIT_BYTES_, int NUM_SUMS_, int NUM_BUFFERS_, int TILE_WARPS_>
+struct HostSizes {
+    static constexpr int SLOT_BYTES = SLOT_BYTES_, UNIT_BYTES = UNIT_BYTES_, NUM_SUMS = NUM_SUMS_;
+    static constexpr int NUM_BUFFERS = NUM_BUFFERS_, TILE_WARPS = TILE_WARPS_;
+};
+
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS, int STAGES, typename HostT>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(BLOCKS_OF<ROWS>, 1, 1)
@@ -109,6 +116,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     static_assert(NUM_BUFFERS % BLOCKS == 0, "a buffer is always in the same block");
     static_assert(PART_WARPS % Out::NUM_FINISHERS == 0, "warps of one part finish a tile");
     static_assert(WARP_FLOATS <= 4 * 32, "a lane sends one vector");
+    static_assert(HostT::SLOT_BYTES == Stream::SLOT_BYTES && HostT::UNIT_BYTES == 16 * Product::UNIT_VECTORS &&
+                      HostT::NUM_SUMS == Product::NUM_SUMS && HostT::NUM_BUFFERS == NUM_BUFFERS &&
+                      HostT::TILE_WARPS == TILE_WARPS,
+                  "gemv.py plans other sizes");
 
     alignas(128) extern __shared__ uint4 shared[];  // as slots are
     __shared__ float squares[ROWS][NUM_WARPS];

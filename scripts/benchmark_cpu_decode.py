@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from llmcli.runners.torch.runner import TorchRunner
 from safetensors.torch import save_file
 
 from llmcli.checkpoint.export import Exporter
@@ -22,7 +23,6 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.runner import TorchRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from llmcli.runners.torch.runner import TorchRunner
 
 from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
@@ -26,7 +27,6 @@ from llmcli.checkpoint.shapes import shape_source
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.runner import TorchRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 

@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import Epilogue, gemv, gemv_cost
+from llmcli.kernels.gemv import Epilogue, gemv, gemv_cost, plan_passes
 from llmcli.kernels.read_bandwidth import num_blocks, read_bandwidth
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
 
@@ -147,9 +147,16 @@ def measure(device: Device, model: str, form: str, num_rows: int, gbps: float, a
     series = []
     for name, (rows, inputs, epilogue, has_norm) in MODELS[model].items():
         layout = tile_layout(weight_type, rows, inputs, group_size, scale_type)
-        cost = gemv_cost(layout=layout, num_rows=num_rows, epilogue=epilogue, has_norm=has_norm)
+        plans = plan_passes(
+            layout,
+            num_rows,
+            num_multiprocessors=device.num_multiprocessors,
+            shared_bytes_per_block=device.shared_bytes_per_block,
+            can_cluster=device.can_cluster,
+        )
+        costs = [gemv_cost(plan, layout, epilogue=epilogue, has_norm=has_norm) for plan in plans]
         calls = product(device, layout, epilogue, has_norm, num_rows)
-        num_bytes = cost.read_bytes + cost.written_bytes
+        num_bytes = sum(cost.read_bytes + cost.written_bytes for cost in costs)
         series.append(capture(device, name, calls, arguments.launches, num_bytes))
         series[-1].run(device.stream)
     for one in series:

@@ -9,6 +9,7 @@ import cupy
 import numpy as np
 
 from llmcli.kernels.device import Device
+from llmcli.runners.cuda.arena import Mailbox
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -43,7 +44,7 @@ def make_logits(num_rows: int, vocab_size: int) -> np.ndarray:
 def measure(device: Device, params: SamplingParams, num_rows: int, vocab_size: int, num_rounds: int) -> dict[str, Any]:
     """Time `num_rounds` launches of one graph of LAUNCHES_PER_GRAPH steps. Units: us a step"""
     max_seq_len = NUM_HISTORY_TOKENS + LAUNCHES_PER_GRAPH * (num_rounds + 3)
-    sampler = DeviceSampler(device, num_rows, vocab_size)
+    sampler = DeviceSampler(device, num_rows, vocab_size, Mailbox(device, 2**20))
     history = np.random.default_rng(1).integers(0, vocab_size, (num_rows, max_seq_len)).astype(np.int32)
     arrays = {
         "logits": cupy.asarray(make_logits(num_rows, vocab_size)),
@@ -52,7 +53,8 @@ def measure(device: Device, params: SamplingParams, num_rows: int, vocab_size: i
         "token_ids": cupy.zeros(num_rows, cupy.int32),
         "history": cupy.asarray(history),
     }
-    sampler.set_samplers(range(num_rows), [Sampler(params, 1, index) for index in range(num_rows)])
+    for row in range(num_rows):
+        sampler.set_sampler(row, Sampler(params, 1, row))
     device.synchronize()
     device.stream.begin_capture()
     for _ in range(LAUNCHES_PER_GRAPH):

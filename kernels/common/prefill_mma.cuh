@@ -16,16 +16,20 @@ struct PrefillBlock {
     const float* q;  // this head's columns of the first token
     float* out;      // likewise
     int q_stride, out_stride;
-    HeadTokens<KvT> keys, values;  // of the whole layer
+    HeadTokens<KvT> keys, values;  // of this block's key-value head in page 0
     const int* pages;
-    int num_key_value_heads, kv_head;
+    int page_stride;              // tokens from one page of the head to the next
     int num_tokens, first_query;  // of the launch; of this block
     int start, window;            // position of the first token
     float scale;                  // times log2(e)
 
     // Where a token of the row lies, in tokens of `keys` and `values`.
     __device__ __forceinline__ size_t place_of(int token) const {
-        return token_place(__ldg(pages + token / unsigned(PAGE_TOKENS)), num_key_value_heads, kv_head, token);
+        return page_place(token / unsigned(PAGE_TOKENS)) + token % unsigned(PAGE_TOKENS);
+    }
+    // Where the row's page number `index` begins.
+    __device__ __forceinline__ size_t page_place(int index) const {
+        return size_t(__ldg(pages + index)) * page_stride;
     }
 };
 
@@ -77,30 +81,28 @@ struct PrefillMma {
     // past HEAD_DIM are zeros, or codes that stand for a number, with the scale zero.
     static __device__ __forceinline__ void copy_tokens(const PrefillBlock<KvT>& block, const HeadTokens<KvT>& cache,
                                                        int first, int end, const Tokens& destination) {
-        constexpr int VECTORS = PADDED / 8, COPIES = (BLOCK_TOKENS * VECTORS + BLOCK_SIZE - 1) / BLOCK_SIZE;
+        constexpr int VECTORS = PADDED / 8, PAGE_VECTORS = PAGE_TOKENS * VECTORS;
         static_assert(BLOCK_TOKENS % PAGE_TOKENS == 0, "tiles begin where pages begin");
-        // The page of this thread's vector of one copy, known a copy ahead; past the last token that one's page.
-        const auto page_of = [&](int copy) {
-            const int token = first + (copy * BLOCK_SIZE + threadIdx.x) / VECTORS;
-            return __ldg(block.pages + min(token, end - 1) / unsigned(PAGE_TOKENS));
-        };
-        int page = page_of(0);
-#pragma unroll 2  // all at once would take registers that scores and results hold
-        for (int copy = 0; copy < COPIES; ++copy) {
-            const int next_page = copy + 1 < COPIES ? page_of(copy + 1) : 0;
-            const int i = copy * BLOCK_SIZE + threadIdx.x;
-            if (BLOCK_TOKENS * VECTORS % BLOCK_SIZE != 0 && i >= BLOCK_TOKENS * VECTORS) break;
-            const int token = i / VECTORS, dimension = 8 * (i % VECTORS);
-            const bool exists = first + token < end && dimension < HEAD_DIM;
-            // Valid also where nothing is read, so that no branch is taken.
-            const size_t place = token_place(page, block.num_key_value_heads, block.kv_head, token);
-            const KvT* source = cache.elements + place * HEAD_DIM + min(dimension, HEAD_DIM - 8);
-            page = next_page;
-            if constexpr (HAS_SCALES) {
-                copy_async_small<8>(shared_address(destination.codes + 8 * i), source, exists);
-            } else {
-                const unsigned shared = shared_address(destination.elements + token * STRIDE + dimension);
-                copy_async(shared, source, exists ? 16 : 0);
+        // Page by page, so that all threads ask for the same entries of the table, and the rest of an address is known.
+        const int last_page = (end - 1) / PAGE_TOKENS;
+#pragma unroll
+        for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
+            // Valid also past the last page, where nothing is read, so that no branch is taken.
+            const size_t place = block.page_place(min((first + begin) / PAGE_TOKENS, last_page));
+            const KvT* of_page = cache.elements + place * HEAD_DIM;
+#pragma unroll
+            for (int of_block = 0; of_block < PAGE_VECTORS; of_block += BLOCK_SIZE) {
+                const int i = of_block + threadIdx.x;
+                if (PAGE_VECTORS % BLOCK_SIZE != 0 && i >= PAGE_VECTORS) break;
+                const int token = i / VECTORS, dimension = 8 * (i % VECTORS);
+                const bool exists = first + begin + token < end && dimension < HEAD_DIM;
+                const KvT* source = of_page + token * HEAD_DIM + min(dimension, HEAD_DIM - 8);
+                if constexpr (HAS_SCALES) {
+                    copy_async_small<8>(shared_address(destination.codes + 8 * (begin * VECTORS + i)), source, exists);
+                } else {
+                    MmaT* shared = destination.elements + (begin + token) * STRIDE + dimension;
+                    copy_async(shared_address(shared), source, exists ? 16 : 0);
+                }
             }
         }
         if constexpr (HAS_SCALES) {
@@ -116,14 +118,19 @@ struct PrefillMma {
     static __device__ __forceinline__ void finish_tokens(const Tokens& tokens) {
         copy_async_wait<0>();
         if constexpr (HAS_SCALES) {
-            constexpr int VECTORS = PADDED / 8;
-#pragma unroll 2  // all at once would take registers that scores and results hold
-            for (int i = threadIdx.x; i < BLOCK_TOKENS * VECTORS; i += BLOCK_SIZE) {
-                const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
-                const uint4 widened = make_uint4(widen_codes(codes.x, false), widen_codes(codes.x, true),
-                                                 widen_codes(codes.y, false), widen_codes(codes.y, true));
-                MmaT* place = tokens.elements + i / VECTORS * STRIDE + 8 * (i % VECTORS);
-                *reinterpret_cast<uint4*>(place) = widened;
+            constexpr int VECTORS = PADDED / 8, PAGE_VECTORS = PAGE_TOKENS * VECTORS;
+#pragma unroll 1  // all at once would take registers that scores and results hold
+            for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
+#pragma unroll
+                for (int of_block = 0; of_block < PAGE_VECTORS; of_block += BLOCK_SIZE) {  // as copy_tokens has it
+                    const int of_page = of_block + threadIdx.x, i = begin * VECTORS + of_page;
+                    if (PAGE_VECTORS % BLOCK_SIZE != 0 && of_page >= PAGE_VECTORS) break;
+                    const uint2 codes = *reinterpret_cast<const uint2*>(tokens.codes + 8 * i);
+                    const uint4 widened = make_uint4(widen_codes(codes.x, false), widen_codes(codes.x, true),
+                                                     widen_codes(codes.y, false), widen_codes(codes.y, true));
+                    MmaT* place = tokens.elements + i / VECTORS * STRIDE + 8 * (i % VECTORS);
+                    *reinterpret_cast<uint4*>(place) = widened;
+                }
             }
         }
     }

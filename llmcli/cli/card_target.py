@@ -8,7 +8,8 @@ from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS, fit_memory, fitting_context, plan_memory
-from llmcli.runners.cuda.predict import CardPredictor, Rates
+from llmcli.runners.cuda.predict import CardPredictor
+from llmcli.runners.cuda.pricing import Rates
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import plan_weights
 

@@ -162,11 +162,12 @@ class Chat:
         running = self._running
         if running is None:
             return []
-        for finished in running.generation.interrupt():
-            return list(self._finish(running, finished))
+        events = [seen for event in running.generation.interrupt() for seen in self._take(running, event)]
+        if self._running is None:
+            return events
         timings = Timings(running.prefill_tokens, 0.0, 0.0, 0, 0.0)
         text, token_ids = running.new_text, tuple(running.token_ids)
-        return list(self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings)))
+        return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
         settings, context = self.settings, self.runner.limits.max_seq_len
@@ -218,7 +219,8 @@ class Chat:
         return TurnStarted(
             prompt_token_ids=fitted.token_ids,
             num_kept=num_kept,
-            num_history_computed=max(0, fitted.prompt.num_history_tokens - num_kept) if row else 0,
+            # Where all of the row stays, nothing is computed again; what was said last may not have been run at all.
+            num_history_computed=max(0, fitted.prompt.num_history_tokens - num_kept) if num_kept < len(row) else 0,
             num_dropped=fitted.conversation.num_dropped - before.num_dropped,
             dropped_from=before.num_dropped + 1,
         )

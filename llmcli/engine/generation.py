@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from llmcli.engine.events import Event, Failed, Finished
+from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
@@ -27,12 +27,14 @@ class Generation:
         """
         number = self._scheduler.submit(self._request)
         while not self._scheduler.is_idle:
-            for event in self._scheduler.step():
+            events = self._scheduler.step()
+            while events:
+                event = events.pop(0)
                 if isinstance(event, Failed):
                     self._scheduler.cancel(number)
                     raise event.error
                 yield event
 
-    def interrupt(self) -> list[Finished]:
-        """Close the samples under way, as interrupted where they had not ended by themselves."""
-        return self._scheduler.interrupt()
+    def interrupt(self) -> list[Token | Finished]:
+        """Close the samples under way, as interrupted, and tell what had become known and was not asked for."""
+        return [event for event in self._scheduler.interrupt() if isinstance(event, Token | Finished)]

@@ -3,20 +3,24 @@
 Texts get rows in the order in which they were asked for. In a step all running rows choose a token each, and some
 tokens of newcomers' prompts are run, so few that nobody waits long. When pages run out, the youngest row gives its
 pages back and is run again later. It then says the same: a row's bits depend on its tokens alone.
+
+A Ctrl-C may strike in any call. It is held back while a row changes hands, so that none is lost.
 """
 
 import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import count
 
-from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
+from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
 from llmcli.engine.fill import Fill
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
+from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
 from llmcli.errors import LLMCliError
-from llmcli.runners.base import Logits, Runner, Span, Step
+from llmcli.runners.base import Chosen, Runner, Span, Step
+from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
 # Running rows wait so long at most for the prompts of newcomers, in seconds a step; how many tokens that is shows.
@@ -24,70 +28,6 @@ _LONGEST_WAIT = 0.04
 _FIRST_FILL_TOKENS = 512
 _SCORED_TOKENS = 256  # at a time: their logits stand in memory together
 _FEWEST_FILL_TOKENS, _MOST_FILL_TOKENS = 64, 8192
-
-
-@dataclass
-class Usage:
-    """What has been done so far. `row_steps` are the rows in use, added up over all steps."""
-
-    num_rows: int
-    steps: int = 0
-    row_steps: int = 0
-    most_rows: int = 0
-    prompt_tokens_computed: int = 0
-    prompt_tokens_shared: int = 0
-    preemptions: int = 0
-
-
-@dataclass(eq=False)
-class _Shared:
-    """The prompt that several samples begin with: a row that holds it, and its last logits, once they are known."""
-
-    request: Request
-    number: int
-    num_waiting: int  # samples that have not begun
-    row: int | None = None
-    logits: Logits | None = None
-    start_time: float = 0.0
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class _Text:
-    """A sample and its row. `turn` counts its rows, so that a step of an earlier one is known."""
-
-    order: int
-    sample: Sample
-    shared: _Shared | None
-    row: int | None = None
-    turn: int = 0
-    num_queued: int = 0  # tokens that queued steps choose, those that are known among them
-
-    def __lt__(self, other: "_Text | _Score") -> bool:
-        return self.order < other.order
-
-
-@dataclass(eq=False)
-class _Score:
-    """A text whose logits are wanted."""
-
-    order: int
-    request: ScoreRequest
-    number: int
-    row: int | None = None
-
-    def __lt__(self, other: "_Text | _Score") -> bool:
-        return self.order < other.order
-
-
-@dataclass(frozen=True)
-class _Queued:
-    """A step on its way, and the texts for which it chooses, by the place of their spans."""
-
-    step: Step
-    texts: Sequence[tuple[int, _Text, int]]  # place, text, the text's turn
-    last_tokens: Sequence[int]  # of each span, the place of its last token
 
 
 class Scheduler:
@@ -98,13 +38,14 @@ class Scheduler:
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
         self._tokenizer = tokenizer
-        self._waiting: list[_Text | _Score] = []  # by their order
-        self._fills: list[Fill[_Text | _Score | _Shared]] = []
-        self._running: list[_Text] = []
-        self._prompts: list[_Shared] = []  # those that have a row and have been run
-        self._queued: deque[_Queued] = deque()
+        self._waiting: list[Text | Score] = []  # by their order
+        self._fills: list[Fill[Text | Score | Shared]] = []
+        self._running: list[Text] = []
+        self._prompts: list[Shared] = []  # those that have a row and have been run
+        self._queued: deque[Queued] = deque()
+        self._events: list[Event] = []  # of the latest step
         self._num_requests = 0
-        self._num_texts = 0
+        self._orders = count(1)
         self._fill_tokens = _FIRST_FILL_TOKENS
 
     @property
@@ -122,51 +63,58 @@ class Scheduler:
         self._num_requests += 1
         number = self._num_requests
         if isinstance(request, ScoreRequest):
-            self._waiting.append(_Score(self._next_order(), request, number))
+            self._waiting.append(Score(next(self._orders), request, number))
             return number
         if self._tokenizer is None:
             raise ValueError("texts need a tokenizer")
-        shared = _Shared(request, number, len(request.samples)) if len(request.samples) > 1 else None
+        shared = Shared(request, number, len(request.samples)) if len(request.samples) > 1 else None
         for index in request.samples:
             sample = Sample(number, request, index, self._tokenizer, self.runner.limits.max_seq_len)
-            self._waiting.append(_Text(self._next_order(), sample, shared))
+            self._waiting.append(Text(next(self._orders), sample, shared))
         return number
 
     def cancel(self, request: int) -> None:
         """Forget a request: its rows are free at once, and no event follows."""
-        self._waiting = [one for one in self._waiting if _number(one) != request]
-        for fill in [fill for fill in self._fills if _number(fill.owner) == request]:
-            self._abandon(fill)
-        for text in [text for text in self._running if text.sample.number == request]:
-            self._running.remove(text)
-            self._close(text)
-        self._close_prompts(lambda shared: shared.number == request)
+        with interrupts_held_back():
+            self._events = [event for event in self._events if event.request != request]
+            self._waiting = [one for one in self._waiting if number_of(one) != request]
+            for fill in [fill for fill in self._fills if number_of(fill.owner) == request]:
+                self._abandon(fill)
+            for text in [text for text in self._running if text.sample.number == request]:
+                self._running.remove(text)
+                self._close(text)
+            self._close_prompts(lambda shared: shared.number == request)
 
-    def interrupt(self) -> list[Finished]:
-        """Close the texts that are running, as interrupted unless they had ended by themselves; forget all others."""
-        running = list(self._running)
-        self._waiting.clear()
-        for fill in list(self._fills):
-            self._abandon(fill)
-        self._queued.clear()
-        self._running.clear()
-        self._close_prompts(lambda shared: True)
-        for text in running:
-            self._close(text)
-        return [text.sample.finish(text.sample.finish_reason or "interrupted") for text in running]
+    def interrupt(self) -> list[Event]:
+        """Close the texts that are running, as interrupted; forget all others. Tells what was left, too."""
+        with interrupts_held_back():
+            self._waiting.clear()
+            for fill in list(self._fills):
+                self._abandon(fill)
+            self._queued.clear()
+            self._close_prompts(lambda shared: True)
+            for text in self._running:
+                self._close(text)
+            ended = [text.sample.finish("interrupted") for text in self._running]
+            events, self._events = [*self._events, *ended], []
+            self._running.clear()
+            return events
 
     def step(self) -> list[Event]:
         """Run one step, and tell what has become known with it, which may be nothing.
 
+        Who takes the events out of this list one by one learns from `interrupt` which ones were left.
         Raises: DeviceError and what the runner raises; what concerns one text only is `Failed`.
         """
         events: list[Event] = []
+        self._events = events
         begin = time.perf_counter()
         num_others = len(self._running)
         num_filled = self._fill(events)
-        is_ahead = self._queue_choices() and self.runner.limits.works_ahead and not self._is_inspected()
-        while len(self._queued) > is_ahead:  # the latest step goes on while the next one is made ready
-            self._collect(self._queued.popleft(), events)
+        if num_others or not events:  # else what happens to a lone prompt is told at once
+            is_ahead = self._queue_choices() and self._works_ahead()
+            while len(self._queued) > is_ahead:  # the latest step goes on while the next one is made ready
+                self._collect(self._queued.popleft(), events)
         if num_filled and num_others:
             self._adapt(num_filled, time.perf_counter() - begin)
         return events
@@ -174,14 +122,17 @@ class Scheduler:
     # Prompts
 
     def _fill(self, events: list[Event]) -> int:
-        """Run tokens of prompts, as many as those who run can wait for; returns their number."""
-        num_filled = 0
-        while not self._running or num_filled < self._fill_tokens:
+        """Run tokens of prompts, as many as those who run can wait for; returns their number.
+
+        Where nobody runs, who watches waits: a step tells that a prompt begins, and another one runs a span of it.
+        """
+        num_filled, is_alone = 0, not self._running
+        while num_filled == 0 if is_alone else num_filled < self._fill_tokens:
             fill = self._fills[0] if self._fills else self._start_next(events)
-            if fill is None:
+            if fill is None or (is_alone and events):
                 break
             most = self._fill_tokens - num_filled if self._running else _MOST_FILL_TOKENS
-            if isinstance(fill.owner, _Score):
+            if isinstance(fill.owner, Score):
                 most = _SCORED_TOKENS
             span = fill.next_span(self.runner, most)
             if not self._reserve_fill(fill, span):
@@ -189,15 +140,19 @@ class Scheduler:
             num_filled += self._run_fill(fill, span, events)
         return num_filled
 
-    def _start_next(self, events: list[Event]) -> Fill[_Text | _Score | _Shared] | None:
+    def _start_next(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
         """Give the next one that waits a row, and return what must be run before it chooses; None if nobody can start.
 
         A sample whose prompt is there starts at once, and then the next one is looked at.
         """
+        with interrupts_held_back():
+            return self._start_first(events)
+
+    def _start_first(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
         while self._waiting:
             first = self._waiting[0]
             try:
-                if isinstance(first, _Score):
+                if isinstance(first, Score):
                     return self._begin(first, self.runner.open(first.request.token_ids[:-1]), events)
                 if first.sample.max_tokens == 0:
                     self._forget_waiting(first)
@@ -214,32 +169,22 @@ class Scheduler:
                     continue
                 if len(self._running) == self.runner.limits.num_rows:
                     return None
-                return self._begin(first, self._open(first), events)
+                return self._begin(first, open_row(self.runner, first.sample), events)
             except LLMCliError as error:
-                if not isinstance(first, _Text):
+                if not isinstance(first, Text):
                     raise
                 self._forget_waiting(first)
                 events.append(Failed(first.sample.index, error, first.sample.number))
         return None
 
-    def _open(self, text: _Text) -> int:
-        request, kept = text.sample.request, text.sample.request.kept_row
-        if kept is None:
-            return self.runner.open(request.prompt_token_ids, text.sample.sampler)
-        if kept.row is None:
-            kept.row = self.runner.open(request.prompt_token_ids, text.sample.sampler)
-        else:
-            self.runner.change_prompt(kept.row, request.prompt_token_ids, text.sample.sampler)
-        return kept.row
-
-    def _begin(self, owner: _Text | _Score | _Shared, row: int, events: list[Event]) -> Fill[_Text | _Score | _Shared]:
+    def _begin(self, owner: Text | Score | Shared, row: int, events: list[Event]) -> Fill[Text | Score | Shared]:
         owner.row = row
         said: Sequence[int] = ()
-        if isinstance(owner, _Score):
+        if isinstance(owner, Score):
             self._waiting.remove(owner)
             self.runner.keep(row, 0)  # of what is shared no logits would come
             prompt: Sequence[int] = owner.request.token_ids[:-1]
-        elif isinstance(owner, _Shared):
+        elif isinstance(owner, Shared):
             prompt = owner.request.prompt_token_ids
         else:
             self._waiting.remove(owner)  # one of a shared prompt that goes on has been counted off before
@@ -248,17 +193,17 @@ class Scheduler:
             owner.num_queued = len(said)
             if not said:
                 owner.sample.start_time = time.perf_counter()
-        fill: Fill[_Text | _Score | _Shared] = Fill(
-            owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, _Text)
+        fill: Fill[Text | Score | Shared] = Fill(
+            owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, Text)
         )
         self._fills.append(fill)
         if not said:
             self.usage.prompt_tokens_shared += fill.num_shared
-            if not isinstance(owner, _Score):
-                events.append(PrefillProgress(0, len(prompt), _number(owner)))
+            if not isinstance(owner, Score):
+                events.append(PrefillProgress(0, len(prompt), number_of(owner)))
         return fill
 
-    def _fork(self, text: _Text, shared: _Shared, row: int) -> None:
+    def _fork(self, text: Text, shared: Shared, row: int) -> None:
         text.row = self.runner.fork(row, len(shared.request.prompt_token_ids), text.sample.sampler)
         text.turn += 1
         text.num_queued = 0
@@ -268,49 +213,51 @@ class Scheduler:
         self._forget_waiting(text)
         insort(self._running, text)
 
-    def _forget_waiting(self, text: _Text) -> None:
+    def _forget_waiting(self, text: Text) -> None:
         self._waiting.remove(text)
         if text.shared is not None:
             text.shared.num_waiting -= 1
 
-    def _run_fill(self, fill: Fill[_Text | _Score | _Shared], span: Span, events: list[Event]) -> int:
+    def _run_fill(self, fill: Fill[Text | Score | Shared], span: Span, events: list[Event]) -> int:
         owner = fill.owner
         step = self.runner.queue([span])
         is_said = fill.take(span)
         if not is_said:
             self.usage.prompt_tokens_computed += len(span.token_ids)
-        if isinstance(owner, _Score):
+        if isinstance(owner, Score):
             first = max(owner.request.first - 1 - (fill.num_run - len(span.token_ids)), 0)
             if first < len(span.token_ids):
                 events.append(Scored(step.logits(0, first), owner.number))
         elif not is_said:
-            events.append(PrefillProgress(fill.num_computed, len(fill.prompt), _number(owner)))
+            events.append(PrefillProgress(fill.num_computed, len(fill.prompt), number_of(owner)))
         if fill.is_done:
             self._end_fill(fill, step, span, events)
         return len(span.token_ids)
 
-    def _end_fill(self, fill: Fill[_Text | _Score | _Shared], step: Step, span: Span, events: list[Event]) -> None:
+    def _end_fill(self, fill: Fill[Text | Score | Shared], step: Step, span: Span, events: list[Event]) -> None:
         owner = fill.owner
-        self._fills.remove(fill)
-        if isinstance(owner, _Score):
-            self.runner.close(fill.row)
-        elif isinstance(owner, _Shared):
-            owner.logits = step.logits(0, len(span.token_ids) - 1)[0]
-            self._prompts.append(owner)
-            owner.prefill_tokens = fill.num_computed
-            owner.prefill_seconds = time.perf_counter() - owner.start_time
-        else:
-            owner.num_queued += 1
-            insort(self._running, owner)
-            self._queued.append(_Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1]))
-            if not owner.sample.token_ids:
-                owner.sample.prefill_tokens = fill.num_computed
-                if not self.runner.limits.works_ahead:
-                    owner.sample.prefill_seconds = time.perf_counter() - owner.sample.start_time
-            if self._is_inspected():
-                self._collect(self._queued.pop(), events)
+        if isinstance(owner, Shared):
+            owner.logits = step.logits(0, len(span.token_ids) - 1)[0]  # waits
+        with interrupts_held_back():
+            self._fills.remove(fill)
+            if isinstance(owner, Score):
+                self.runner.close(fill.row)
+            elif isinstance(owner, Shared):
+                self._prompts.append(owner)
+                owner.prefill_tokens = fill.num_computed
+                owner.prefill_seconds = time.perf_counter() - owner.start_time
+            else:
+                owner.num_queued += 1
+                insort(self._running, owner)
+                self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1]))
+                if not owner.sample.token_ids:
+                    owner.sample.prefill_tokens = fill.num_computed
+                    if not self.runner.limits.works_ahead:
+                        owner.sample.prefill_seconds = time.perf_counter() - owner.sample.start_time
+        if isinstance(owner, Text) and not self._works_ahead():
+            self._collect(self._queued.pop(), events)
 
-    def _reserve_fill(self, fill: Fill[_Text | _Score | _Shared], span: Span) -> bool:
+    def _reserve_fill(self, fill: Fill[Text | Score | Shared], span: Span) -> bool:
         """Make room for a span of a prompt; those who run keep theirs, and if none runs all else gives way."""
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
             if self._running or not self._release_prompt():
@@ -322,7 +269,7 @@ class Scheduler:
     def _queue_choices(self) -> bool:
         """Queue the next token of every text that may have one; False if there is none."""
         texts = [text for text in self._running if text.num_queued < text.sample.max_tokens]
-        ready: list[_Text] = []
+        ready: list[Text] = []
         for text in texts:  # the oldest first
             if text.row is not None and self._reserve_choice(text):
                 ready.append(text)
@@ -338,7 +285,7 @@ class Scheduler:
         for text in ready:
             text.num_queued += 1
         self._queued.append(
-            _Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready))
+            Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready))
         )
         self._close_prompts(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
@@ -346,7 +293,7 @@ class Scheduler:
         self.usage.most_rows = max(self.usage.most_rows, len(ready))
         return True
 
-    def _reserve_choice(self, text: _Text) -> bool:
+    def _reserve_choice(self, text: Text) -> bool:
         """Make room for a token, at the cost of younger texts; False if this one had to give its pages back."""
         assert text.row is not None
         num_tokens = self.runner.num_tokens(text.row) + 1
@@ -360,58 +307,64 @@ class Scheduler:
                 return False
         return True
 
-    def _collect(self, queued: _Queued, events: list[Event]) -> None:
-        for place, text, turn in queued.texts:
-            if text.turn != turn or text.row is None:
-                continue
-            chosen = queued.step.choices()[place]
-            if isinstance(chosen, LLMCliError):
-                self._running.remove(text)
-                self._close(text)
-                events.append(Failed(text.sample.index, chosen, text.sample.number))
-                continue
-            sample, choice = text.sample, chosen[-1]
-            if not sample.token_ids and not sample.prefill_seconds:
-                sample.prefill_seconds = time.perf_counter() - sample.start_time
-            inspect = None
-            if sample.request.num_alternatives is not None:
-                inspect = sample.inspection(queued.step.logits(place, queued.last_tokens[place])[0])
-            inspection = inspect(choice.token_id) if inspect else None
-            new_text = sample.push(choice.token_id, choice.mirostat_mu)
-            events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
-            if sample.finish_reason is not None:
-                self._running.remove(text)
-                self._close(text)
-                events.append(sample.finish(sample.finish_reason))
+    def _collect(self, queued: Queued, events: list[Event]) -> None:
+        """Wait for a step, and take what it has chosen."""
+        chosen = queued.step.choices()
+        with interrupts_held_back():
+            for place, text, turn in queued.texts:
+                if text.turn == turn and text.row is not None:
+                    self._take(text, chosen[place], queued, place, events)
+
+    def _take(self, text: Text, chosen: Chosen, queued: Queued, place: int, events: list[Event]) -> None:
+        sample = text.sample
+        if isinstance(chosen, LLMCliError):
+            self._running.remove(text)
+            self._close(text)
+            events.append(Failed(sample.index, chosen, sample.number))
+            return
+        choice = chosen[-1]
+        if not sample.token_ids and not sample.prefill_seconds:
+            sample.prefill_seconds = time.perf_counter() - sample.start_time
+        inspect = None
+        if sample.request.num_alternatives is not None:
+            inspect = sample.inspection(queued.step.logits(place, queued.last_tokens[place])[0])
+        inspection = inspect(choice.token_id) if inspect else None
+        new_text = sample.push(choice.token_id, choice.mirostat_mu)
+        events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
+        if sample.finish_reason is not None:
+            self._running.remove(text)
+            self._close(text)
+            events.append(sample.finish(sample.finish_reason))
 
     # Room
 
-    def _preempt(self, text: _Text) -> None:
+    def _preempt(self, text: Text) -> None:
         """Take a text's row away; it waits for another one, and keeps what it has said."""
-        self._running.remove(text)
-        if text.shared is not None and not text.sample.token_ids:
-            text.shared.num_waiting += 1
-        kept = text.sample.request.kept_row
-        if kept is not None and kept.row is not None:
-            self.runner.close(kept.row)
-            kept.row = text.row = None
-        self._close(text)
-        insort(self._waiting, text)
-        self.usage.preemptions += 1
+        with interrupts_held_back():
+            self._running.remove(text)
+            if text.shared is not None and not text.sample.token_ids:
+                text.shared.num_waiting += 1
+            kept = text.sample.request.kept_row
+            if kept is not None and kept.row is not None:
+                self.runner.close(kept.row)
+                kept.row = text.row = None
+            self._close(text)
+            insort(self._waiting, text)
+            self.usage.preemptions += 1
 
-    def _abandon(self, fill: Fill[_Text | _Score | _Shared], is_wanted: bool = False) -> None:
+    def _abandon(self, fill: Fill[Text | Score | Shared], is_wanted: bool = False) -> None:
         """Take the row of a prompt that is being run away; if it is wanted, it waits for another one."""
         owner = fill.owner
-        self._fills.remove(fill)
-        if isinstance(owner, _Text) and owner.sample.request.kept_row is not None and not is_wanted:
+        with interrupts_held_back():
+            self._fills.remove(fill)
             owner.row = None
-            return
-        self.runner.close(fill.row)
-        owner.row = None
-        if isinstance(owner, _Text) and owner.sample.request.kept_row is not None:
-            owner.sample.request.kept_row.row = None
-        if is_wanted and not isinstance(owner, _Shared):
-            insort(self._waiting, owner)
+            kept = owner.sample.request.kept_row if isinstance(owner, Text) else None
+            if kept is None or is_wanted:
+                self.runner.close(fill.row)
+            if kept is not None and is_wanted:
+                kept.row = None
+            if is_wanted and not isinstance(owner, Shared):
+                insort(self._waiting, owner)
 
     def _release_prompt(self) -> bool:
         """Close a row that only holds the prompt of samples to come, which will be run again; False if none is."""
@@ -421,32 +374,26 @@ class Scheduler:
         self._close_prompts(lambda shared: shared is latest)
         return True
 
-    def _close_prompts(self, is_over: Callable[[_Shared], bool]) -> None:
+    def _close_prompts(self, is_over: Callable[[Shared], bool]) -> None:
         for shared in [shared for shared in self._prompts if is_over(shared)]:
             assert shared.row is not None
-            self.runner.close(shared.row)
-            shared.row = None
-            self._prompts.remove(shared)
+            with interrupts_held_back():
+                self.runner.close(shared.row)
+                shared.row = None
+                self._prompts.remove(shared)
 
-    def _close(self, text: _Text) -> None:
+    def _close(self, text: Text) -> None:
         if text.row is not None and text.sample.request.kept_row is None:
             self.runner.close(text.row)
         text.row = None
         text.turn += 1
 
-    def _is_inspected(self) -> bool:
-        return any(text.sample.request.num_alternatives is not None for text in self._running)
+    def _works_ahead(self) -> bool:
+        is_inspected = any(text.sample.request.num_alternatives is not None for text in self._running)
+        return self.runner.limits.works_ahead and not is_inspected
 
     def _adapt(self, num_filled: int, seconds: float) -> None:
         if seconds > _LONGEST_WAIT:
             self._fill_tokens = max(self._fill_tokens // 2, _FEWEST_FILL_TOKENS)
         elif seconds < _LONGEST_WAIT / 2 and num_filled >= self._fill_tokens:
             self._fill_tokens = min(self._fill_tokens * 2, _MOST_FILL_TOKENS)
-
-    def _next_order(self) -> int:
-        self._num_texts += 1
-        return self._num_texts
-
-
-def _number(one: _Text | _Score | _Shared) -> int:
-    return one.sample.number if isinstance(one, _Text) else one.number

@@ -85,6 +85,7 @@ def append_tokens(
             np.int32(layout.num_key_value_heads),
         ),
         overlaps=True,
+        cost=lambda: append_tokens_cost(num_lanes, layout, keys.dtype.itemsize),
     )
 
 

@@ -1,11 +1,13 @@
 """Launcher of attention_decode.cu: norm, rotary, cache and attention of one new token in each of a few lanes."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
+from llmcli.kernels.phantom import assumed_values
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
     QkvLayout,
@@ -145,6 +147,7 @@ def attention_decode(
             rows,
             positions,
             page_table,
+            np.int32(page_table.shape[0]),
             np.int32(page_table.shape[1]),
             keys,
             values,
@@ -159,14 +162,36 @@ def attention_decode(
             out,
         ),
         overlaps=True,
+        cost=lambda: attention_decode_cost(
+            [
+                min(position + 1, window or position + 1)
+                for row, position in zip(assumed_values(rows), assumed_values(positions), strict=True)
+                if row >= 0
+            ],
+            layout,
+            itemsize,
+        ),
     )
 
 
-def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int) -> KernelCost:
-    """What one call needs; `num_seen` are the tokens each row sees, its own included."""
+@dataclass(frozen=True, kw_only=True)
+class DecodeAttentionCost(KernelCost):
+    """The same of a call in which `num_rows` lanes are used."""
+
+    num_rows: int
+
+
+def attention_decode_cost(num_seen: list[int], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
+    """What one call needs; `num_seen` are the tokens each used lane sees, its own included."""
     cached = sum(seen - 1 for seen in num_seen)
     new = len(num_seen)
     queries = 4 * new * layout.q_size
     token_bytes = 2 * cached_bytes(layout, itemsize)
-    reads = cached * token_bytes + queries + 8 * new * layout.kv_size
-    return KernelCost(reads, queries + new * token_bytes, 4 * (cached + new) * layout.q_size)
+    return DecodeAttentionCost(
+        read_bytes=cached * token_bytes + queries + 8 * new * layout.kv_size,
+        written_bytes=queries + new * token_bytes,
+        flops=4 * (cached + new) * layout.q_size,
+        stored_bytes=cached * token_bytes,
+        element_bits=8 * itemsize,
+        num_rows=new,
+    )

@@ -92,6 +92,7 @@ def attention_prefill(
             out,
         ),
         shared_bytes=shared_bytes,
+        cost=lambda: attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window),
     )
 
 
@@ -111,9 +112,10 @@ def attention_prefill_cost(
     num_tokens: int, start: int, layout: QkvLayout, itemsize: int, window: int | None
 ) -> KernelCost:
     """What one call needs at least: every visible token once, and the products that are not masked."""
-    positions = range(start, start + num_tokens)
-    seen = sum(min(position + 1, window or position + 1) for position in positions)
+    seen = sum(range(start + 1, start + num_tokens + 1))
+    if window is not None:
+        seen = sum(min(position + 1, window) for position in range(start, start + num_tokens))
     first = max(0, start + 1 - window) if window else 0
     cached = 2 * (start + num_tokens - first) * cached_bytes(layout, itemsize)
     queries = 4 * num_tokens * layout.q_size
-    return KernelCost(queries + cached, queries, 4 * seen * layout.q_size)
+    return KernelCost(queries + cached, queries, 4 * seen * layout.q_size, cached, 8 * itemsize)

@@ -26,6 +26,7 @@ _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.uint16): 14,
 }  # CUDA_R_32F, _16F, _16BF
 _FLOAT32 = 0
+_ITEMSIZES = {number: dtype.itemsize for dtype, number in _TYPES.items()}
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
 _DESC_TRANSA, _TRANSPOSED = 3, 1
 _PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3
@@ -34,7 +35,6 @@ _PREF_MIN_ALIGNMENT_C_BYTES = 7
 _REDUCTION_SCHEME_NONE = 0
 
 _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
-_MIN_BUCKET = 16  # tokens
 
 # What the library asks for by default on the largest cards; on others a part of it stays unused.
 WORKSPACE_BYTES = 32 * 2**20
@@ -168,19 +168,16 @@ class Cublas:
         )
 
     def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
-        algorithm = self._algorithm(sizes, operands)
-        product = _Product(self, ctypes.byref(algorithm))
+        product = _Product(self, sizes, operands)
+        product.algorithm = ctypes.byref(self._algorithm(sizes, operands))
         product.layouts = self._layouts(product, sizes, operands)
         return product
 
     def _algorithm(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
-        """What the library chooses for as many tokens, rounded up to a power of two; asked once."""
-        num_rows, num_tokens, num_inputs = sizes
-        bucket = max(_MIN_BUCKET, 1 << (num_tokens - 1).bit_length())
-        key = ((num_rows, bucket, num_inputs), operands)
-        if key not in self._algorithms:
-            self._algorithms[key] = self._choose(*key)
-        return self._algorithms[key]
+        """What the library chooses for a product; asked once. One that is chosen for more tokens may refuse fewer."""
+        if (sizes, operands) not in self._algorithms:
+            self._algorithms[sizes, operands] = self._choose(sizes, operands)
+        return self._algorithms[sizes, operands]
 
     def _choose(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
         for attribute, (_, _, alignment) in zip(_PREF_MIN_ALIGNMENT_BYTES, operands, strict=True):
@@ -230,15 +227,33 @@ class Cublas:
         self._library.call(f"{kind}SetAttribute", target, attribute, ctypes.byref(value), size)
 
 
+class DryCublas(Cublas):
+    """The library without the library, for dry runs: products are checked and described, none can be started."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
+        return _Product(self, sizes, operands)
+
+
 @dataclass(eq=False)
 class _Product:
     """One product of which only addresses are missing."""
 
     library: Cublas
-    algorithm: Any
+    sizes: _Sizes
+    operands: _Operands
+    algorithm: Any = None
     layouts: Sequence[ctypes.c_void_p] = ()
 
     label = None
+
+    def cost(self) -> KernelCost:
+        """As `matmul_cost`."""
+        num_rows, num_tokens, num_inputs = self.sizes
+        itemsize = _ITEMSIZES[self.operands[0][0]]
+        return matmul_cost(num_tokens=num_tokens, num_rows=num_rows, num_inputs=num_inputs, itemsize=itemsize)
 
     def start(self, addresses: Sequence[int]) -> None:
         """As `Cublas.multiply`."""
@@ -251,6 +266,7 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
         read_bytes=(num_tokens + num_rows) * num_inputs * itemsize,
         written_bytes=4 * num_tokens * num_rows,
         flops=2 * num_tokens * num_rows * num_inputs,
+        element_bits=8 * itemsize,
     )
 
 

@@ -9,7 +9,15 @@ from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
 
 BLOCK_SIZE = 256
 
@@ -79,6 +87,7 @@ def dequantize(device: Device, *, matrix: TiledMatrix, first_tile: int, num_tile
                 out_stride=out.strides[0] // out.dtype.itemsize,
             ),
         ),
+        cost=lambda: dequantize_cost(layout=layout, num_tiles=num_tiles, itemsize=out.dtype.itemsize),
     )
 
 
@@ -86,12 +95,14 @@ def _from_tile(first_tile: int, array: Any | None) -> Offset | None:
     return None if array is None else Offset(array, first_tile * array.strides[0])
 
 
-def dequantize_cost(*, layout: TileLayout, num_tiles: int) -> KernelCost:
-    """What one call moves."""
+def dequantize_cost(*, layout: TileLayout, num_tiles: int, itemsize: int) -> KernelCost:
+    """What one call moves; `itemsize` is that of the output."""
     rows = num_tiles * TILE_ROWS
-    itemsize = ACTIVATION_DTYPES[layout.weight_type].itemsize
+    matrix_bytes = layout.num_bytes // layout.num_tiles * num_tiles
     return KernelCost(
-        read_bytes=layout.num_bytes // layout.num_tiles * num_tiles,
+        read_bytes=matrix_bytes,
         written_bytes=rows * layout.num_inputs * itemsize,
         flops=rows * layout.num_inputs if layout.has_codes else 0,
+        stored_bytes=matrix_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
     )

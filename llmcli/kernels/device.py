@@ -20,6 +20,7 @@ from llmcli.kernels.driver import LaunchDriver
 from llmcli.kernels.launches import Launch, addresses_of, check_launch
 from llmcli.kernels.raw_kernel import LoadedKernel, RawLaunch
 from llmcli.kernels.replay import Replay, Starter
+from llmcli.kernels.spec import Cost
 from llmcli.resources import kernel_cache_folder
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
@@ -123,14 +124,16 @@ class Device:
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
         overlaps: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         """Start kernel `name` of `stem` on the stream. `shared_bytes` is dynamic shared memory.
 
         Arguments are arrays on the card, NumPy scalars, or None for a null pointer. With `overlaps` the kernel may
-        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself.
+        start before the one in front of it ends, on cards that can (sm_90); it must then wait by itself. `cost` is for
+        devices of a dry run; here nobody calls it.
         Raises: TypeError, ValueError for what CUDA would misread; DeviceError
         """
-        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps)
+        launch = Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)
         self.start(self._bind(launch), addresses_of(arguments))
 
     def start(self, starter: Starter, addresses: Sequence[int]) -> None:

@@ -40,10 +40,11 @@ def embedding(device: Device, *, table: Array, token_ids: Array, rows: Array | N
         grid=(num_tokens,),
         block=_BLOCK,
         arguments=(table, token_ids, rows, out, np.int32(vocab_size), np.int32(hidden_size)),
+        cost=lambda: embedding_cost(num_tokens=num_tokens, hidden_size=hidden_size, itemsize=table.dtype.itemsize),
     )
 
 
 def embedding_cost(*, num_tokens: int, hidden_size: int, itemsize: int) -> KernelCost:
     """Cost of one call; `itemsize` is that of the table."""
     count = num_tokens * hidden_size
-    return KernelCost(itemsize * count + 4 * num_tokens, 4 * count, 0)
+    return KernelCost(itemsize * count + 4 * num_tokens, 4 * count, 0, itemsize * count)

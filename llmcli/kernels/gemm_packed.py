@@ -8,23 +8,20 @@ import numpy as np
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.tiles import SCALE_C_TYPES, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
 
 BLOCK_SIZE = 256
 _BLOCK_TILES, _STEP_UNITS = 4, 2
 _TOKEN_TILES = (2, 4, 8)  # of 8 tokens
 _MAX_STAGES = 4
-
-SPEC = KernelSpec(
-    "gemm_packed",
-    "tokens times a tiled matrix of codes",
-    tuple(
-        f"gemm_packed<{codes}, {scale}, {group}, {symmetric}, {tiles}, {stages}>"
-        for codes in ("Int8", "Int4")
-        for scale, group, symmetric in (("float", 0, "true"), ("__nv_bfloat16", 128, "true"), ("__half", 128, "false"))
-        for tiles, stages in ((2, 4), (4, 4), (8, 2))
-    ),
-)
 
 
 class GemmShape(ctypes.Structure):
@@ -66,17 +63,9 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             f"gemm_packed: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {TILE_ROWS}"
         )
     token_tiles, stages = choose_tiling(layout, num_tokens, device.shared_bytes_per_block)
-    parameters = (
-        WEIGHT_C_TYPES[layout.weight_type],
-        SCALE_C_TYPES[layout.scale_type or "float32"],
-        str(layout.group_size or 0),
-        "true" if layout.is_symmetric else "false",
-        str(token_tiles),
-        str(stages),
-    )
     device.launch(
         "gemm_packed",
-        f"gemm_packed<{', '.join(parameters)}>",
+        kernel_name(layout, token_tiles, stages),
         grid=(-(-num_tokens // (8 * token_tiles)), -(-layout.num_tiles // _BLOCK_TILES)),
         block=BLOCK_SIZE,
         arguments=(
@@ -94,7 +83,22 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
             ),
         ),
         shared_bytes=stages * _step_bytes(layout, token_tiles),
+        cost=lambda: gemm_packed_cost(layout=layout, num_tokens=num_tokens),
     )
+
+
+def kernel_name(layout: TileLayout, token_tiles: int, stages: int) -> str:
+    """The name expression; its last parameter is the size of a step in shared memory, for the compiler to compare."""
+    parameters = (
+        WEIGHT_C_TYPES[layout.weight_type],
+        SCALE_C_TYPES[layout.scale_type or "float32"],
+        str(layout.group_size or 0),
+        "true" if layout.is_symmetric else "false",
+        str(token_tiles),
+        str(stages),
+        str(_step_bytes(layout, token_tiles)),
+    )
+    return f"gemm_packed<{', '.join(parameters)}>"
 
 
 def choose_tiling(layout: TileLayout, num_tokens: int, shared_bytes_per_block: int) -> tuple[int, int]:
@@ -116,6 +120,8 @@ def gemm_packed_cost(*, layout: TileLayout, num_tokens: int) -> KernelCost:
         read_bytes=layout.num_bytes + 2 * num_tokens * layout.num_inputs,
         written_bytes=4 * num_tokens * layout.num_rows,
         flops=2 * num_tokens * layout.num_rows * layout.num_inputs,
+        stored_bytes=layout.num_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
     )
 
 
@@ -126,3 +132,19 @@ def _step_bytes(layout: TileLayout, token_tiles: int) -> int:
         scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
     zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
     return x_bytes + _BLOCK_TILES * _STEP_UNITS * (UNIT_BYTES + scale_bytes + zero_bytes)
+
+
+SPEC = KernelSpec(
+    "gemm_packed",
+    "tokens times a tiled matrix of codes",
+    tuple(
+        kernel_name(TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric), tiles, stages)
+        for weight_type in ("int8", "int4")
+        for scale_type, group_size, is_symmetric in (
+            ("float32", None, True),
+            ("bfloat16", 128, True),
+            ("float16", 128, False),
+        )
+        for tiles, stages in ((2, 4), (4, 4), (8, 2))
+    ),
+)

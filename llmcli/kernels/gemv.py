@@ -1,7 +1,9 @@
 """y = f(x' @ W.T + bias) for a few rows of activations, normed or not, and a tiled matrix: the products of decoding."""
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Literal
 
 from llmcli.kernels.arguments import check
@@ -12,6 +14,7 @@ from llmcli.kernels.tiles import (
     SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
+    WEIGHT_BITS,
     WEIGHT_C_TYPES,
     TiledMatrix,
     TileLayout,
@@ -27,28 +30,6 @@ _DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # 
 _TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 _EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
-
-SPEC = KernelSpec(
-    "gemv",
-    "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
-    (
-        *(f"gemv<Int8, __nv_bfloat16, 128, true, {rows}, 5>" for rows in _ROWS),
-        *(f"gemv<Int4, __nv_bfloat16, 128, true, {rows}, 4>" for rows in _ROWS),
-        *(f"gemv<{weight}, float, 0, true, {rows}, 6>" for weight in ("__half", "float") for rows in (1, 8)),
-        "gemv<Int8, __nv_bfloat16, 0, true, 1, 5>",
-        "gemv<__nv_bfloat16, float, 0, true, 1, 6>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 5>",
-        "gemv<__nv_bfloat16, float, 0, true, 8, 3>",
-        "gemv<Int8, __nv_bfloat16, 128, true, 8, 2>",
-        "gemv<Int4, __nv_bfloat16, 128, true, 8, 2>",
-        "gemv<Int8, float, 8, false, 1, 2>",
-        "gemv<Int8, float, 32, false, 8, 5>",
-        "gemv<Int8, float, 4096, false, 1, 2>",
-        "gemv<Int4, __half, 32, true, 1, 4>",
-        "gemv<Int4, float, 16, false, 1, 2>",
-        "gemv<Int4, float, 16, false, 8, 2>",
-    ),
-)
 
 
 class GemvShape(ctypes.Structure):
@@ -83,6 +64,7 @@ class GemvPlan:
     shared_bytes: int
 
 
+@cache
 def plan_gemv(
     layout: TileLayout,
     num_rows: int,
@@ -119,6 +101,30 @@ def plan_gemv(
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
 
 
+def plan_passes(
+    layout: TileLayout,
+    num_rows: int,
+    *,
+    num_multiprocessors: int,
+    shared_bytes_per_block: int,
+    can_cluster: bool,
+) -> Iterator[GemvPlan]:
+    """The launches for any number of rows: each takes as many of those left as `plan_gemv` gives it.
+
+    Raises: as `plan_gemv`
+    """
+    while num_rows > 0:
+        plan = plan_gemv(
+            layout,
+            num_rows,
+            num_multiprocessors=num_multiprocessors,
+            shared_bytes_per_block=shared_bytes_per_block,
+            can_cluster=can_cluster,
+        )
+        yield plan
+        num_rows -= plan.num_rows
+
+
 @dataclass(frozen=True)
 class _Ring:
     stages: int
@@ -130,7 +136,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     """What fits into `room` bytes of each of so many blocks: rings of copies, each with the largest chunk of x."""
     tile_warps = _TILE_WARPS[layout.weight_type]  # all their units stand together, in equal parts in every block
     round_bytes = tile_warps // cluster * _unit_bytes(layout, kernel_rows)
-    num_buffers = (2 if kernel_rows > 2 else 4) + (cluster > 1)  # and one for what goes to the other block
+    num_buffers = _num_buffers(kernel_rows) + (cluster > 1)  # and one for what goes to the other block
     buffers_bytes = num_buffers * NUM_WARPS * kernel_rows * TILE_ROWS * 4
     tiles_at_once = num_clusters * cluster * NUM_WARPS // tile_warps
     lane_sums_bytes = -(-layout.num_tiles // tiles_at_once) * BLOCK_SIZE * 4 * _num_sums(layout, kernel_rows)
@@ -146,6 +152,7 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     return rings
 
 
+@cache
 def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
     """The name expression of the kernel for up to `kernel_rows` rows."""
     arguments = (
@@ -155,8 +162,21 @@ def gemv_name(layout: TileLayout, kernel_rows: int, stages: int) -> str:
         "true" if layout.is_symmetric else "false",
         str(kernel_rows),
         str(stages),
+        _host_sizes(layout, kernel_rows),
     )
     return f"gemv<{', '.join(arguments)}>"
+
+
+def _host_sizes(layout: TileLayout, kernel_rows: int) -> str:
+    """What this file assumes of the kernel's shared memory, for the compiler to compare: HostSizes of gemv.cu."""
+    sizes = (
+        _slot_bytes(layout),
+        _unit_bytes(layout, kernel_rows),
+        _num_sums(layout, kernel_rows),
+        _num_buffers(kernel_rows),
+        _TILE_WARPS[layout.weight_type],
+    )
+    return f"HostSizes<{', '.join(map(str, sizes))}>"
 
 
 def gemv(
@@ -190,14 +210,13 @@ def gemv(
     if bias is not None:
         check("gemv", "bias", bias, dtype="float32", shape=(layout.padded_rows,), aligned=4)
     begin = 0
-    while begin < num_rows:
-        plan = plan_gemv(
-            layout,
-            num_rows - begin,
-            num_multiprocessors=device.num_multiprocessors,
-            shared_bytes_per_block=device.shared_bytes_per_block,
-            can_cluster=device.can_cluster,
-        )
+    for plan in plan_passes(
+        layout,
+        num_rows,
+        num_multiprocessors=device.num_multiprocessors,
+        shared_bytes_per_block=device.shared_bytes_per_block,
+        can_cluster=device.can_cluster,
+    ):
         end = begin + plan.num_rows
         shape = GemvShape(
             num_rows=plan.num_rows,
@@ -218,24 +237,37 @@ def gemv(
             arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *rows, shape),
             shared_bytes=plan.shared_bytes,
             overlaps=True,
+            cost=partial(
+                gemv_cost, plan, layout, epilogue=epilogue, has_norm=norm_weight is not None, has_bias=bias is not None
+            ),
         )
         begin = end
 
 
+@dataclass(frozen=True, kw_only=True)
+class GemvCost(KernelCost):
+    """The same of one launch, with how its work is shared out: what it waits for beside memory follows from that."""
+
+    plan: GemvPlan
+    layout: TileLayout
+
+
 def gemv_cost(
-    *, layout: TileLayout, num_rows: int, epilogue: Epilogue = "store", has_norm: bool = False, has_bias: bool = False
-) -> KernelCost:
-    """What one call moves: the matrix once for every 8 rows, x once (each block reads it again, from L2), results."""
-    passes = -(-num_rows // MAX_ROWS)
+    plan: GemvPlan, layout: TileLayout, *, epilogue: Epilogue = "store", has_norm: bool = False, has_bias: bool = False
+) -> GemvCost:
+    """What one launch moves: the matrix and x once (each cluster reads x again, from L2), the results."""
+    num_rows = plan.num_rows
     num_outputs = layout.num_rows // (2 if epilogue == "swiglu" else 1)
     out_bytes = 4 * num_rows * num_outputs
-    vectors = 4 * (layout.num_inputs * has_norm + layout.padded_rows * has_bias)
-    return KernelCost(
-        read_bytes=passes * (layout.num_bytes + vectors)
-        + 4 * num_rows * layout.num_inputs
-        + (out_bytes if epilogue == "add" else 0),
+    stored_bytes = layout.num_bytes + 4 * (layout.num_inputs * has_norm + layout.padded_rows * has_bias)
+    return GemvCost(
+        read_bytes=stored_bytes + 4 * num_rows * layout.num_inputs + (out_bytes if epilogue == "add" else 0),
         written_bytes=out_bytes,
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
+        stored_bytes=stored_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
+        plan=plan,
+        layout=layout,
     )
 
 
@@ -245,6 +277,11 @@ def _groups_per_unit(layout: TileLayout) -> int:
 
 def _groups_across_lanes(layout: TileLayout) -> int:
     return min(4, _groups_per_unit(layout))
+
+
+def _num_buffers(kernel_rows: int) -> int:
+    """NUM_BUFFERS of gemv.cu: sums of tiles that wait for their turn."""
+    return 2 if kernel_rows > 2 else 4
 
 
 def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
@@ -277,3 +314,39 @@ def _slot_bytes(layout: TileLayout) -> int:
     zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
     num_bytes = UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
     return -(-num_bytes // 128) * 128
+
+
+def _variant(
+    weight_type: str,
+    rows: int,
+    stages: int,
+    *,
+    group_size: int | None = None,
+    scale_type: str | None = None,
+    is_symmetric: bool = True,
+) -> str:
+    layout = TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric)
+    return gemv_name(layout, rows, stages)
+
+
+SPEC = KernelSpec(
+    "gemv",
+    "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
+    (
+        *(_variant("int8", rows, 5, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant("int4", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant(weight_type, rows, 6) for weight_type in ("float16", "float32") for rows in (1, 8)),
+        _variant("int8", 1, 5, scale_type="bfloat16"),
+        _variant("bfloat16", 1, 6),
+        _variant("bfloat16", 8, 5),
+        _variant("bfloat16", 8, 3),
+        _variant("int8", 8, 2, group_size=128, scale_type="bfloat16"),
+        _variant("int4", 8, 2, group_size=128, scale_type="bfloat16"),
+        _variant("int8", 1, 2, group_size=8, scale_type="float32", is_symmetric=False),
+        _variant("int8", 8, 5, group_size=32, scale_type="float32", is_symmetric=False),
+        _variant("int8", 1, 2, group_size=4096, scale_type="float32", is_symmetric=False),
+        _variant("int4", 1, 4, group_size=32, scale_type="float16"),
+        _variant("int4", 1, 2, group_size=16, scale_type="float32", is_symmetric=False),
+        _variant("int4", 8, 2, group_size=16, scale_type="float32", is_symmetric=False),
+    ),
+)

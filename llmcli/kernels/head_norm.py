@@ -54,10 +54,11 @@ def head_norm(device: Device, *, x: Array, weight: Array, eps: float) -> None:
             np.int32(row_stride(x)),
             np.float32(eps),
         ),
+        cost=lambda: head_norm_cost(num_rows=num_rows, num_heads=num_heads, head_dim=head_dim),
     )
 
 
 def head_norm_cost(*, num_rows: int, num_heads: int, head_dim: int) -> KernelCost:
     """Cost of one call."""
     count = num_rows * num_heads * head_dim
-    return KernelCost(4 * count + 4 * head_dim, 4 * count, 4 * count)
+    return KernelCost(4 * count + 4 * head_dim, 4 * count, 4 * count, 4 * head_dim)

@@ -73,6 +73,7 @@ def kv_append(
             value_scales,
             np.int32(layout.num_key_value_heads),
         ),
+        cost=lambda: kv_append_cost(num_tokens, layout, keys.dtype.itemsize),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.kernels.arguments import Array
+from llmcli.kernels.spec import Cost
 
 _SCALARS = (np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64)
 _MAX_BLOCK = 1024
@@ -27,7 +28,7 @@ class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
     `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may start before the one in front of it ends, on
-    cards that can (sm_90); it must then wait by itself.
+    cards that can (sm_90); it must then wait by itself. `cost` is for those who predict times; nothing that runs asks.
     """
 
     stem: str
@@ -37,6 +38,7 @@ class Launch:
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
     overlaps: bool = False
+    cost: Cost | None = None
 
 
 def is_address(argument: Any) -> bool:

@@ -37,10 +37,12 @@ def residual_add(device: Device, *, x: Array, row_scale: Array | None, bias: Arr
         grid=(num_rows, -(-num_columns // (BLOCK * STEPS * vector))),
         block=BLOCK,
         arguments=(x, row_scale, bias, hidden, np.int32(num_columns), np.int32(stride)),
+        cost=lambda: residual_add_cost(num_rows=num_rows, num_columns=num_columns, has_bias=bias is not None),
     )
 
 
 def residual_add_cost(*, num_rows: int, num_columns: int, has_bias: bool) -> KernelCost:
     """Cost of one call."""
     count = num_rows * num_columns
-    return KernelCost(8 * count + 4 * num_rows + 4 * num_columns * has_bias, 4 * count, 3 * count)
+    bias_bytes = 4 * num_columns * has_bias
+    return KernelCost(8 * count + 4 * num_rows + bias_bytes, 4 * count, 3 * count, bias_bytes)

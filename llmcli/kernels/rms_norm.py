@@ -33,10 +33,12 @@ def rms_norm(device: Device, *, x: Array, weight: Array, eps: float, out: Array,
         grid=form.grid(num_rows),
         block=form.block,
         arguments=(x, weight, out, row_scale, np.int32(num_rows), np.int32(num_columns), np.float32(eps)),
+        cost=lambda: rms_norm_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
     )
 
 
 def rms_norm_cost(*, num_rows: int, num_columns: int, itemsize: int) -> KernelCost:
     """Cost of one call; `itemsize` is that of the output."""
     count = num_rows * num_columns
-    return KernelCost(4 * count + 4 * num_columns, itemsize * count + 4 * num_rows, 4 * count)
+    weight_bytes = 4 * num_columns
+    return KernelCost(4 * count + weight_bytes, itemsize * count + 4 * num_rows, 4 * count, weight_bytes)

@@ -44,6 +44,7 @@ def rotary(device: Device, *, qkv: Array, layout: QkvLayout, positions: Array, c
             positions,
             cos_sin,
         ),
+        cost=lambda: rotary_cost(num_tokens, layout),
     )
 
 

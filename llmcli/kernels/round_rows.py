@@ -31,6 +31,7 @@ def round_rows(device: Device, *, x: Array, out: Array, row_scale: Array) -> Non
         grid=form.grid(num_rows),
         block=form.block,
         arguments=(x, out, row_scale, np.int32(num_rows), np.int32(num_columns)),
+        cost=lambda: round_rows_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
     )
 
 

@@ -1,6 +1,7 @@
 """Launches sample_token.cu, the sampler chain on the card, and says how the state it keeps for each row is laid out."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -183,10 +184,10 @@ def sample_token(
                 np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
             ),
             overlaps=True,
+            cost=partial(sample_token_cost, count, vocab_size),
         )  # fmt: skip
 
 
-def sample_token_cost(num_tokens: int, vocab_size: int, is_greedy: bool) -> KernelCost:
-    """What one call moves at least: the logits, and at a temperature above 0 a key for each token."""
-    keys = 0 if is_greedy else 8 * vocab_size
-    return KernelCost(num_tokens * 4 * vocab_size, num_tokens * keys, 0)
+def sample_token_cost(num_tokens: int, vocab_size: int) -> KernelCost:
+    """What a greedy launch moves: the logits. At a temperature above 0 it also writes a key of 8 bytes for each."""
+    return KernelCost(num_tokens * 4 * vocab_size, 0, 0)

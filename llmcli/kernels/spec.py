@@ -1,5 +1,6 @@
 """What a launcher module says about its kernel: its name, its variants, and what a call moves and computes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -19,14 +20,17 @@ class KernelSpec:
 class KernelCost:
     """What one call moves between memory and the card's multiprocessors, and what it computes.
 
+    `stored_bytes` are the part of `read_bytes` that every step reads anew from memory: weights, tables and cached
+    tokens. `element_bits` is the size of one weight or cached value, 0 where no rate depends on it.
     Units: bytes; floating-point operations (a multiply-add is two)
     """
 
     read_bytes: int
     written_bytes: int
     flops: int
+    stored_bytes: int = 0
+    element_bits: int = 0
 
-    def __add__(self, other: "KernelCost") -> "KernelCost":
-        return KernelCost(
-            self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, self.flops + other.flops
-        )
+
+# The cost of a launch, worked out when somebody asks: the running path makes the function and never calls it.
+Cost = Callable[[], KernelCost]

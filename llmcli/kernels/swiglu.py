@@ -38,6 +38,7 @@ def swiglu(device: Device, *, gate_up: Array, row_scale: Array, out: Array, out_
         grid=form.grid(num_rows),
         block=form.block,
         arguments=(gate_up, row_scale, out, out_scale, np.int32(num_rows), np.int32(num_columns), np.int32(stride)),
+        cost=lambda: swiglu_cost(num_rows=num_rows, num_columns=num_columns, itemsize=out.dtype.itemsize),
     )
 
 

@@ -164,21 +164,21 @@ class Bench:
         return None if self._meter is None else self._meter.idle_watts
 
     def check_tokens(self) -> int:
-        """Generate in one row alone and in all rows together; returns how many tokens agree.
+        """Generate two texts, each in a row alone and then both in all rows in turns; returns how many tokens agree.
 
         Raises: DeviceError if they differ
         """
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
         depth = min(self._options.depths)
-        alone = self._texts([self._prompt(depth)], count)[0]
-        beside = [self._prompt(depth, row) for row in range(1, self._options.num_rows)]
-        together = self._texts([self._prompt(depth), *beside], count)[0]
-        if alone != together:
-            position = next(i for i, (a, b) in enumerate(zip(together, alone, strict=True)) if a != b)
-            raise DeviceError(
-                f"bench decodes token {together[position]} where generate decodes {alone[position]}, at new "
-                f"token {position}: its figures would mean nothing; please report it"
-            )
+        prompts = [self._prompt(depth, row % 2) for row in range(self._options.num_rows)]
+        alone = [self._texts([prompt], count)[0] for prompt in prompts[:2]]
+        for row, together in enumerate(self._texts(prompts, count)):
+            for position, (ours, expected) in enumerate(zip(together, alone[row % 2], strict=True)):
+                if ours != expected:
+                    raise DeviceError(
+                        f"bench decodes token {ours} where generate decodes {expected}, at new token {position} of "
+                        f"row {row}: its figures would mean nothing; please report it"
+                    )
         return count
 
     def measure_prompt(self, num_tokens: int) -> PromptFigures:
@@ -217,7 +217,7 @@ class Bench:
         prompts = [self._prompt(depth, row) for row in range(num_rows)]
         self._texts(prompts, 1)  # once they are known, all rows can begin within a few steps
 
-        def run() -> float:
+        def run() -> tuple[float, int]:
             scheduler = Scheduler(self._runner, self._tokenizer)
             numbers = [scheduler.submit(self._request(prompt, count + SPARE_TOKENS)) for prompt in prompts]
             while scheduler.num_waiting or scheduler.usage.most_rows < num_rows:
@@ -228,13 +228,12 @@ class Bench:
             seconds = time.perf_counter() - start
             for number in numbers:
                 scheduler.cancel(number)
-            return seconds / count
+            return seconds / count, scheduler.usage.row_steps + num_rows  # each row's first is chosen with its prompt
 
-        spread = _spread(self._repeat(run))
+        spread = _spread([seconds for seconds, _ in self._repeat(run)])
         halfway = depth + (count + 1) // 2
         bytes_per_step = self._predictor.decode_bytes(halfway, num_rows)
-        energy, num_runs = self._energy(run)
-        num_tokens = num_runs * num_rows * (count + 1)  # the first is sampled and run too
+        energy, num_tokens = self._energy(run)
         return DecodeFigures(
             depth,
             num_rows,
@@ -247,16 +246,15 @@ class Bench:
             energy.average_watts if energy else None,
         )
 
-    def _energy(self, run: Callable[[], object]) -> tuple[Energy | None, int]:
-        """The energy of further runs, one after the other, for long enough to tell, and their number."""
+    def _energy(self, run: Callable[[], tuple[float, int]]) -> tuple[Energy | None, int]:
+        """The energy of further runs, one after the other, for long enough to tell, and their number of tokens."""
         if self._meter is None or self._meter.idle_watts is None:
             return None, 0
-        start, num_runs = self._meter.read(), 0
+        start, num_tokens = self._meter.read(), 0
         begin = time.perf_counter()
         while time.perf_counter() - begin < _ENERGY_SECONDS:
-            run()
-            num_runs += 1
-        return self._meter.used(start, self._meter.read()), num_runs
+            num_tokens += run()[1]
+        return self._meter.used(start, self._meter.read()), num_tokens
 
     def _texts(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """What greedy rows say behind these prompts, all of them side by side."""

@@ -68,6 +68,8 @@ class StepDevice(Protocol):
     def method(self, position: int, prompt_len: int) -> int:
         """How the token at `position` of a prompt of so many tokens is computed: SINGLE, or another number.
 
+        It is the same for all tokens of a page.
+
         Tokens with the same number, and the same tokens and numbers before them, have the same keys and values.
         """
 
@@ -258,10 +260,12 @@ class SteppingRunner:
         """Make room for so many tokens in all; see `Runner.reserve`."""
         if num_tokens > self._limits.max_seq_len:
             raise ValueError(f"{num_tokens} tokens, a row has room for {self._limits.max_seq_len}")
+        this = self._rows[row]
+        num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
+        copies_last = self._writes_into_shared_page(this, num_tokens)
+        if num_new == 0 and not copies_last:
+            return True
         with interrupts_held_back():
-            this = self._rows[row]
-            num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
-            copies_last = self._writes_into_shared_page(this, num_tokens)
             while self._pool.num_free < num_new + copies_last:
                 if not self._index.give_up_one():
                     return False
@@ -303,8 +307,8 @@ class SteppingRunner:
             work = replace(work, method=self._device.method(row.num_tokens, len(row.prompt)))
         elif work.num_tokens > MAX_SPAN:
             raise ValueError(f"a span of {work.num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
-        if not all(0 <= token_id < self.config.vocab_size for token_id in span.token_ids):
-            raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
+        else:
+            self._check_ids(span.token_ids)
         if not self.reserve(span.row, end):
             raise ValueError(f"no page is free for row {span.row}")
         return work
@@ -324,8 +328,11 @@ class SteppingRunner:
 
     def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
         vocab_size = self.config.vocab_size
-        method = self._device.method
-        return [token_id + vocab_size * method(place, prompt_len) for place, token_id in enumerate(token_ids)]
+        stamps: list[int] = []
+        for begin in range(0, len(token_ids), PAGE_TOKENS):  # the tokens of a page are computed alike
+            method = vocab_size * self._device.method(begin, prompt_len)
+            stamps += [token_id + method for token_id in token_ids[begin : begin + PAGE_TOKENS]]
+        return stamps
 
     def _writes_into_shared_page(self, row: _Row, num_tokens: int) -> bool:
         place = row.num_tokens // PAGE_TOKENS
@@ -362,7 +369,10 @@ class SteppingRunner:
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not 0 < len(prompt) <= self._limits.max_seq_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens, expected 1 to {self._limits.max_seq_len}")
-        if not all(0 <= token_id < self.config.vocab_size for token_id in prompt):
+        self._check_ids(prompt)
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.config.vocab_size:
             raise ValueError(f"token id outside the vocabulary of {self.config.vocab_size}")
 
 

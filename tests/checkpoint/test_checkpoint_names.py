@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conformance import PROMPT, prefill, relative_error
 from quantized import SIZES, export
+from row_steps import PROMPT, logits_of, relative_error
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
@@ -52,9 +52,7 @@ def their_logits(folder: Path) -> np.ndarray:
 
 
 def our_logits(folder: Path) -> np.ndarray:
-    runner = load(open_model(folder), max_seq_len=64)
-    prefill(runner, PROMPT[:40])
-    return runner.logits(0)
+    return logits_of(load(open_model(folder), max_seq_len=64), PROMPT[:40])
 
 
 @pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])

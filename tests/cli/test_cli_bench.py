@@ -50,7 +50,7 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
     result = llmcli("bench", model, *QUICK)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"model +model, bfloat16, KV cache float32, context 55", lines[0])
+    assert re.fullmatch(r"model +model, bfloat16, KV cache float32, context 86", lines[0])
     assert re.fullmatch(r"device +CPU, float32, 1 thread, reads [\d.,]+ GB/s", lines[1])
     assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
     assert lines[3] == "energy            not available: it is measured on NVIDIA cards only"

@@ -1,14 +1,16 @@
-"""A runner that plays one script for each answer and counts what a real one would compute."""
+"""A runner that plays one script for each answer and counts what it computes."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from page_device import PageDevice, PageStep
+
 from llmcli.engine.chat import Chat, ChatSettings
 from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.reasoning import Piece
-from llmcli.runners.base import Logits
+from llmcli.runners.stepping import SteppingRunner, Work
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
@@ -25,60 +27,62 @@ class ChatModel(NamedTuple):
     template: ChatTemplate
 
 
-class ScriptedChatRunner:
-    """Every sampled token counts as computed, so that a prefill computes exactly what the row does not share."""
+class ScriptedChatRunner(SteppingRunner):
+    """Plays `script` behind each prompt; it may be interrupted within a prompt, or within an answer.
 
-    config: Any = SimpleNamespace(vocab_size=1_000_000)
-    description = "scripted"
-    num_rows = 1
+    Attributes: prompts, each with how many of its tokens were computed; samplers, one for each prompt
+    """
 
-    def __init__(self, max_seq_len: int = 100_000, chunk: int = 10_000):
-        self.max_seq_len = max_seq_len
-        self.chunk = chunk
+    def __init__(self, max_seq_len: int = 2_000, chunk: int = 10_000):
         self.script: Sequence[int] = ()
-        self.row: list[int] = []
-        self.prefills: list[tuple[tuple[int, ...], int]] = []  # each prompt and how many of its tokens were computed
+        self.prompts: list[tuple[tuple[int, ...], int]] = []
         self.samplers: list[Sampler] = []
         self.interrupt_decode_after = 10**9
         self.interrupt_prefill_after = 10**9
+        self.device = _Device(self, max_seq_len, chunk)
+        super().__init__(self.device)
 
-    def token_ids(self, row: int) -> Sequence[int]:
-        return self.row
+    @property
+    def row(self) -> list[int]:
+        """What the row of the conversation holds."""
+        (row,) = self._rows
+        return list(self.token_ids(row))
 
-    def prefill(self, row: int, token_ids: Sequence[int]) -> Generator[int, None, None]:
-        kept = 0
-        while kept < min(len(self.row), len(token_ids) - 1) and self.row[kept] == token_ids[kept]:
-            kept += 1
-        del self.row[kept:]
-        self.prefills.append((tuple(token_ids), len(token_ids) - kept))
-        yield 0
-        for begin in range(kept, len(token_ids), self.chunk):
-            if begin - kept >= self.interrupt_prefill_after:
-                raise KeyboardInterrupt
-            self.row += token_ids[begin : begin + self.chunk]
-            yield len(self.row) - kept
+    def open(self, prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+        row = super().open(prompt, sampler)
+        self._begin(row, prompt, sampler)
+        return row
 
-    def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
-        self.samplers += samplers
-        for index, token_id in enumerate(self.script):
-            if len(self.row) == self.max_seq_len:
-                return
-            if index == self.interrupt_decode_after:
-                raise KeyboardInterrupt
-            self.row.append(token_id)
-            yield [token_id]
+    def change_prompt(self, row: int, prompt: Sequence[int], sampler: Sampler | None = None) -> None:
+        super().change_prompt(row, prompt, sampler)
+        self._begin(row, prompt, sampler)
 
-    def logits(self, row: int) -> Logits:
-        raise NotImplementedError
+    def next_token(self, history: Sequence[int], sampler: Sampler) -> int:
+        num_drawn = len(history) - len(self.prompts[-1][0])
+        if num_drawn == self.interrupt_decode_after:
+            raise KeyboardInterrupt
+        return self.script[num_drawn]
 
-    def score(self, row: int, token_ids: Sequence[int], first: int) -> Any:
-        raise NotImplementedError
+    def _begin(self, row: int, prompt: Sequence[int], sampler: Sampler | None) -> None:
+        assert sampler is not None
+        self.prompts.append((tuple(prompt), len(prompt) - self.num_tokens(row)))
+        self.samplers.append(sampler)
 
-    def truncate(self, row: int, num_tokens: int) -> None:
-        del self.row[num_tokens:]
 
-    def copy_row(self, source: int, target: int) -> None:
-        raise NotImplementedError
+class _Device(PageDevice):
+    """Has a vocabulary for every tokenizer."""
+
+    def __init__(self, runner: ScriptedChatRunner, max_seq_len: int, chunk: int):
+        super().__init__(runner.next_token, max_seq_len=max_seq_len, chunk=chunk)
+        self.config = SimpleNamespace(vocab_size=1_000_000)
+        self._runner = runner
+
+    def run(self, works: Sequence[Work]) -> PageStep:
+        prompt, num_computed = self._runner.prompts[-1]
+        is_prompt = works[0].position < len(prompt)
+        if is_prompt and works[0].position - (len(prompt) - num_computed) >= self._runner.interrupt_prefill_after:
+            raise KeyboardInterrupt
+        return super().run(works)
 
 
 class ScriptedChat:

@@ -1,6 +1,7 @@
 """Conversations: the ids of every prompt, what is computed again, undo, edit, going on, interrupts."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_prompt_equals_a_fresh_rendering_by_transformers(
     assert (interrupted.finish_reason, len(interrupted.token_ids)) == ("interrupted", 5)
     messages = conversation.ask("One more").messages()
     talk.say("One more", "x")
-    assert list(talk.runner.prefills[-1][0]) == reference_ids(name, messages)
+    assert list(talk.runner.prompts[-1][0]) == reference_ids(name, messages)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,11 +56,9 @@ def test_only_what_is_new_is_computed(chat_model: Load, name: str) -> None:
     hold(talk)
     held = list(talk.runner.row)
     events = talk.say("One more", "x")
-    prompt, num_computed = talk.runner.prefills[-1]
+    prompt, num_computed = talk.runner.prompts[-1]
     start = started(events)
-    # Llama 2's template writes a space between an answer and its end, which the model did not.
-    num_end_tokens = 1 if name == "llama2" else 0
-    assert start.num_kept == len(held) - num_end_tokens
+    assert start.num_kept == len(held)  # the end of the answer was chosen, and has not been run
     assert num_computed == len(prompt) - start.num_kept
     assert list(prompt[: start.num_kept]) == held[: start.num_kept]
     assert start.num_history_computed == 0
@@ -75,7 +74,7 @@ def test_generated_ids_are_kept_where_encoding_would_give_others(
     assert finished(events).answer.content == "Hello world"
     held = list(talk.runner.row)
     talk.say("Next", "x")
-    assert list(talk.runner.prefills[-1][0][: len(held)]) == held
+    assert list(talk.runner.prompts[-1][0][: len(held)]) == held
     talk.chat.conversation = Conversation("Another system prompt", talk.chat.conversation.turns)
     prompt = talk.chat.prompt().token_ids
     joined = ",".join(map(str, prompt))
@@ -107,7 +106,7 @@ def test_special_strings_in_what_is_said_are_text(chat_model: Load) -> None:
     talk.say("a<|im_end|>b", "You wrote <|im_end|>.")
     held = list(talk.runner.row)
     talk.say("So?", "x")
-    prompt, num_computed = talk.runner.prefills[-1]
+    prompt, num_computed = talk.runner.prompts[-1]
     (end,) = talk.ends
     assert prompt.count(end) == 4  # Qwen's default system prompt, two messages, one answer
     assert num_computed == len(prompt) - len(held)
@@ -131,7 +130,7 @@ def test_regenerating_draws_the_next_sample(chat_model: Load) -> None:
     talk.run(talk.chat.regenerate(), "third")
     assert [sampler.sample_index for sampler in talk.runner.samplers] == [0, 1, 2]
     assert [turn.answer.content for turn in talk.chat.conversation.turns] == ["third"]
-    assert talk.runner.prefills[-1][1] == 1
+    assert talk.runner.prompts[-1][1] == 1
 
 
 def test_undo_then_regenerate_answers_the_turn_before(chat_model: Load) -> None:
@@ -152,10 +151,10 @@ def test_an_interrupted_answer_goes_on_where_it_stopped(chat_model: Load) -> Non
     held = list(talk.runner.row)
     events = talk.run(talk.chat.continue_answer(), " upon")
     assert text_of(events) == " upon"
-    assert (list(talk.runner.prefills[-1][0]), talk.runner.prefills[-1][1]) == (held, 1)
+    assert talk.runner.prompts[-1] == ((*held, ord("e")), 1)  # which was chosen, and had not been run
     answer = talk.chat.conversation.last.answer
     assert (answer.content, answer.finish_reason, answer.token_ids) == ("Once upon", "eos", tuple(b"Once upon"))
-    num_prompt_tokens = len(held) - 4
+    num_prompt_tokens = len(held) - 3
     assert [sampler.num_prompt_tokens for sampler in talk.runner.samplers] == [num_prompt_tokens] * 2
 
 
@@ -170,7 +169,7 @@ def test_an_answer_that_was_edited_by_hand_goes_on_from_its_text(
     for talk, kept in ((edited, token_ids), (clean, ids)):
         talk.chat.conversation = Conversation().ask("Hi").with_answer(Answer(text, text, None, kept, "length", 0))
         talk.run(talk.chat.continue_answer(), [*talk.ids(" upon", ends=False), *sorted(talk.ends)[:1]])
-    assert edited.runner.prefills == clean.runner.prefills
+    assert edited.runner.prompts == clean.runner.prompts
     assert edited.chat.conversation == clean.chat.conversation
     assert edited.chat.conversation.last.answer.content.startswith(text)
 
@@ -211,7 +210,7 @@ def test_an_interrupt_in_the_prefill_keeps_the_message(chat_model: Load) -> None
     assert (answer.content, answer.finish_reason) == ("", "interrupted")
     assert len(talk.runner.row) == 20
     talk.run(talk.chat.continue_answer(), "now")
-    prompt, num_computed = talk.runner.prefills[-1]
+    prompt, num_computed = talk.runner.prompts[-1]
     assert num_computed == len(prompt) - 20
     assert talk.chat.conversation.last.answer.content == "now"
 
@@ -236,7 +235,17 @@ def test_a_limit_and_a_full_context_are_told_apart(chat_model: Load) -> None:
     talk = scripted(chat_model, "tiny", runner=ScriptedChatRunner(max_seq_len=40), max_new_tokens=30)
     events = talk.say("Hi", "x" * 50)
     assert finished(events).answer.finish_reason == "context"
-    assert len(talk.runner.row) == 40
+    assert len(started(events).prompt_token_ids) + len(finished(events).token_ids) == 40
+
+
+def test_what_was_said_last_is_not_computed_again(chat_model: Load) -> None:
+    """An answer that is cut off: its last token was chosen, and is run with the next prompt for the first time."""
+    talk = scripted(chat_model, "tiny", max_new_tokens=3)
+    talk.say("Hi", "abcdef")
+    held = talk.runner.row
+    start = started(talk.say("So", "x"))
+    assert (start.num_kept, start.num_history_computed) == (len(held), 0)
+    assert start.prompt_token_ids[len(held) - 2 : len(held) + 1] == tuple(b"abc")
 
 
 def test_stop_strings_are_no_part_of_the_history(chat_model: Load) -> None:
@@ -264,6 +273,6 @@ def test_what_cannot_be_done_says_so_and_changes_nothing(chat_model: Load) -> No
 
 def test_a_tokenizer_of_another_model_is_refused(chat_model: Load) -> None:
     talk = scripted(chat_model, "tiny")
-    talk.runner.config = type(talk.runner.config)(vocab_size=100)
+    talk.runner.device.config = SimpleNamespace(vocab_size=100)
     with pytest.raises(UsageError, match="belongs to another model"):
         talk.say("Hi", "x")

@@ -1,76 +1,49 @@
 """The engine against a scripted runner: stopping, samples, streaming, interrupts. No model is involved."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from page_device import PageDevice
 from tiny_models import BOS_ID, EOS_ID, write_byte_tokenizer
 
-from llmcli.engine import generation
+from llmcli.engine import sample as sample_module
 from llmcli.engine.events import Finished, PrefillProgress, Token
-from llmcli.engine.generation import Generation, Request
+from llmcli.engine.generation import Generation
+from llmcli.engine.request import Request
 from llmcli.runners.base import Logits
+from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.inspect import Inspection
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
+PROMPT = (BOS_ID, 65)
+WARM = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({EOS_ID}))
 
-class ScriptedRunner:
-    """Plays one given text per sample index; checks that it is driven as the protocol allows."""
 
-    config: Any = None
-    description = "scripted"
+class ScriptedRunner(SteppingRunner):
+    """Plays one given text per sample index behind a prompt of two tokens, and may be interrupted within it."""
 
-    def __init__(self, scripts: Sequence[Sequence[int]], num_rows: int = 1, max_seq_len: int = 1000):
+    def __init__(self, scripts: Sequence[Sequence[int]], num_rows: int = 1, max_seq_len: int = 1000, **options: Any):
         self.scripts = scripts
-        self.num_rows = num_rows
-        self.max_seq_len = max_seq_len
-        self.rows: list[list[int]] = [[] for _ in range(num_rows)]
-        self.num_prompt_tokens = 0
-        self.prefills = 0
         self.interrupt_after = 10**9
-        self.streams: list[list[Sampler]] = []
+        self.samplers: list[Sampler] = []  # of each choice
+        self.device = PageDevice(self._next_token, num_rows=num_rows, max_seq_len=max_seq_len, **options)
+        super().__init__(self.device)
 
-    def mirostat_mu(self, row: int) -> float | None:
-        """A state that tells which row it is and how many tokens were drawn in it."""
-        return row + 100.0 * (len(self.rows[row]) - self.num_prompt_tokens)
-
-    def token_ids(self, row: int) -> Sequence[int]:
-        return self.rows[row]
-
-    def prefill(self, row: int, token_ids: Sequence[int]) -> Generator[int, None, None]:
-        self.prefills += 1
-        yield 0
-        self.rows[row] = list(token_ids)
-        self.num_prompt_tokens = len(token_ids)
-        yield len(token_ids)
-
-    def decode(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> Generator[list[int], None, None]:
-        self.streams.append(list(samplers))
-        while all(len(self.rows[row]) < self.max_seq_len for row in rows):
-            step = []
-            for row, sampler in zip(rows, samplers, strict=True):
-                drawn = len(self.rows[row]) - self.num_prompt_tokens
-                if drawn == self.interrupt_after:
-                    raise KeyboardInterrupt
-                step.append(self.scripts[sampler.sample_index][drawn])
-                self.rows[row].append(step[-1])
-            yield step
-
-    def logits(self, row: int) -> Logits:
-        logits = np.zeros(EOS_ID + 1, np.float32)
-        logits[3] = 10 + np.log(EOS_ID)
-        return logits
-
-    def truncate(self, row: int, num_tokens: int) -> None:
-        del self.rows[row][num_tokens:]
-
-    def copy_row(self, source: int, target: int) -> None:
-        self.rows[target] = list(self.rows[source])
+    def _next_token(self, history: Sequence[int], sampler: Sampler) -> int:
+        num_drawn = len(history) - len(PROMPT)
+        if num_drawn == self.interrupt_after:
+            raise KeyboardInterrupt
+        self.samplers.append(sampler)
+        script = self.scripts[sampler.sample_index]
+        return script[num_drawn] if num_drawn < len(script) else EOS_ID  # who works ahead goes on
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +59,7 @@ def sampler(eos_token_ids: frozenset[int]) -> Sampler:
 
 def request(**changes: Any) -> Request:
     values = {
-        "prompt_token_ids": (BOS_ID, 65),
+        "prompt_token_ids": PROMPT,
         "sampler": sampler(frozenset({EOS_ID, 5})),
         "samples": (0,),
         "max_new_tokens": 100,
@@ -164,7 +137,8 @@ def test_samples_are_the_same_however_many_rows_there_are(tokenizer: Tokenizer, 
     runner = ScriptedRunner([[*ids(text), EOS_ID] for text in texts], num_rows)
     _, finished = run(runner, tokenizer, samples=(0, 1, 2, 3, 4))
     assert {item.sample: item.text for item in finished} == dict(enumerate(texts))
-    assert runner.prefills == 1
+    prompts = [work for works in runner.device.works for work in works if work.position == 0]
+    assert len(prompts) == 1
 
 
 def test_one_sample_alone(tokenizer: Tokenizer) -> None:
@@ -174,7 +148,7 @@ def test_one_sample_alone(tokenizer: Tokenizer) -> None:
 
 def test_prefill_progress_comes_first(tokenizer: Tokenizer) -> None:
     events, _ = run(ScriptedRunner([[EOS_ID]]), tokenizer)
-    assert events[:2] == [PrefillProgress(0, 2), PrefillProgress(2, 2)]
+    assert events[:2] == [PrefillProgress(0, 2, request=1), PrefillProgress(2, 2, request=1)]
 
 
 def test_an_interrupt_in_the_runner_keeps_what_was_said(tokenizer: Tokenizer) -> None:
@@ -199,6 +173,47 @@ def test_an_interrupt_before_the_first_token(tokenizer: Tokenizer) -> None:
     assert running.interrupt() == []
 
 
+@pytest.mark.parametrize("works_ahead", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_an_interrupt_anywhere_loses_nothing(tokenizer: Tokenizer, num_rows: int, works_ahead: bool) -> None:
+    """In the caller, after any number of events: each text that was seen ends once, and its parts make up the whole."""
+    scripts = [[*ids(text), EOS_ID] for text in ("one", "two THE", "", "f", "the fifth")]
+    for num_events in range(60):
+        runner = ScriptedRunner(scripts, num_rows, works_ahead=works_ahead)
+        changes = {"samples": range(5), "stop_strings": ("THE END",), "num_alternatives": num_events % 2 or None}
+        running = Generation(runner, tokenizer, request(**changes))
+        seen = list(islice(running.events(), num_events))
+        seen += running.interrupt()
+        ended = {event.sample: event for event in seen if isinstance(event, Finished)}
+        assert len(ended) == sum(isinstance(event, Finished) for event in seen)
+        assert {event.sample for event in seen if isinstance(event, Token)} <= ended.keys()
+        for sample_index, event in ended.items():
+            assert text_of(iter(seen), sample_index) == event.text
+            token_ids = [seen.token_id for seen in seen if isinstance(seen, Token) and seen.sample == sample_index]
+            assert (tuple(token_ids), token_ids) == (event.token_ids, scripts[sample_index][: len(token_ids)])
+            assert event.finish_reason == ("eos" if EOS_ID in token_ids else "interrupted")
+        assert runner.free_pages == runner.limits.num_pages
+        assert running.interrupt() == []
+
+
+def test_a_prompt_tells_how_far_it_is(tokenizer: Tokenizer) -> None:
+    """Before any work, and after each part of it, not at the end."""
+    runner = SteppingRunner(PageDevice(lambda history, sampler: EOS_ID, chunk=16))
+    works = runner._device.works  # type: ignore[attr-defined]
+    told = []
+    for event in Generation(runner, tokenizer, request(prompt_token_ids=(65,) * 40)).events():
+        if isinstance(event, PrefillProgress):
+            told.append((event.num_computed, event.num_tokens, sum(work.num_tokens for step in works for work in step)))
+    assert told == [(0, 40, 0), (16, 40, 16), (32, 40, 32), (40, 40, 40)]
+
+
+def test_the_first_token_is_told_before_the_second_is_computed(tokenizer: Tokenizer) -> None:
+    runner = ScriptedRunner([ids("abc")])
+    events = Generation(runner, tokenizer, request()).events()
+    assert any(isinstance(event, Token) for event in islice(events, 3))
+    assert len(runner.samplers) == 1
+
+
 def test_the_leading_space_belongs_to_the_encoder_only_where_a_text_begins(stories260k: Path) -> None:
     tokenizer = load_tokenizer(stories260k)
     word = tokenizer.token_id("▁was")
@@ -220,29 +235,25 @@ def test_inspections_are_the_model_s_view_of_each_choice(tokenizer: Tokenizer) -
     assert views[2].chosen.logprob == pytest.approx(-10 - np.log(EOS_ID), abs=1e-3)
 
 
-def test_each_text_begins_mirostat_anew_and_keeps_its_state_when_another_ends(tokenizer: Tokenizer) -> None:
+def test_each_text_begins_mirostat_anew(tokenizer: Tokenizer) -> None:
     runner = ScriptedRunner([[*ids("ab"), EOS_ID], [*ids("abcd"), EOS_ID], [*ids("a"), EOS_ID]], num_rows=2)
-    warm = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({EOS_ID}))
-    run(runner, tokenizer, samples=(0, 1, 2), sampler=warm)
-    states = [[(each.sample_index, each.mirostat_mu) for each in stream] for stream in runner.streams]
-    # Sample 0 ends after three tokens; sample 1, in row 1, goes on alone; sample 2 takes row 0 again.
-    assert states == [[(0, None), (1, None)], [(1, 301.0)], [(2, None)]]
+    run(runner, tokenizer, samples=(0, 1, 2), sampler=replace(WARM, mirostat_mu=7.0))
+    assert {each.mirostat_mu for each in runner.samplers} == {7.0}
 
 
 def test_an_inspection_sees_the_state_that_its_token_was_drawn_with(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float | None] = []
-    original = generation.inspect_choice
+    original = sample_module.inspect_choice
 
     def inspect(logits: Logits, history: list[int], sampler: Sampler, *others: int) -> Inspection:
         seen.append(sampler.mirostat_mu)
         return original(logits, history, sampler, *others)
 
-    monkeypatch.setattr(generation, "inspect_choice", inspect)
-    warm = Sampler(SamplingParams(mirostat_tau=3), seed=1, eos_token_ids=frozenset({EOS_ID}))
-    run(ScriptedRunner([[3, 3, EOS_ID]]), tokenizer, sampler=warm, num_alternatives=0)
-    assert seen == [None, 100.0, 200.0]
+    monkeypatch.setattr(sample_module, "inspect_choice", inspect)
+    run(ScriptedRunner([[3, 3, EOS_ID]]), tokenizer, sampler=WARM, num_alternatives=0)
+    assert seen == [None, 2.0, 3.0]  # the device's state is the number of tokens before the choice
 
 
 @pytest.mark.parametrize(
@@ -253,4 +264,4 @@ def test_the_forced_end_is_the_last_token_that_limit_and_context_allow(
 ) -> None:
     runner = ScriptedRunner([[EOS_ID]], max_seq_len=context)
     run(runner, tokenizer, max_new_tokens=limit)
-    assert [each.forced_eos_position for stream in runner.streams for each in stream] == [position]
+    assert [each.forced_eos_position for each in runner.samplers] == [position]

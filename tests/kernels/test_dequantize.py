@@ -89,6 +89,6 @@ def test_wrong_arrays_are_refused(device: Device) -> None:
 
 def test_cost() -> None:
     layout = tile_layout("int4", 64, 256, 128, "float16")
-    cost = dequantize_cost(layout=layout, num_tiles=2)
+    cost = dequantize_cost(layout=layout, num_tiles=2, itemsize=2)
     assert cost.read_bytes == 2 * (2 * 1024 + 2 * 16 * 2)
     assert cost.written_bytes == 32 * 256 * 2

@@ -8,8 +8,11 @@ import pytest
 from fenced import Fenced, assert_within, fenced, to_host
 from tiled import StoredMatrix, random_matrix, tiles_of, upload
 
+from llmcli.errors import KernelCompileError
+from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, plan_gemv
+from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, gemv_name, plan_gemv, plan_passes
+from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
 
 # What x loses as hi + lo, of itself and of the largest in its unit; with codes that becomes 32639, give or take 2 ulp
@@ -341,9 +344,25 @@ def test_one_row_of_a_usual_model_is_never_cut() -> None:
 def test_cost_counts_the_matrix_once_for_eight_rows() -> None:
     layout = tile_layout("int8", 4096, 4096, 128, "float16")
     assert layout.num_bytes == 4096 * 4096 + 4096 * 32 * 2
-    one, eight, nine = (gemv_cost(layout=layout, num_rows=rows) for rows in (1, 8, 9))
-    assert one.read_bytes == layout.num_bytes + 4 * 4096
-    assert eight.read_bytes == layout.num_bytes + 8 * 4 * 4096
-    assert nine.read_bytes == 2 * layout.num_bytes + 9 * 4 * 4096
-    assert one.written_bytes == 4 * 4096
-    assert one.flops == 2 * 4096 * 4096
+    card = {"num_multiprocessors": 132, "shared_bytes_per_block": 227 * 1024, "can_cluster": True}
+    one, eight, nine = ([gemv_cost(plan, layout) for plan in plan_passes(layout, rows, **card)] for rows in (1, 8, 9))
+    assert [cost.read_bytes for cost in one] == [layout.num_bytes + 4 * 4096]
+    assert [cost.read_bytes for cost in eight] == [layout.num_bytes + 8 * 4 * 4096]
+    assert [cost.read_bytes for cost in nine] == [eight[0].read_bytes, one[0].read_bytes]
+    assert {cost.stored_bytes for cost in nine} == {layout.num_bytes}
+    bias = gemv_cost(nine[1].plan, layout, epilogue="add", has_norm=True, has_bias=True)
+    assert bias.stored_bytes == layout.num_bytes + 2 * 4 * 4096
+    assert bias.read_bytes == bias.stored_bytes + 2 * 4 * 4096
+    assert one[0].written_bytes == 4 * 4096
+    assert one[0].flops == 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_compiler_refuses_other_sizes_than_the_kernels(place: int, nvrtc: None) -> None:
+    layout = tile_layout("int8", 4096, 4096, 128, "bfloat16")
+    start, _, sizes = gemv_name(layout, 8, 2).partition("HostSizes<")
+    numbers = [int(number) for number in sizes.rstrip(">").split(", ")]
+    numbers[place] *= 2
+    wrong = f"{start}HostSizes<{', '.join(map(str, numbers))}>>"
+    with pytest.raises(KernelCompileError, match=r"gemv\.py plans other sizes"):
+        compile_kernels(flatten("gemv"), "gemv", [wrong], "sm_90")

@@ -44,6 +44,7 @@ from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 cupy = pytest.importorskip("cupy")
+arena = pytest.importorskip("llmcli.runners.cuda.arena")
 device_sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
 
 POOL_SEED = 7
@@ -73,8 +74,10 @@ class Batch:
 def begin(device, samplers, histories, vocab_size, max_seq_len, lanes=None, num_rows=None) -> Batch:
     lanes = list(range(len(samplers))) if lanes is None else lanes
     num_rows = num_rows or max(lanes) + 1
-    device_sampler = device_sampling.DeviceSampler(device, num_rows, vocab_size)
-    device_sampler.set_samplers(lanes, samplers)
+    mailbox = arena.Mailbox(device, 2**20)
+    device_sampler = device_sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
+    for lane, sampler in zip(lanes, samplers, strict=True):
+        device_sampler.set_sampler(lane, sampler)
     history = np.full((num_rows, max_seq_len), -1, np.int32)
     for row, tokens in zip(lanes, histories, strict=True):
         history[row, : len(tokens)] = tokens

@@ -97,8 +97,8 @@ def test_what_is_too_short_is_not_told(nvml: Nvml) -> None:
 
 
 def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner whose clock moves by 0.1 s for the first token of a run and by 0.025 s for each of 10 more."""
-    runner = ClockedRunner(monkeypatch)
+    """A run computes two tokens of a known prompt, chooses a token behind it, and then 11 in steps."""
+    runner = ClockedRunner(monkeypatch, chunk=16)
     nvml = Nvml(lambda: runner.now)
     meter = EnergyMeter(nvml, "second card")
     meter.idle_watts = IDLE_WATTS
@@ -108,8 +108,8 @@ def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> N
     assert bench.idle_watts == IDLE_WATTS
     figures = bench.measure_decode(50)
     assert figures.average_watts == pytest.approx(WORKING_WATTS, rel=1e-3)
-    # A run of 11 tokens takes 0.35 s. The times themselves are those of the runs before.
-    assert figures.joules_per_token == pytest.approx((WORKING_WATTS - IDLE_WATTS) * 0.35 / 11, rel=1e-3)
+    # A run of 12 tokens takes 0.395 s. The times themselves are those of the runs before.
+    assert figures.joules_per_token == pytest.approx((WORKING_WATTS - IDLE_WATTS) * 0.395 / 12, rel=1e-3)
     assert figures.step_seconds.median == pytest.approx(0.025)
     assert figures.step_seconds.num_runs == OPTIONS.repeats
 

@@ -1,6 +1,7 @@
 """Perplexity, divergence and lockstep against sums by hand over transformers' logits."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.errors import UsageError  # noqa: E402
-from llmcli.measure.diff import diff, verdict  # noqa: E402
+from llmcli.measure.diff import DiffToken, diff, verdict  # noqa: E402
 from llmcli.measure.evaluate import compare, evaluate, windows  # noqa: E402
+from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
-from llmcli.runners.torch.runner import TorchRunner  # noqa: E402
+from llmcli.tokenizer.load import load_tokenizer  # noqa: E402
 
 TEXT = [BOS_ID, *np.random.default_rng(1).integers(0, 256, 149).tolist()]
 
@@ -29,8 +31,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_tiny_llama(folder / "a"), write_tiny_llama(folder / "b", dtype=torch.bfloat16)
 
 
-def runner(folder: Path, context: int) -> TorchRunner:
+def runner(folder: Path, context: int) -> Runner:
     return load(open_model(folder), max_seq_len=context)
+
+
+def differences(
+    first: Path, second: Path, prompt: list[int], count: int, eos_token_ids: frozenset[int] = frozenset()
+) -> Iterator[DiffToken]:
+    return diff(runner(first, 128), runner(second, 128), load_tokenizer(first), prompt, count, eos_token_ids)
 
 
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
@@ -105,7 +113,7 @@ def test_a_text_too_short_to_predict(models: tuple[Path, Path]) -> None:
 def test_lockstep_reads_the_first_models_text(models: tuple[Path, Path], tmp_path: Path) -> None:
     other = write_tiny_llama(tmp_path / "other", seed=1)
     prompt = TEXT[:20]
-    tokens = list(diff(runner(models[0], 128), runner(other, 128), prompt, 30, frozenset()))
+    tokens = list(differences(models[0], other, prompt, 30))
     text = prompt + [token.token_id for token in tokens]
     p, q = (reference_logprobs(folder, text) for folder in (models[0], other))
     for index, token in enumerate(tokens):
@@ -123,10 +131,12 @@ def test_lockstep_reads_the_first_models_text(models: tuple[Path, Path], tmp_pat
 
 
 def test_lockstep_ends_with_the_text(models: tuple[Path, Path]) -> None:
-    endless = list(diff(runner(models[0], 128), runner(models[0], 128), TEXT[:20], 10, frozenset()))
+    endless = list(differences(models[0], models[0], TEXT[:20], 10))
     eos = frozenset({endless[3].token_id})
-    tokens = list(diff(runner(models[0], 128), runner(models[0], 128), TEXT[:20], 10, eos))
+    tokens = list(differences(models[0], models[0], TEXT[:20], 10, eos))
     first = [token.token_id for token in endless].index(endless[3].token_id)
-    assert tokens == endless[: first + 1]
+    assert [token.token_id for token in tokens] == [token.token_id for token in endless[: first + 1]]
+    for token, of_endless in zip(tokens, endless, strict=False):  # scored as parts of texts of other lengths
+        assert token.first_probability == pytest.approx(of_endless.first_probability, rel=1e-5)
     numbers = verdict(tokens)
     assert (numbers.num_agreeing, numbers.num_divergences, numbers.mean_kl, numbers.mean_change) == (first + 1, 0, 0, 0)

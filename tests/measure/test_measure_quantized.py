@@ -13,8 +13,8 @@ from llmcli.checkpoint.export_plan import plan_export  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.measure.evaluate import compare  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
+from llmcli.runners.base import Runner  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
-from llmcli.runners.torch.runner import TorchRunner  # noqa: E402
 
 NUM_TEXTS, LENGTH = 52, 400  # 20,800 tokens
 
@@ -31,13 +31,13 @@ def texts(stories260k: Path) -> list[list[int]]:
     return sampled.tolist()
 
 
-def exported(source: Path, destination: Path, scheme: WeightScheme) -> TorchRunner:
+def exported(source: Path, destination: Path, scheme: WeightScheme) -> Runner:
     exporter = Exporter(plan_export(open_model(source), ExportOptions(scheme)), destination, "stories260K")
     exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
     return load(open_model(destination), max_seq_len=512)
 
 
-def cost(original: TorchRunner, other: TorchRunner, texts: list[list[int]], name: str) -> tuple[float, float, float]:
+def cost(original: Runner, other: Runner, texts: list[list[int]], name: str) -> tuple[float, float, float]:
     """Change of perplexity, mean KL divergence and top-1 agreement over all tokens."""
     results = [compare(original, other, text, stride=256, bos_token_ids=[1]) for text in texts]
     num_tokens = sum(result.first.num_tokens for result in results)

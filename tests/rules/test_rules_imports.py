@@ -34,9 +34,19 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.sampling": set(),
     "llmcli.runners": {"llmcli.runners.base", "llmcli.config", "llmcli.sampling"},
     "llmcli.runners.base": {"llmcli.config", "llmcli.sampling"},
+    "llmcli.runners.interrupts": set(),
+    "llmcli.runners.pages": {"llmcli.runners.base"},
+    "llmcli.runners.stepping": {
+        "llmcli.runners.base",
+        "llmcli.runners.pages",
+        "llmcli.runners.interrupts",
+        "llmcli.config",
+        "llmcli.sampling",
+    },
     "llmcli.runners.torch": {
         "llmcli.runners",
         "llmcli.runners.base",
+        "llmcli.runners.stepping",
         "llmcli.checkpoint",
         "llmcli.quantization",
         "llmcli.config",
@@ -45,13 +55,21 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.runners.cuda": {
         "llmcli.runners",
         "llmcli.runners.base",
+        "llmcli.runners.stepping",
+        "llmcli.runners.interrupts",
         "llmcli.kernels",
         "llmcli.checkpoint",
         "llmcli.quantization",
         "llmcli.config",
         "llmcli.sampling",
     },
-    "llmcli.engine": {"llmcli.runners.base", "llmcli.tokenizer", "llmcli.sampling", "llmcli.config"},
+    "llmcli.engine": {
+        "llmcli.runners.base",
+        "llmcli.runners.interrupts",
+        "llmcli.tokenizer",
+        "llmcli.sampling",
+        "llmcli.config",
+    },
     "llmcli.kernels": set(),
     "llmcli.measure": {
         "llmcli.kernels",
@@ -108,6 +126,7 @@ LATE_IMPORTS = {
     "llmcli.__main__",
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
+    "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }
 

@@ -1,80 +1,38 @@
 """What every runner must do, whatever its device: subclass `RunnerConformance` and say how a runner is loaded.
 
-The suite needs torch and tiny random models only. Bits are compared where bits are promised, which is nearly everywhere.
+The suite needs torch and tiny random models only. Bits are compared where bits are promised: nearly everywhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from row_steps import (
+    GREEDY,
+    PROMPT,
+    WARM,
+    forget_prompts,
+    go_on,
+    logits_of,
+    one,
+    relative_error,
+    run_prompt,
+    same,
+    single_steps,
+    start,
+)
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.errors import CheckpointError, LLMCliError
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Logits, Runner, Span
-from llmcli.sampling.chain import Choice, choose
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, Runner, Span
+from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 MAX_SEQ_LEN = 400
 NUM_ROWS = 3
-PROMPT = [int(token_id) for token_id in np.random.default_rng(0).integers(0, CONFIG["vocab_size"], 300)]
-GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
-WARM = SamplingParams(temperature=1.0, top_p=1.0)
-
-
-def run_prompt(runner: Runner, row: int, prompt: Sequence[int], most: int = 10**9, choose: str = "last") -> Logits:
-    """Run what the row lacks of its prompt, and return the logits behind it; the last span chooses."""
-    while True:
-        begin = runner.num_tokens(row)
-        end = runner.span_end(row, most)
-        assert begin < end <= len(prompt)
-        is_last = end == len(prompt)
-        step = runner.queue([Span(row, tuple(prompt[begin:end]), choose if is_last else "none")])  # type: ignore[arg-type]
-        step.choices()
-        if is_last:
-            return step.logits(0, end - begin - 1)[0]
-
-
-def start(runner: Runner, prompt: Sequence[int], sampler: Sampler | None = GREEDY, most: int = 10**9) -> int:
-    """A row that has run its prompt, and chosen a token if it has a sampler."""
-    row = runner.open(prompt, sampler)
-    run_prompt(runner, row, prompt, most, "none" if sampler is None else "last")
-    return row
-
-
-def logits_of(runner: Runner, prompt: Sequence[int]) -> Logits:
-    """The logits behind a prompt, in a row of its own."""
-    row = runner.open(prompt)
-    logits = run_prompt(runner, row, prompt, choose="none")
-    runner.close(row)
-    return logits
-
-
-def single_steps(runner: Runner, row: int, token_ids: Sequence[int]) -> AllLogits:
-    """Run tokens one by one."""
-    return np.concatenate([runner.queue([Span(row, (token_id,), "none")]).logits(0) for token_id in token_ids])
-
-
-def one(runner: Runner, span: Span) -> Choice:
-    """The choice of a step of one span."""
-    (chosen,) = runner.queue([span]).choices()
-    assert isinstance(chosen, tuple), chosen
-    return chosen[-1]
-
-
-def go_on(runner: Runner, row: int, count: int) -> list[int]:
-    """The next tokens of a row that has chosen one."""
-    return [one(runner, Span(row)).token_id for _ in range(count)]
-
-
-def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
-    return first.tobytes() == second.tobytes()
-
-
-def relative_error(first: np.ndarray, second: np.ndarray) -> float:
-    return float(np.abs(first - second).max() / np.abs(second).max())
 
 
 class RunnerConformance:
@@ -202,6 +160,17 @@ class RunnerConformance:
         assert isinstance(second, tuple)
         assert [second[0].token_id, *go_on(runner, well, 1)] == expected
 
+    def test_a_row_whose_choice_failed_goes_on(self, runner: Runner) -> None:
+        every = dict.fromkeys(range(CONFIG["vocab_size"]), -np.inf)
+        row, other = start(runner, PROMPT[:20], GREEDY), start(runner, PROMPT[:20], GREEDY)
+        expected = [one(runner, Span(other, (token_id,))).token_id for token_id in PROMPT[20:24]]
+        runner.set_sampler(row, replace(GREEDY, logit_bias=every))
+        assert isinstance(runner.queue([Span(row, (PROMPT[20],))]).choices()[0], LLMCliError)
+        runner.set_sampler(row, GREEDY)
+        assert [one(runner, Span(row, (token_id,))).token_id for token_id in PROMPT[21:24]] == expected[1:]
+        assert list(runner.token_ids(row)) == PROMPT[:24]
+        assert go_on(runner, row, 5) == go_on(runner, other, 5)
+
     def test_chooses_from_given_logits(self, runner: Runner) -> None:
         row = start(runner, PROMPT[:20])
         logits = np.random.default_rng(1).standard_normal(CONFIG["vocab_size"]).astype(np.float32)
@@ -235,9 +204,9 @@ class RunnerConformance:
         first, second = start(runner, PROMPT[:begin], None), start(runner, PROMPT[:begin], None)
         token_ids = PROMPT[begin : begin + length]
         together = runner.queue([Span(first, tuple(token_ids), "none")]).logits(0)
-        assert same_bits(together, single_steps(runner, second, token_ids))
+        assert same(together, single_steps(runner, second, token_ids))
         # And what they leave in the cache.
-        assert same_bits(single_steps(runner, first, [1, 2]), single_steps(runner, second, [1, 2]))
+        assert same(single_steps(runner, first, [1, 2]), single_steps(runner, second, [1, 2]))
 
     def test_a_span_chooses_what_single_steps_choose(self, runner: Runner) -> None:
         sampler = Sampler(replace(WARM, repetition_penalty=1.3), seed=5, num_prompt_tokens=30)
@@ -267,17 +236,18 @@ class RunnerConformance:
         runner.keep(fresh, 0)
         expected = run_prompt(runner, fresh, prompt, choose="none")
         runner.close(fresh)
+        forget_prompts(runner)
         longer = start(runner, PROMPT, None)
-        free = runner.free_pages
         row = runner.open(prompt)
-        num_shared = runner.num_tokens(row)
-        assert num_shared <= common + 15
-        assert num_shared < length
-        if num_shared <= common:
-            assert runner.free_pages == free
-        assert same_bits(run_prompt(runner, row, prompt, choose="none"), expected)
-        assert free - runner.free_pages <= -(-(length - num_shared) // PAGE_TOKENS)
+        assert runner.num_tokens(row) < length
+        assert same(run_prompt(runner, row, prompt, choose="none"), expected)
         runner.close(longer)
+
+    def test_a_shared_beginning_is_stored_once(self, runner: Runner) -> None:
+        start(runner, PROMPT, None)
+        free = runner.free_pages
+        rows = [start(runner, [*PROMPT[:270], number, *PROMPT[271:]], None) for number in range(3)]
+        assert len(rows) * 3 <= free - runner.free_pages <= len(rows) * 5
 
     def test_the_beginning_of_a_prompt_is_there_for_the_next(self, runner: Runner) -> None:
         first = start(runner, PROMPT[:280], None)
@@ -341,9 +311,9 @@ class RunnerConformance:
         expected = logits_of(runner, [*PROMPT[:num_tokens], 5, 6, 7])
         assert relative_error(found[-1], expected) < self.tolerance
         # What the first has written is not in the second's way, nor in that of the row they come from.
-        assert same_bits(single_steps(runner, second, [5, 6, 7]), found)
+        assert same(single_steps(runner, second, [5, 6, 7]), found)
         third = runner.fork(row, num_tokens)
-        assert same_bits(single_steps(runner, third, [5, 6, 7]), found)
+        assert same(single_steps(runner, third, [5, 6, 7]), found)
 
     def test_forks_do_not_share_their_future(self, runner: Runner) -> None:
         samplers = [Sampler(WARM, seed=index) for index in range(3)]
@@ -376,7 +346,7 @@ class RunnerConformance:
         assert list(runner.token_ids(row)) == PROMPT[:num_tokens]
         single_steps(runner, other, [*PROMPT[40:num_tokens], 9])
         runner.keep(other, num_tokens)
-        assert same_bits(single_steps(runner, row, [7, 8]), single_steps(runner, other, [7, 8]))
+        assert same(single_steps(runner, row, [7, 8]), single_steps(runner, other, [7, 8]))
 
     def test_roll_back_refuses_lengths_the_row_never_had(self, runner: Runner) -> None:
         row = start(runner, PROMPT[:10], None)
@@ -415,7 +385,7 @@ class RunnerConformance:
             runner.queue([Span(late, tuple(PROMPT[50:90][: runner.span_end(late, 16)]), "none")])
         runner.close(rows[1])
         assert runner.reserve(late, 40)
-        assert same_bits(run_prompt(runner, late, PROMPT[50:90], choose="none"), logits_of(runner, PROMPT[50:90]))
+        assert same(run_prompt(runner, late, PROMPT[50:90], choose="none"), logits_of(runner, PROMPT[50:90]))
 
     def test_pages_in_any_order(self, runner: Runner) -> None:
         expected = start(runner, PROMPT[:200], None)
@@ -428,7 +398,7 @@ class RunnerConformance:
         scattered = runner.open(PROMPT[:200])
         runner.keep(scattered, 0)
         run_prompt(runner, scattered, PROMPT[:200], most=16, choose="none")
-        assert same_bits(single_steps(runner, scattered, [1, 2, 3]), expected_bits)
+        assert same(single_steps(runner, scattered, [1, 2, 3]), expected_bits)
 
     # Loading
 

@@ -4,7 +4,7 @@ Many tokens: inputs of products are rounded to float16, and so are the weights (
 attention rounds scaled queries and weights to the cache's type. Few tokens: products with codes round inputs to 1 /
 32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and
 values always have the cache's type. With int8 codes the type of attention is float16, and it is the products of weights
-and value scales that are rounded.
+and value scales that are rounded. Prompts are cut where the card cuts them.
 """
 
 import math
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
-from llmcli.runners.torch import cache, llama, load, runner
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.runners.torch import cache, device, llama, load
 from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct
-from llmcli.runners.torch.runner import TorchRunner
 
 FEW_TOKENS = 8
 
@@ -77,7 +78,7 @@ def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype, has_codes:
 
 def load_rounded(
     monkeypatch: pytest.MonkeyPatch, model: Model, dtype: torch.dtype, max_seq_len: int, kv_cache: str = "auto"
-) -> TorchRunner:
+) -> SteppingRunner:
     """A torch runner whose plain weights have `dtype`, its cache that or float16, and whose arithmetic is float32."""
     has_codes = kv_cache == "int8"
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
@@ -102,9 +103,9 @@ def load_rounded(
         mixed = mix_in_blocks(scores, values, cache_dtype if is_rounded else torch.float32, has_codes)
         return mixed.transpose(0, 1).reshape(num_tokens, -1)
 
-    class Cache(cache.RowCache):
-        def __init__(self, config: LlamaConfig, max_seq_len: int, cache_type: str):
-            super().__init__(config, max_seq_len, cache_type)
+    class Cache(cache.PagedCache):
+        def __init__(self, config: LlamaConfig, num_pages: int, cache_type: str):
+            super().__init__(config, num_pages, cache_type)
             if not has_codes:
                 self._keys, self._values = self._keys.to(cache_dtype), self._values.to(cache_dtype)
 
@@ -119,5 +120,7 @@ def load_rounded(
     monkeypatch.setattr("llmcli.runners.torch.packed_linear.choose_product", lambda weight, _: RoundedProduct(weight))
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
-    monkeypatch.setattr(runner, "RowCache", Cache)
+    monkeypatch.setattr(device, "PagedCache", Cache)
+    monkeypatch.setattr(device, "PREFILL_CHUNK", PREFILL_CHUNKS[0])
+    monkeypatch.setattr(device, "_CHUNKS", ())
     return load.load(model, max_seq_len=max_seq_len, kv_cache=kv_cache)

@@ -32,6 +32,7 @@ class SimulatedDevice:
 
     index, name, arch = 0, "Simulated Card", "sm_90"
     num_multiprocessors, l2_bytes, shared_bytes_per_block, can_cluster = 132, 50 * 2**20, 227 * 1024, True
+    clock_hertz = 1.98e9
 
     def __init__(self) -> None:
         self.stream = SimpleNamespace(ptr=0, done=True)
@@ -163,7 +164,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
 
 
 def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """A rehearsal computes nothing."""
+    """A dry run computes nothing."""
 
     @functools.wraps(operation)
     def call(device: Any, **arguments: Any) -> None:

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from conformance import start
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
 from llmcli.measure.bench import Bench, BenchOptions
+from llmcli.runners.base import Span
 from llmcli.runners.cuda.arena import free_bytes
+from llmcli.runners.cuda.dry_run import DryModel
 from llmcli.runners.cuda.load import load
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory
 from llmcli.runners.cuda.predict import CardPredictor
 from llmcli.runners.cuda.rates import measure_rates
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.sampling.params import SamplingParams
-from llmcli.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.cuda
 
@@ -56,7 +57,7 @@ def test_a_plan_is_what_loading_takes(device: Device, model: Path) -> None:
     rounding = 4 * 2**21  # allocations come in pages of 2 MiB
     assert planned <= taken + rounding
     assert taken <= plan.total_bytes
-    assert runner.num_rows == 4
+    assert (runner.limits.num_rows, runner.limits.num_pages) == (4, plan.num_pages)
 
 
 def test_rates_are_steady_and_possible(device: Device) -> None:
@@ -70,26 +71,22 @@ def test_rates_are_steady_and_possible(device: Device) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])
-def test_kernels_of_a_step_are_the_predicted_ones(device: Device, model: Path, num_rows: int) -> None:
+def test_kernels_of_a_step_are_those_of_a_dry_run(device: Device, model: Path, num_rows: int) -> None:
     plan = fit_memory(
         StoredModel.of_model(open_model(model)), "model", max_seq_len=64, num_rows=num_rows, available=free_bytes()
     )
-    predictor = CardPredictor(
-        plan,
-        measure_rates(device, ["bfloat16"]),
-        device.facts,
-    )
     runner = load(open_model(model), max_seq_len=64, num_rows=num_rows, device=device, uses_graphs=False)
-    for row in range(num_rows):
-        for _ in runner.prefill(row, [1, 2, 3]):
-            pass
-    steps = runner.decode(range(num_rows), [Sampler(SamplingParams(temperature=0.0), seed=0)] * num_rows)
-    next(steps)  # the second step is queued
+    rows = [start(runner, [1, 2, 3]) for _ in range(num_rows)]
+    runner.queue([Span(row) for row in rows]).choices()
     device.trace = []
-    next(steps)
-    assert len(device.trace) == predictor.decode_kernels(num_rows)
+    runner.queue([Span(row) for row in rows])
+    expected = [
+        (one.launch.stem, one.launch.name)
+        for one in DryModel(plan, device.facts).step(num_rows, 3)
+        for _ in range(one.count)
+    ]
+    assert sorted(device.trace) == sorted(expected)
     device.trace = None
-    steps.close()
 
 
 def test_bench_of_a_runner(device: Device, model: Path) -> None:
@@ -99,7 +96,7 @@ def test_bench_of_a_runner(device: Device, model: Path) -> None:
     )
     runner = load(open_model(model), max_seq_len=2200, num_rows=2, device=device)
     options = BenchOptions((100, 2048), (100, 2048), 2, 32, 3)
-    bench = Bench(runner, CardPredictor(plan, rates), rates.read_bytes, options)
+    bench = Bench(runner, CardPredictor(plan, rates, device.facts), rates.read_bytes, options)
     assert bench.check_tokens() == 32
     short, long = (bench.measure_prompt(length) for length in options.prompts)
     assert short.seconds.median < long.seconds.median <= long.first_token_seconds.median

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.gemm_packed import takes
 from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import Limits
 from llmcli.runners.cuda.arena import card_memory
+from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
-from llmcli.runners.cuda.products import way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.stepping import SINGLE
 
 LLAMA2_7B = {
     "vocab_size": 32000,
@@ -119,8 +123,8 @@ def test_the_context_that_fits_is_the_largest() -> None:
 
 def test_rows_are_given_up_before_the_run_is() -> None:
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    room = {"max_seq_len": 4096, "num_rows": 8, "available": 13 * 2**30}
-    assert fit_memory(stored, "here", allows_less=True, **room).num_rows == 2
+    room = {"max_seq_len": 4096, "num_rows": 8, "available": 10 * 2**30}
+    assert fit_memory(stored, "here", allows_less=True, **room).num_rows == 1
     with pytest.raises(InsufficientMemoryError, match="--context"):
         fit_memory(stored, "here", **room)
 
@@ -168,5 +172,92 @@ def test_the_workspace_grows_with_the_card() -> None:
 def test_how_products_are_made() -> None:
     codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
     small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
-    assert [way_of(codes, count) for count in (9, 64, 65, 2048)] == ["packed", "packed", "widened", "widened"]
-    assert {way_of(layout, 9) for layout in (plain, small_groups)} == {"widened"}
+    assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
+    forward: Any = SimpleNamespace(chunk_tokens=2048)
+    nothing: Any = None
+    device = CudaDevice(
+        forward, nothing, nothing, nothing, nothing,
+        limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
+    )  # fmt: skip
+    alone, *methods = (device.method(0, count) for count in (8, 9, 64, 65, 256, 257, 2048))
+    assert alone == SINGLE
+    assert methods[0] == methods[1]
+    assert methods[2] == methods[3]
+    assert methods[4] == methods[5]
+    assert len(set(methods)) == 3
+    assert device.method(2047, 2048 + 9) == methods[4]
+    assert device.method(2048, 2048 + 9) == methods[0]
+
+
+# Fewer pages, then fewer rows
+
+LLAMA3_8B = {
+    **LLAMA2_7B,
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+GIB = 2**30
+
+
+def test_less_is_given_only_where_it_must_be() -> None:
+    """Down to two full rows' pages for any number of rows; the narrower prompts of `PREFILL_CHUNKS` come before."""
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    sizes: dict[str, Any] = {"max_seq_len": 4096, "num_rows": 8}
+    pages_of_row = 4096 // 16
+    whole = plan_memory(stored, **sizes)
+    seen = set()
+    for quarters in range(36, 120):
+        available = quarters * GIB // 4
+        try:
+            plan = fit_memory(stored, "here", available=available, allows_less=True, **sizes)
+        except InsufficientMemoryError:
+            assert plan_memory(stored, max_seq_len=4096, num_rows=1, chunk_tokens=256).total_bytes > available
+            continue
+        assert plan.total_bytes <= available
+        assert min(2, plan.num_rows) * pages_of_row <= plan.num_pages <= plan.num_rows * pages_of_row
+        assert plan.cache_bytes == plan.num_pages * 2 * 32 * 32 * 16 * 128 * 2
+        if whole.total_bytes <= available:
+            assert plan == whole
+            seen.add("all")
+        elif plan.num_rows == 8:
+            # No page more would have fitted.
+            assert plan.total_bytes + plan.cache_bytes // plan.num_pages > available
+            seen.add("fewer pages")
+        else:
+            smallest = {"max_seq_len": 4096, "num_rows": plan.num_rows + 1, "num_pages": 2 * pages_of_row}
+            assert plan_memory(stored, chunk_tokens=256, **smallest).total_bytes > available
+            seen.add("fewer rows")
+    assert seen == {"all", "fewer pages", "fewer rows"}
+
+
+def test_pages_that_are_fewer_than_a_text_s_are_refused() -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    one_row = plan_memory(stored, max_seq_len=4096, num_rows=1, chunk_tokens=256).total_bytes
+    room: dict[str, Any] = {"max_seq_len": 4096, "num_rows": 8, "allows_less": True}
+    plan = fit_memory(stored, "here", available=one_row, **room)
+    assert (plan.num_rows, plan.num_pages) == (1, 256)
+    with pytest.raises(InsufficientMemoryError, match="use --context"):
+        fit_memory(stored, "here", available=one_row - 1, **room)
+
+
+def test_many_rows_go_down_to_few() -> None:
+    """From 256 rows on by halves to a pass of lanes, then one by one."""
+    stored = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    found = [
+        fit_memory(stored, "here", max_seq_len=8192, num_rows=256, available=gib * GIB, allows_less=True).num_rows
+        for gib in range(12, 20)
+    ]
+    assert found == sorted(found)
+    assert set(found) <= {256, 128, 64, 32, 16, *range(1, 9)}
+
+
+def test_one_row_takes_no_more_than_it_did_without_pages() -> None:
+    """The numbers are those of rows that each had their own whole cache: nothing but the workspace has changed."""
+    stored = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    for chunk_tokens, total_bytes in ((None, 11_111_148_160), (256, 10_842_610_560)):
+        plan = plan_memory(stored, max_seq_len=8192, num_rows=1, chunk_tokens=chunk_tokens)
+        assert plan.weight_bytes == 9_194_979_328
+        assert plan.cache_bytes == 2 * 32 * 8 * 8192 * 128 * 2
+        assert plan.total_bytes <= total_bytes

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import PROMPT, decode, prefill, relative_error
 from rounded_torch import load_rounded
+from row_steps import GREEDY, PROMPT, relative_error, run_prompt, single_steps
+from side_by_side import tell
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
@@ -29,23 +30,18 @@ def load_on_card(folder: Path) -> Any:
 
 def follow(runner: Runner, length: int, answer: list[int]) -> list[Any]:
     """The logits after a prompt of some length, and after each token of an answer that is fed one by one."""
-    runner.truncate(0, 0)
-    prefill(runner, PROMPT[:length])
-    found = [runner.logits(0)]
-    for count in range(1, len(answer) + 1):
-        prefill(runner, PROMPT[:length] + answer[:count])
-        found.append(runner.logits(0))
+    row = runner.open(PROMPT[:length])
+    runner.keep(row, 0)
+    found = [run_prompt(runner, row, PROMPT[:length], choose="none"), *single_steps(runner, row, answer)]
+    runner.close(row)
     return found
 
 
 def check(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of prefill and decode beside torch with the same roundings, and the distance from none, printed."""
+    """Logits of prompts and of lone tokens beside torch with the same roundings; distances are printed."""
     ours = load_on_card(folder)
-    answers, found = {}, {}
-    for length in LENGTHS:
-        prefill(ours, PROMPT[:length])
-        answers[length] = decode(ours, 4)
-        found[length] = follow(ours, length, answers[length])
+    answers = {length: tell(ours, PROMPT[:length], GREEDY, 4)[0] for length in LENGTHS}
+    found = {length: follow(ours, length, answers[length]) for length in LENGTHS}
     for kind in ("exact", "rounded"):
         model = open_model(folder)
         if kind == "exact":

@@ -1,20 +1,23 @@
-"""Decoding's fast path against the plain one: in 2,000 tokens of the built-in storyteller both must be the same.
+"""The fast path against the plain one: in 2,000 tokens of the built-in storyteller both must be the same.
 
-Fast: steps captured as graphs, each queued before the last token is taken, launches that overlap, sampling on the card.
-Plain: each token by itself, its kernels launched one after the other, and the next one chosen by the host.
+Fast: the scheduler's steps, captured as graphs, each queued before the last token is taken, launches that overlap,
+sampling on the card. Plain: each token is a step by itself, its kernels launched one after the other, and the host
+chooses it from the logits of the step before.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import pytest
-from conformance import prefill
+from row_steps import run_prompt, single_steps
 
 from llmcli.checkpoint.model import open_model
+from llmcli.engine.events import Finished
+from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.scheduler import Scheduler
 from llmcli.kernels.device import Device
 from llmcli.resources import STORYTELLER, resource_folder
-from llmcli.runners.base import Runner
+from llmcli.runners.base import MAX_SPAN, Runner
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -24,45 +27,48 @@ NUM_TOKENS = 2000
 CONTEXT = 1024
 BEGINNINGS = ("Once upon a time", "In a teapot on the hill", "The fox", "One rainy evening", "Far away,", "A duck")
 FOLDER = resource_folder(STORYTELLER)
+TOKENIZER = load_tokenizer(FOLDER)
 
-Tokens = Callable[[Runner, Sampler], Generator[int, None, None]]
-
-
-def fast(runner: Runner, sampler: Sampler) -> Generator[int, None, None]:
-    """One decode, as long as the story is."""
-    steps = runner.decode([0], [sampler])
-    try:
-        for (token_id,) in steps:
-            yield token_id
-    finally:
-        steps.close()
+Story = tuple[list[int], bytes]  # its tokens, and the logits behind the last one
+Tell = Callable[[Runner, tuple[int, ...], Sampler, int], Story]
 
 
-def plain(runner: Runner, sampler: Sampler) -> Generator[int, None, None]:
-    """No decode at all: every token is a prompt of one token more."""
-    while len(runner.token_ids(0)) < runner.max_seq_len:
-        token_ids = list(runner.token_ids(0))
-        token_ids.append(choose(runner.logits(0), token_ids, sampler).token_id)
-        assert prefill(runner, token_ids) == 1
-        yield token_ids[-1]
+def fast(runner: Runner, prompt: tuple[int, ...], sampler: Sampler, most: int) -> Story:
+    """A request of a scheduler; what it has left in the cache shows in the logits behind the last token."""
+    kept = KeptRow()
+    scheduler = Scheduler(runner, TOKENIZER)
+    scheduler.submit(Request(prompt, sampler, (0,), most, kept_row=kept))
+    while not scheduler.is_idle:
+        events = scheduler.step()
+    (finished,) = (event for event in events if isinstance(event, Finished))
+    assert kept.row is not None
+    token_ids = list(finished.token_ids)
+    runner.keep(kept.row, len(prompt) + len(token_ids) - 1)
+    logits = single_steps(runner, kept.row, token_ids[-1:])
+    runner.close(kept.row)
+    return token_ids, logits.tobytes()
 
 
-def tell(runner: Runner, tokens: Tokens, params: SamplingParams, num_tokens: int) -> list[tuple[list[int], bytes]]:
-    """Stories one after the other until they have so many tokens, each with the logits after its last token."""
-    tokenizer = load_tokenizer(FOLDER)
-    stories = []
+def plain(runner: Runner, prompt: tuple[int, ...], sampler: Sampler, most: int) -> Story:
+    """No choice on the card at all."""
+    row = runner.open(prompt)
+    logits, token_ids = run_prompt(runner, row, prompt, choose="none"), list(prompt)
+    while len(token_ids) < len(prompt) + most and token_ids[-1] not in TOKENIZER.eos_token_ids:
+        token_ids.append(choose(logits, token_ids, sampler).token_id)
+        logits = single_steps(runner, row, token_ids[-1:])[0]
+    runner.close(row)
+    return token_ids[len(prompt) :], logits.tobytes()
+
+
+def tell(runner: Runner, way: Tell, params: SamplingParams, num_tokens: int) -> list[Story]:
+    """Stories one after the other until they have so many tokens."""
+    stories: list[Story] = []
     for number, beginning in zip(count(), BEGINNINGS, strict=False):
-        runner.truncate(0, 0)
-        prefill(runner, list(tokenizer.encode(beginning)))
-        story: list[int] = []
-        steps = tokens(runner, Sampler(params, seed=number))
-        for token_id in steps:
-            story.append(token_id)
-            num_tokens -= 1
-            if num_tokens == 0 or token_id in tokenizer.eos_token_ids:
-                break
-        steps.close()
-        stories.append((story, runner.logits(0).tobytes()))
+        prompt = tuple(TOKENIZER.encode(beginning))
+        most = min(num_tokens, CONTEXT - len(prompt))
+        sampler = Sampler(params, seed=number, eos_token_ids=TOKENIZER.eos_token_ids, num_prompt_tokens=len(prompt))
+        stories.append(way(runner, prompt, sampler, most))
+        num_tokens -= len(stories[-1][0])
         if num_tokens == 0:
             return stories
     raise AssertionError(f"the stories end {num_tokens} tokens too early")
@@ -80,19 +86,23 @@ def test_the_fast_path_tells_what_the_plain_one_does(
 ) -> None:
     from llmcli.runners.cuda.load import load
 
-    stories: list[Any] = []
+    told: list[list[Story]] = []
     launched: list[list[str]] = []
-    for tokens in (fast, plain):
+    for way in (fast, plain):
         card = Device.open(0)
-        if tokens is plain:
+        if way is plain:
             monkeypatch.setattr(card, "_can_overlap", False)
-        runner = load(open_model(FOLDER), device=card, dtype=dtype, max_seq_len=CONTEXT)
+        model = open_model(FOLDER)
+        runner = load(model, device=card, dtype=dtype, max_seq_len=CONTEXT, uses_graphs=way is fast)
         card.trace = []
-        stories.append(tell(runner, tokens, params, NUM_TOKENS))
+        told.append(tell(runner, way, params, NUM_TOKENS))
         launched.append([stem for stem, _ in card.trace])
-    assert stories[0] == stories[1]
-    assert sum(len(story) for story, _ in stories[0]) == NUM_TOKENS
-    # The two graphs were captured once; a token of the plain path is launched layer by layer.
-    assert launched[0].count("sample_token") == 2
+    assert told[0] == told[1]
+    stories = told[0]
+    assert sum(len(story) for story, _ in stories) == NUM_TOKENS
+    # The fast path chooses behind each prompt, and from then on in a graph, captured once. The plain one launches a
+    # token layer by layer; short prompts run as tokens do.
+    assert launched[0].count("sample_token") == len(stories) + 1
     assert launched[1].count("sample_token") == 0
-    assert launched[1].count("attention_decode") == NUM_TOKENS * runner.config.num_hidden_layers
+    num_short = sum(len(TOKENIZER.encode(beginning)) <= MAX_SPAN for beginning in BEGINNINGS[: len(stories)])
+    assert launched[1].count("attention_decode") == (NUM_TOKENS + num_short) * runner.config.num_hidden_layers

@@ -1,11 +1,13 @@
 """Predictions for cards: the launches and bytes they are made of are those of the runner and of the files."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import VARIANTS
@@ -18,38 +20,63 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import Limits, pages_of
 from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.decode_card import GEMV_SECONDS
-from llmcli.runners.cuda.forward import Forward, Tokens
+from llmcli.runners.cuda.device import CudaDevice
+from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started, num_launches
+from llmcli.runners.cuda.forward import Forward
+from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor, Rates
+from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor
+from llmcli.runners.cuda.pricing import LEAST_CLOCKS, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.stepping import SINGLE, Work
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 
 
+Noted = tuple[str, str, tuple[int, ...], int]  # stem, name, grid and bytes of shared memory of a launch
+
+
 class CountingDevice(SimulatedDevice):
-    """Counts launches and launches nothing."""
+    """Notes launches and launches nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stems: list[str] = []
+        self.noted: list[Noted] = []
         self.num_new = 1  # the embedding
 
-    def launch(self, stem: str, name: str, **launch: Any) -> None:
-        self.stems.append(stem)
+    def launch(self, stem: str, name: str, *, grid: Any, shared_bytes: int = 0, **launch: Any) -> None:
+        self.noted.append((stem, name, grid, shared_bytes))
 
     def matmul(self, **arrays: Any) -> None:
-        self.stems.append("matmul")
+        self.noted.append((PRODUCT, "", (), 0))
 
     def record(self, run: Callable[[], None], arrays: Any) -> Any:
-        before = len(self.stems)
+        before = len(self.noted)
         run()
-        recorded = self.stems[before:]
+        recorded = self.noted[before:]
         self.num_new += len(recorded)
-        return SimpleNamespace(start=lambda addresses: self.stems.extend(recorded))
+        return SimpleNamespace(start=lambda addresses: self.noted.extend(recorded))
+
+
+class CountingSampler:
+    """Launches as `DeviceSampler` does, over a state that nobody reads."""
+
+    def __init__(self, device: Any, num_rows: int, vocab_size: int):
+        self._device = device
+        self._state = Phantom((num_rows, RowLayout(vocab_size).row_bytes), np.uint8, 1 << 52)
+        self._results = Phantom((num_rows, 2, NUM_RESULTS), np.uint64, 2 << 52)
+
+    def enqueue(self, **arrays: Any) -> None:
+        sample_token(self._device, **arrays, state=self._state, results=self._results)
+
+    def count_run(self, slot: int) -> int:
+        return 1
 
 
 def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
@@ -59,36 +86,60 @@ def plan_of(folder: Path, *, num_rows: int = 8, **options: Any) -> MemoryPlan:
 
 @pytest.fixture
 def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the forward pass launches: one step of so many rows, or a chunk of so many tokens."""
+    """What the runner's device launches: one step of so many rows, or a prompt of so many tokens that fits a chunk."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-    monkeypatch.setattr("llmcli.runners.cuda.forward.send", lambda device, target, source: None)
 
     def count(plan: MemoryPlan, *, num_rows: int = 0, num_tokens: int = 0, shared_bytes: int = 227 * 1024) -> Any:
         device: Any = CountingDevice()
         device.shared_bytes_per_block = shared_bytes
-        workspace = on_card(plan.workspace)
-        products = Products(device, device, workspace.widened)
-        forward = Forward(device, plan, on_card(plan.weights), on_card(plan.cache), workspace, products)
+        workspace, config = on_card(plan.workspace), plan.stored.config
+        forward = Forward(
+            device,
+            plan,
+            on_card(plan.weights),
+            on_card(plan.cache),
+            workspace,
+            Products(device, device, workspace.widened),
+        )
+        mailbox: Any = SimpleNamespace(send=lambda target, source: None)
+        sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
+        lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
+        limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
+        card = CudaDevice(
+            forward, lanes, sampler, workspace, mailbox, limits=limits, is_free=True, cache_type="", description=""
+        )
+        pages = range(pages_of(plan.max_seq_len))
         if num_tokens:
-            forward.run(0, 20, [1] * num_tokens, None)
+            works = [Work(None, pages, 20, (1,) * num_tokens, card.method(0, num_tokens), "none")]
         else:
-            tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions).first(num_rows)
-            forward.run_batch(tokens)
-            forward.project_logits(forward.hidden[:num_rows], workspace.score_logits[:num_rows])
+            works = [Work(slot, pages, 20, (1,), SINGLE, "last") for slot in range(num_rows)]
+        card.run(works)
         return device
 
     return count
 
 
-def check_launches(plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024) -> None:
-    predictor = CardPredictor(plan, RATES, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
-    for num_rows in (1, 4, 8):
-        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).stems
-        assert predictor.decode_kernels(num_rows) == len(launched) + 1  # the sampler's
-    for num_tokens in (9, 64, 65, 200):
-        device = count_launches(plan, num_tokens=num_tokens)
-        assert len(predictor.chunk_launches(num_tokens, 20)) == len(device.stems)
-        assert predictor.new_launches(num_tokens) == device.num_new
+def notes(started: list[Started]) -> Counter[Noted]:
+    counted: Counter[Noted] = Counter()
+    for one in started:
+        launch = one.launch
+        counted[launch.stem, launch.name, launch.grid, launch.shared_bytes] += one.count
+    return counted
+
+
+def check_launches(
+    plan: MemoryPlan, count_launches: Any, shared_bytes: int = 227 * 1024, row_counts: tuple[int, ...] = (1, 4, 8)
+) -> None:
+    """What a dry run over phantoms notes is what the runner launches on arrays."""
+    model = DryModel(plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
+    for num_rows in row_counts:
+        launched = count_launches(plan, num_rows=num_rows, shared_bytes=shared_bytes).noted
+        assert notes(model.step(num_rows, 20)) == Counter(launched)
+    for num_tokens in (1, 2, 8, 9, 64, 65, 200):
+        device = count_launches(plan, num_tokens=num_tokens, shared_bytes=shared_bytes)
+        started = model.span(num_tokens, 20)
+        assert notes(started) == Counter(device.noted)
+        assert len(started) == device.num_new
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -103,6 +154,12 @@ def test_launches_of_quantized_models(name: str, count_launches: Any, tmp_path: 
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
     check_launches(plan_of(folder), count_launches)
+
+
+def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
+    """More than a pass, than attention takes at a time, and than the sampler does; some lanes are used by nobody."""
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
 
 
 def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:
@@ -127,7 +184,7 @@ def test_decode_reads_the_bytes_of_the_files(name: str, tmp_path: Path) -> None:
             expected += 4 * info.shape[0]
         elif not tensor.endswith("_shape"):
             expected += info.num_bytes
-    predictor = CardPredictor(plan_of(folder), RATES)
+    predictor = CardPredictor(plan_of(folder), RATES, TYPICAL_CARD)
     assert predictor.decode_bytes(0) == expected
     per_token = 2 * 3 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, bfloat16
     assert predictor.decode_bytes(100) == expected + 100 * per_token
@@ -136,13 +193,14 @@ def test_decode_reads_the_bytes_of_the_files(name: str, tmp_path: Path) -> None:
 
 def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS["qwen2 with windows"])
-    predictor = CardPredictor(plan_of(folder), RATES)
+    predictor = CardPredictor(plan_of(folder), RATES, TYPICAL_CARD)
     per_layer_and_token = 2 * 2 * 8 * 4
-    assert predictor.decode_bytes(16) - predictor.decode_bytes(0) == 3 * 16 * per_layer_and_token
+    # A window of 16 shows the token itself and 15 others; the first layer has none.
+    assert predictor.decode_bytes(16) - predictor.decode_bytes(0) == (16 + 2 * 15) * per_layer_and_token
     assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
 
 
-def shape_7b(**changes: Any) -> MemoryPlan:
+def shape_7b(num_rows: int = 8) -> MemoryPlan:
     config = LlamaConfig.from_dict(
         {
             **CONFIG,
@@ -156,46 +214,117 @@ def shape_7b(**changes: Any) -> MemoryPlan:
         },
         "config",
     )
-    stored = StoredModel.of_config(replace(config, **changes), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    return plan_memory(stored, max_seq_len=8192, num_rows=8)
+    stored = StoredModel.of_config(config, stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    return plan_memory(stored, max_seq_len=8192, num_rows=num_rows)
 
 
 def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
     plan = shape_7b()
-    fast, slow = (CardPredictor(plan, Rates(rate, {})) for rate in (2e12, 1e12))
+    fast, slow = (CardPredictor(plan, Rates(rate, {}), TYPICAL_CARD) for rate in (2e12, 1e12))
     reading = fast.decode_bytes(1000) / 2e12
     assert slow.decode_seconds(1000) - fast.decode_seconds(1000) == pytest.approx(reading, rel=0.1)
-    assert reading < fast.decode_seconds(1000) - 160 * GEMV_SECONDS["int8"] < 1.15 * reading
+    assert reading < fast.decode_seconds(1000) - 160 * LEAST_CLOCKS / TYPICAL_CARD.clock_hertz < 1.15 * reading
     assert fast.decode_seconds(1000) < fast.decode_seconds(1000, 8) < 3 * fast.decode_seconds(1000)
     assert fast.prefill_seconds(100) is None
     assert fast.first_token_seconds(100) is None
 
 
-# Steps of one H200 in seconds, and its bandwidth (docs/performance.md).
+# Steps of one H200 in seconds, and its bandwidth (docs/performance.md); the last one of an H100.
 @pytest.mark.parametrize(
-    ("depth", "num_rows", "read_bytes", "seconds"), [(128, 1, 4.474e12, 2.007e-3), (128, 8, 4.540e12, 2.837e-3)]
+    ("depth", "num_rows", "read_bytes", "seconds"),
+    [(128, 1, 4.474e12, 2.007e-3), (128, 8, 4.540e12, 2.837e-3), (128, 1, 3.137e12, 2.564e-3)],
 )
 def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_bytes: float, seconds: float) -> None:
-    predicted = CardPredictor(shape_7b(), Rates(read_bytes, {})).decode_seconds(depth + 128, num_rows)
+    predicted = CardPredictor(shape_7b(), Rates(read_bytes, {}), TYPICAL_CARD).decode_seconds(depth + 128, num_rows)
     assert predicted == pytest.approx(seconds, rel=0.07)
+
+
+def test_a_slower_clock_and_a_step_without_overlap_take_longer() -> None:
+    plan = shape_7b()
+    slow_clock = replace(TYPICAL_CARD, clock_hertz=TYPICAL_CARD.clock_hertz / 2)
+    no_overlap = replace(TYPICAL_CARD, can_cluster=False)
+    usual, slow, apart = (
+        CardPredictor(plan, Rates(4.5e12, {}), card).decode_seconds(100)
+        for card in (TYPICAL_CARD, slow_clock, no_overlap)
+    )
+    reading = CardPredictor(plan, RATES, TYPICAL_CARD).decode_bytes(100) / 4.5e12
+    # Twice the time for all but bytes, and for the clocks that copies under way had hidden: 129 products, 1.6 us.
+    assert slow - usual == pytest.approx(usual - reading + 129 * 1.6e-6, rel=0.05)
+    assert apart - usual == pytest.approx(129 * 1.6e-6, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_rows", "num_lanes", "num_passes"), [(8, 8, 1), (11, 16, 2), (16, 16, 2), (250, 256, 32)])
+def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int) -> None:
+    """Eight lanes a pass over the weights; of lanes that nobody uses no keys and values are read."""
+    predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
+    of_embedding, of_token = 4096 * 2, 32 * 2 * 4096 * 2
+    weights = predictor.decode_bytes(0) - of_embedding
+    expected = num_passes * weights + num_lanes * of_embedding + num_rows * 100 * of_token
+    assert predictor.decode_bytes(100, num_rows) == expected
+
+
+def test_many_rows_take_a_little_less_than_steps_of_eight() -> None:
+    """Attention, embedding and sampler start less often."""
+    predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
+    eight = predictor.decode_seconds(100, 8)
+    for num_rows in (16, 64, 256):
+        steps = num_rows / 8
+        assert 0.95 * steps * eight < predictor.decode_seconds(100, num_rows) < steps * eight
+    assert predictor.decode_seconds(100, 8) < predictor.decode_seconds(100, 9) < predictor.decode_seconds(100, 16)
+
+
+def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
+    plan = shape_7b()
+    fast, slow = (
+        CardPredictor(plan, replace(RATES, read_bytes=rate), TYPICAL_CARD).prefill_seconds(65) for rate in (2e12, 1e12)
+    )
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    # Codes with scales are read and fp16 weights written, then those are read at 70 %; and a few activations.
+    moved = weights * (1 + 2 / 128 + 2 + 2 / 0.7)
+    assert moved / 2e12 < slow - fast < 1.1 * moved / 2e12
+
+
+def test_a_prompts_launches_declare_the_operations_of_the_model() -> None:
+    """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    model = DryModel(shape_7b(), TYPICAL_CARD)
+    for num_tokens in (8, 64, 65, 2048):
+        flops: Counter[str] = Counter()
+        for one in model.span(num_tokens, 100):
+            assert one.launch.cost is not None
+            flops[one.launch.stem] += one.count * one.launch.cost().flops
+        assert flops["gemv"] + flops["gemm_packed"] + flops[PRODUCT] == 2 * num_tokens * weights
+        num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
+        assert flops["attention_prefill"] + flops["attention_decode"] == 32 * 4 * num_seen * 4096
+
+
+def test_a_steps_launches_declare_the_operations_of_the_model() -> None:
+    weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
+    flops: Counter[str] = Counter()
+    for one in DryModel(shape_7b(), TYPICAL_CARD).step(3, 100):
+        assert one.launch.cost is not None
+        flops[one.launch.stem] += one.count * one.launch.cost().flops
+    assert flops["gemv"] == 2 * 3 * weights
+    assert flops["attention_decode"] == 32 * 4 * 3 * 101 * 4096
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
     """Of 32 layers that are alike the first takes it longer, and the card has to wait for that in any case."""
     plan = shape_7b()
-    slow, slower = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (1e-3, 2e-3))
+    slow, slower, none, fast = (
+        CardPredictor(plan, replace(RATES, launch_seconds=seconds), TYPICAL_CARD) for seconds in (1e-3, 2e-3, 0.0, 1e-6)
+    )
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    embedding, of_layer = 1, (len(slow.chunk_launches(100, 0)) - 1) // 32
+    embedding, of_layer = 1, (num_launches(DryModel(plan, TYPICAL_CARD).span(100, 0)) - 1) // 32
     first = CHUNK_LAUNCHES + NEW_LAUNCH * (embedding + of_layer)
     assert between == pytest.approx(1e-3 * (first + 31 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
-    none, fast = (CardPredictor(plan, replace(RATES, launch_seconds=seconds)) for seconds in (0.0, 1e-6))
     assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * first)
 
 
 def test_long_prompts_are_bound_by_operations() -> None:
     plan = shape_7b()
-    predictor = CardPredictor(plan, RATES)
+    predictor = CardPredictor(plan, RATES, TYPICAL_CARD)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     least = 2 * weights * 2048 / 1e14
     assert least < predictor.prefill_seconds(2048) < 1.5 * least
@@ -207,7 +336,7 @@ def test_long_prompts_are_bound_by_operations() -> None:
 
 
 def test_prefill_time_grows_with_the_prompt() -> None:
-    predictor = CardPredictor(shape_7b(), RATES)
+    predictor = CardPredictor(shape_7b(), RATES, TYPICAL_CARD)
     times = [predictor.prefill_seconds(count) for count in (1, 8, 64, 512, 2048, 2049, 4000, 8000)]
     assert times == sorted(times)
     assert times[0] == pytest.approx(predictor.decode_seconds(1), rel=0.01)

@@ -17,7 +17,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
 from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.forward import Forward, Tokens
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
@@ -36,7 +36,7 @@ class NotingCard(DriverlessCard):
         if isinstance(starter, BoundLaunch):
             self.started.append((starter.label, starter._config, bytes(starter._memory)))
         else:
-            self.started.append((starter.sizes, starter.operands, tuple(addresses)))
+            self.started.append((*starter.noted, tuple(addresses)))
 
     def record(self, run: Callable[[], None], arrays: Any) -> Any:
         self.num_recordings += 1
@@ -52,8 +52,17 @@ class CardWithoutReplays(NotingCard):
 def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-    monkeypatch.setattr("llmcli.runners.cuda.forward.send", lambda device, target, source: None)
     monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
+
+    find_product = Cublas._product
+
+    def note_product(library: Cublas, *shapes: Any) -> Any:
+        """Sizes and operands: the library keeps them behind handles."""
+        product: Any = find_product(library, *shapes)
+        product.noted = shapes
+        return product
+
+    monkeypatch.setattr(Cublas, "_product", note_product)
 
     def check(folder: Path, num_kinds: int, **options: Any) -> None:
         stored = StoredModel.of_model(open_model(folder), **options)
@@ -63,14 +72,20 @@ def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         for card in cards:
             products = Products(card, Cublas(card, workspace.library), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
-            for count in (1, 2, 8, 9, 64, 65, 200):
-                forward.run(3, 20, [1] * count, None)
-            tokens = Tokens(workspace.token_ids, workspace.rows, workspace.positions)
-            for count in (1, 3, 8):
-                forward.run_batch(tokens.first(count))
+            for count in (1, 2, 9, 64, 65, 200):
+                for way in ("packed", "widened"):
+                    token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+                    forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 20, way))
+            for count in (1, 3, 8, 16):  # 16 lanes serve 9 rows
+                rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
+                forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
+            for count in (2, 8):
+                token_ids, rows = workspace.token_ids[:count], workspace.no_rows[:count]
+                positions, pages = workspace.positions[:count], workspace.pages
+                forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, is_span=True))
         replaying, straight = cards
         assert replaying.started == straight.started
-        assert replaying.num_recordings == 10 * num_kinds < 10 * stored.config.num_hidden_layers
+        assert replaying.num_recordings == 18 * num_kinds < 18 * stored.config.num_hidden_layers
 
     return check
 

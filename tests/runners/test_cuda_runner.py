@@ -4,15 +4,18 @@ import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from conformance import GREEDY, PROMPT, WARM, RunnerConformance, decode, prefill, relative_error
+from conformance import RunnerConformance
 from families import VARIANTS
+from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from rounded_torch import load_rounded
+from row_steps import GREEDY, PROMPT, WARM, go_on, logits_of, one, relative_error, run_prompt, single_steps, start
+from side_by_side import check_changing_pages, check_comings_and_goings, check_rows_together, tell
 from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
@@ -21,7 +24,7 @@ from llmcli.errors import CheckpointError, InsufficientMemoryError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Runner
+from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load as load_on_cpu
 from llmcli.sampling.chain import choose
 from llmcli.sampling.sampler import Sampler
@@ -30,6 +33,7 @@ pytestmark = pytest.mark.cuda
 
 # Kernels of quantize and of measuring, and forms that the runner does without: they serve as yardsticks.
 NOT_IN_RUNS = {"quantize_rows", "read_bandwidth", "row_reduce", "softmax"}
+LONG_TEXT = (PROMPT[:150], Sampler(WARM, seed=4), 50)
 FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
 
 
@@ -55,40 +59,52 @@ def int8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(source, folder / "model", ExportOptions(WeightScheme(8, 128)))
 
 
-class TestCudaRunner(RunnerConformance):
+class OnCard(RunnerConformance):
+    options: ClassVar[dict[str, Any]] = {}
+
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
         from llmcli.runners.cuda.load import load
 
-        return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows, prefill_chunk=128)
+        model = open_model(folder)
+        return load(model, max_seq_len=max_seq_len, num_rows=num_rows, prefill_chunk=CHUNK, **cls.options)
 
 
-class TestCudaRunnerWithCodes(RunnerConformance):
+class TestCudaRunner(CutAtChunks, OnCard):
+    """In float32, the model's own type."""
+
+
+class TestCudaRunnerInFloat16(CutAtPages, OnCard):
+    tolerance = 1e-3  # a prompt's inputs of products are rounded to float16, those of a lone token are not
+    options: ClassVar[dict[str, Any]] = {"dtype": "float16"}
+
+
+class TestCudaRunnerWithCodes(CutAtChunks, OnCard):
     # Prefill rounds queries and weights to float16; an element here and there then goes to the next code, a step of
     # 0.8 % of its vector's largest. The cache as a whole costs up to 7e-3.
     tolerance = 3e-3
-
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        from llmcli.runners.cuda.load import load
-
-        return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows, kv_cache="int8", prefill_chunk=128)
+    options: ClassVar[dict[str, Any]] = {"kv_cache": "int8"}
 
 
 def compare(ours: Runner, *references: Runner) -> list[float]:
-    """The worst relative error against each reference: prefills in each form of products, then lone tokens."""
+    """The worst relative error against each reference: prompts in each form of products, then lone tokens."""
     worst = [0.0] * len(references)
     for length in (1, 5, 8, 9, 30, 64, 65, 150):
+        prompt = PROMPT[:length]
+        rows, found = [], []
         for runner in (ours, *references):
-            runner.truncate(0, 0)
-            prefill(runner, PROMPT[:length])
+            rows.append(runner.open(prompt))
+            runner.keep(rows[-1], 0)
+            found.append(run_prompt(runner, rows[-1], prompt, choose="none"))
         for _ in range(4):
-            logits = ours.logits(0)
-            errors = [relative_error(logits, reference.logits(0)) for reference in references]
+            logits, *expected = found
+            errors = [relative_error(logits, reference) for reference in expected]
             worst = [max(pair) for pair in zip(worst, errors, strict=True)]
-            token_ids = [*ours.token_ids(0), int(logits.argmax())]
-            for runner in (ours, *references):
-                prefill(runner, token_ids)
+            token_id = int(logits.argmax())
+            runners = zip((ours, *references), rows, strict=True)
+            found = [single_steps(runner, row, [token_id])[0] for runner, row in runners]
+        for runner, row in zip((ours, *references), rows, strict=True):
+            runner.close(row)
     return worst
 
 
@@ -100,9 +116,8 @@ def test_families(
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS[name])
     exact = load_on_cpu(open_model(folder), max_seq_len=400)
     ours = load_on_card(folder, dtype=dtype)
-    for runner in (exact, ours):
-        prefill(runner, PROMPT[:150])
-    print(f"{name}, {dtype}: {relative_error(ours.logits(0), exact.logits(0)):.2e} from float32")
+    error = relative_error(logits_of(ours, PROMPT[:150]), logits_of(exact, PROMPT[:150]))
+    print(f"{name}, {dtype}: {error:.2e} from float32")
     reference = load_rounded(monkeypatch, open_model(folder), getattr(torch, dtype), 400)
     (error,) = compare(ours, reference)
     assert error < {"float32": 1e-5, "float16": 1e-3, "bfloat16": 2e-3}[dtype]
@@ -115,9 +130,7 @@ def test_families_with_codes(
 ) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS[name])
     plain, coded = (load_on_cpu(open_model(folder), max_seq_len=400, kv_cache=kind) for kind in ("auto", "int8"))
-    for runner in (plain, coded):
-        prefill(runner, PROMPT[:150])
-    cost = relative_error(coded.logits(0), plain.logits(0))
+    cost = relative_error(logits_of(coded, PROMPT[:150]), logits_of(plain, PROMPT[:150]))
     ours = load_on_card(folder, dtype=dtype, kv_cache="int8")
     assert ours.cache_type == "int8"
     assert ours.description.endswith("KV cache int8")
@@ -158,9 +171,7 @@ def test_weights_that_arrive_in_pieces(
     whole = load_on_card(int8_model)
     monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
     pieces = load_on_card(int8_model)
-    for runner in (whole, pieces):
-        prefill(runner, PROMPT[:50])
-    assert pieces.logits(0).tobytes() == whole.logits(0).tobytes()
+    assert logits_of(pieces, PROMPT[:50]).tobytes() == logits_of(whole, PROMPT[:50]).tobytes()
 
 
 def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any], tmp_path: Path) -> None:
@@ -178,50 +189,49 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
         try:
             runner = load_on_card(folder, uses_graphs=False, **options)
             for length in (200, 20):
-                runner.truncate(0, 0)
-                prefill(runner, PROMPT[:length])
+                row = start(runner, PROMPT[:length])
             prefilled = {stem for stem, _ in card.trace}
             card.trace.clear()
-            decode(runner, 3)
+            go_on(runner, row, 3)
             decoded = {stem for stem, _ in card.trace}
+            card.trace.clear()
+            runner.queue([Span(row, tuple(PROMPT[:5]), "none")])
+            spanned = {stem for stem, _ in card.trace}
         finally:
             card.trace = None
         assert {"rms_norm", "attention_prefill", "kv_append", "dequantize"} <= prefilled, (folder, options)
         assert decoded == {"sample_token", "embedding", "gemv", "attention_decode"}, (folder, options)
-        launched |= prefilled | decoded
+        assert spanned == {"embedding", "gemv", "append_tokens", "attention_decode"}, (folder, options)
+        launched |= prefilled | decoded | spanned
     assert launched == KERNELS.keys() - NOT_IN_RUNS
 
 
 def test_ten_equal_runs(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     runner = load_on_card(int8_model)
-    results = set()
-    for _ in range(10):
-        runner.truncate(0, 0)
-        prefill(runner, PROMPT[:150])
-        results.add((tuple(decode(runner, 50, Sampler(WARM, seed=4))), runner.logits(0).tobytes()))
+    results = {(tuple(told), bits) for told, bits in (tell(runner, *LONG_TEXT) for _ in range(10))}
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("num_rows", [8, 11])
+@pytest.mark.parametrize("num_rows", [3, 8, 11, 40, 200])
 def test_rows_side_by_side_are_each_row_alone(
     num_rows: int, load_on_card: Callable[..., Any], int8_model: Path
 ) -> None:
-    runner = load_on_card(int8_model, num_rows=num_rows)
-    samplers = [Sampler(WARM, seed=3, sample_index=row) for row in range(num_rows)]
-    prompts = [PROMPT[row : 3 * row + 20] for row in range(num_rows)]
-    alone = []
-    for prompt, sampler in zip(prompts, samplers, strict=True):
-        runner.truncate(0, 0)
-        prefill(runner, prompt)
-        alone.append((decode(runner, 30, sampler), runner.logits(0).tobytes()))
-    runner.truncate(0, 0)
-    for row, prompt in enumerate(prompts):
-        prefill(runner, prompt, row)
-    steps = runner.decode(range(num_rows), samplers)
-    tokens = [next(steps) for _ in range(30)]
-    steps.close()
-    together = [([step[row] for step in tokens], runner.logits(row).tobytes()) for row in range(num_rows)]
-    assert together == alone
+    check_rows_together(load_on_card(int8_model, num_rows=num_rows), num_rows, 30)
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "int8"])
+@pytest.mark.parametrize("num_rows", [3, 11, 40])
+def test_rows_that_come_and_go_change_no_token(
+    num_rows: int, kv_cache: str, load_on_card: Callable[..., Any], int8_model: Path
+) -> None:
+    check_comings_and_goings(load_on_card(int8_model, num_rows=num_rows, kv_cache=kv_cache), 4 * num_rows, 30)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache": "int8"}, {"dtype": "float32"}], ids=str)
+def test_pages_that_change_in_every_step(
+    options: dict[str, Any], load_on_card: Callable[..., Any], int8_model: Path
+) -> None:
+    check_changing_pages(load_on_card(int8_model, num_rows=3, **options), 100)
 
 
 def used_bytes() -> int:
@@ -236,21 +246,25 @@ def used_bytes() -> int:
 def test_nothing_is_allocated_after_load(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     import cupy
 
-    runner = load_on_card(int8_model, num_rows=2)
+    runner = load_on_card(int8_model, num_rows=12)
 
     def work() -> None:
-        for row in range(2):
-            prefill(runner, PROMPT[:300], row)
-        steps = runner.decode([0, 1], [GREEDY, GREEDY])
-        for _ in range(20):
-            next(steps)
-        steps.close()
-        runner.truncate(0, 300)
-        runner.copy_row(0, 1)
-        decode(runner, 20)
-        list(runner.score(1, PROMPT[:200], first=1))
+        rows = [start(runner, PROMPT[number : number + 300], GREEDY) for number in range(11)]
+        for number in (1, 2, 11):
+            for _ in range(20):
+                runner.queue([Span(row) for row in rows[:number]]).choices()
+        scored = runner.open(PROMPT[:200])
+        runner.keep(scored, 0)
+        runner.queue([Span(scored, tuple(PROMPT[:200]), "none")]).logits(0)
+        forks = [runner.fork(scored, 193), runner.fork(scored, 200)]  # the first copies a page
+        for fork in forks:
+            runner.queue([Span(fork, tuple(PROMPT[:5]), "none")]).logits(0)
+        runner.set_sampler(rows[0], Sampler(WARM, seed=1, logit_bias=dict.fromkeys(range(50), 1.0)))
+        runner.queue([Span(rows[0], tuple(PROMPT[:8]), "every")]).choices()
+        for row in (*rows, scored, *forks):
+            runner.close(row)
 
-    work()  # graphs are made by the first decode of so many rows
+    work()  # graphs are made by the first step of so many lanes
     pool = cupy.get_default_memory_pool()
     before = used_bytes(), pool.total_bytes()
     work()
@@ -260,8 +274,7 @@ def test_nothing_is_allocated_after_load(load_on_card: Callable[..., Any], int8_
 def test_everything_is_freed_with_the_runner(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     def use() -> None:
         runner = load_on_card(int8_model, max_seq_len=100_000)
-        prefill(runner, PROMPT[:100])
-        decode(runner, 5)
+        go_on(runner, start(runner, PROMPT[:100]), 5)
 
     use()
     before = used_bytes()
@@ -316,20 +329,23 @@ def test_weights_beyond_the_type_asked_for_are_refused(load_on_card: Callable[..
 
 def test_a_sampler_that_leaves_no_token(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     runner = load_on_card(int8_model)
-    prefill(runner, PROMPT[:20])
+    expected, _ = tell(runner, PROMPT[:20], GREEDY, 8)
+    row = start(runner, PROMPT[:20], GREEDY)
     bans = Sampler(WARM, seed=1, logit_bias=dict.fromkeys(range(CONFIG["vocab_size"]), -np.inf))
-    with pytest.raises(UsageError) as expected:
-        choose(runner.logits(0), runner.token_ids(0), bans)
-    with pytest.raises(UsageError) as found:
-        decode(runner, 1, bans)
-    assert str(found.value) == str(expected.value)
-    assert list(runner.token_ids(0)) == PROMPT[:20]
-    assert decode(runner, 5) == decode_again(runner, 20, 5)
-
-
-def decode_again(runner: Runner, num_tokens: int, count: int) -> list[int]:
-    runner.truncate(0, num_tokens)
-    return decode(runner, count)
+    runner.set_sampler(row, bans)
+    step = runner.queue([Span(row)])
+    (found,) = step.choices()
+    with pytest.raises(UsageError) as error:
+        choose(step.logits(0)[0], [*PROMPT[:20], expected[0]], bans)
+    assert str(found) == str(error.value)
+    assert isinstance(found, UsageError)
+    # Behind what it ran then, and behind what it ran before.
+    runner.set_sampler(row, GREEDY)
+    first = one(runner, Span(row, (expected[1],))).token_id
+    assert [first, *go_on(runner, row, 5)] == expected[2:]
+    runner.keep(row, 20)
+    first = one(runner, Span(row, (expected[0],))).token_id
+    assert [first, *go_on(runner, row, 6)] == expected[1:]
 
 
 @pytest.fixture
@@ -341,16 +357,14 @@ def stories(request: pytest.FixtureRequest) -> Path:
 def test_published_greedy_text(stories: Path, load_on_card: Callable[..., Any]) -> None:
     expected = json.loads((stories / "expected_greedy.json").read_text())["token_ids"]
     runner = load_on_card(stories, dtype="float32", max_seq_len=512)
-    prefill(runner, expected[:1])
-    assert decode(runner, len(expected) - 1) == expected[1:]
+    assert tell(runner, expected[:1], GREEDY, len(expected) - 1)[0] == expected[1:]
 
 
 def test_published_text_in_bfloat16(stories: Path, load_on_card: Callable[..., Any]) -> None:
     """Weights of 8 bits tell the same for a while: where they first part is printed."""
     expected = json.loads((stories / "expected_greedy.json").read_text())["token_ids"]
     runner = load_on_card(stories, dtype="bfloat16", max_seq_len=512)
-    prefill(runner, expected[:1])
-    found = decode(runner, len(expected) - 1)
+    found, _ = tell(runner, expected[:1], GREEDY, len(expected) - 1)
     pairs = zip(found, expected[1:], strict=True)
     first = next((index for index, (ours, theirs) in enumerate(pairs, start=1) if ours != theirs), len(expected))
     print(f"stories260K in bfloat16: the first {first} of {len(expected)} tokens are those published in float32")

@@ -1,6 +1,11 @@
-"""The sampler's state on the card: graphs that outlive samplers, tokens and mu on the host, and the host's errors."""
+"""The sampler's state on the card: graphs that outlive samplers, tokens and mu on the host, and the host's errors.
 
+And the mailbox through which all of it is sent.
+"""
+
+import ctypes
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +18,12 @@ from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 cupy = pytest.importorskip("cupy")
+arena = pytest.importorskip("llmcli.runners.cuda.arena")
 sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB_SIZE = 3000
+HALF_BYTES = 4096  # of a mailbox
 
 
 def host_error(logits, sampler, position):
@@ -78,10 +85,11 @@ def device(opened_device):
 
 
 class Rows:
-    """Rows on the card and what a step needs of them."""
+    """Rows on the card, each in the slot of its number, and what a step needs of them."""
 
     def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
-        self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size)
+        mailbox = arena.Mailbox(device, HALF_BYTES)
+        self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
         self.rows = cupy.arange(num_rows, dtype=cupy.int32)
         self.positions = cupy.zeros(num_rows, cupy.int32)
         self.token_ids = cupy.zeros(num_rows, cupy.int32)
@@ -93,6 +101,11 @@ class Rows:
             logits=self.logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids,
             history=self.history,
         )  # fmt: skip
+
+    def run(self):
+        """Queue a run of every slot; returns their numbers."""
+        self.enqueue()
+        return [self.sampler.count_run(slot) for slot in range(len(self.rows))]
 
 
 @pytest.mark.cuda
@@ -113,29 +126,79 @@ def test_one_graph_serves_any_samplers_and_the_host_sees_each_token(device):
     ]
     for seed, chain in enumerate(chains):
         samplers = [Sampler(params, seed, logit_bias={7: 1.0} if seed == 1 else {}) for params in chain]
-        rows.sampler.set_samplers([0, 1], samplers)
-        assert not rows.sampler.has_result(0, 1)
-        for step in range(1, 2 * NUM_RESULTS):
+        for slot, sampler in enumerate(samplers):
+            rows.sampler.set_sampler(slot, sampler)
+        for _ in range(2 * NUM_RESULTS):
+            runs = [rows.sampler.count_run(slot) for slot in range(2)]
+            assert not rows.sampler.has_result(0, runs[0])
             graph.launch(device.stream)
-            for row, (sampler, history) in enumerate(zip(samplers, histories, strict=True)):
-                token_id = rows.sampler.wait(row, step, len(history))
-                assert token_id == choose(logits[row], history, sampler).token_id
+            for slot, (sampler, history) in enumerate(zip(samplers, histories, strict=True)):
+                token_id = rows.sampler.wait(slot, runs[slot], len(history))
+                assert token_id == choose(logits[slot], history, sampler).token_id
                 history.append(token_id)
+    assert runs == [len(chains) * 2 * NUM_RESULTS] * 2
     device.synchronize()
-    for row, history in enumerate(histories):
-        assert rows.history.get()[row, : len(history)].tolist() == history
-        assert int(rows.positions[row]) == len(history) - 1
-        assert int(rows.token_ids[row]) == history[-1]
+    for slot, history in enumerate(histories):
+        assert rows.history.get()[slot, : len(history)].tolist() == history
+        assert int(rows.positions[slot]) == len(history) - 1
+        assert int(rows.token_ids[slot]) == history[-1]
+
+
+@pytest.mark.cuda
+def test_a_sampler_is_set_while_earlier_runs_are_still_queued(device):
+    """Each run goes by the sampler that was set before it, whatever has been set since."""
+    rows = Rows(device, 1)
+    logits = (np.random.default_rng(7).standard_normal((1, VOCAB_SIZE)) * 3).astype(np.float32)
+    rows.logits.set(logits)
+    device.synchronize()
+    bias = dict.fromkeys(range(0, VOCAB_SIZE, 2), 0.5)  # more than the mailbox's halves hold
+    samplers = [
+        Sampler(SamplingParams(temperature=2, top_p=1), seed, logit_bias=bias if seed % 3 else {}, eos_token_ids=ends)
+        for seed, ends in enumerate([EOS, EOS, frozenset({5}), EOS] * 3)
+    ]
+    runs = []
+    for sampler in samplers:
+        rows.sampler.set_sampler(0, sampler)
+        runs += rows.run()
+    assert runs == list(range(1, len(samplers) + 1))
+    history = [0]
+    for run, sampler in zip(runs, samplers, strict=True):
+        choice = choose(logits[0], history, sampler)
+        assert rows.sampler.choice(0, run, len(history)).token_id == choice.token_id
+        history.append(choice.token_id)
+
+
+@pytest.mark.cuda
+def test_a_result_of_an_earlier_row_is_none_of_the_next(device):
+    """The next row in a slot gets a sampler while a run of the row before is queued, which nobody has read."""
+    rows = Rows(device, 1)
+    rng = np.random.default_rng(8)
+    for number in range(3 * NUM_RESULTS):
+        first, second = (rng.standard_normal((1, VOCAB_SIZE)).astype(np.float32) for _ in range(2))
+        rows.sampler.set_sampler(0, Sampler(GREEDY, 0))
+        rows.logits.set(first)
+        (old,) = rows.run()
+        rows.sampler.set_sampler(0, Sampler(GREEDY, number, logit_bias={number: 100.0}))
+        new = rows.sampler.count_run(0)
+        device.synchronize()
+        assert new == old + 1
+        assert rows.sampler.has_result(0, old)
+        assert not rows.sampler.has_result(0, new)
+        rows.positions.set(np.zeros(1, np.int32))
+        rows.logits.set(second)
+        rows.enqueue()
+        assert rows.sampler.wait(0, new, 1) == number
+        assert rows.sampler.wait(0, old, 1) == int(first.argmax())  # it is kept all the same
+        rows.positions.set(np.zeros(1, np.int32))
 
 
 @pytest.mark.cuda
 def test_the_last_results_are_kept_for_a_host_that_is_behind(device):
     rows = Rows(device, 1)
     rows.logits.set(np.random.default_rng(4).standard_normal((1, VOCAB_SIZE)).astype(np.float32))
-    rows.sampler.set_samplers([0], [Sampler(SamplingParams(temperature=3), 0)])
-    for _ in range(NUM_RESULTS):
-        rows.enqueue()
-    tokens = [rows.sampler.wait(0, step, step) for step in range(1, NUM_RESULTS + 1)]
+    rows.sampler.set_sampler(0, Sampler(SamplingParams(temperature=3), 0))
+    runs = [rows.run()[0] for _ in range(NUM_RESULTS)]
+    tokens = [rows.sampler.wait(0, run, run) for run in runs]
     device.synchronize()
     assert rows.history.get()[0, 1 : NUM_RESULTS + 1].tolist() == tokens
 
@@ -147,29 +210,29 @@ def test_a_problem_stops_its_row_and_no_other(device, logits, sampler, problem):
     logits = np.asarray([logits, [0, 1, 0]], np.float32)
     rows.logits.set(logits)
     rows.positions.set(np.asarray([3, 3], np.int32))
-    rows.sampler.set_samplers([0, 1], [sampler, Sampler(GREEDY, 0)])
-    for step in (1, 2):
-        rows.enqueue()
+    rows.sampler.set_sampler(0, sampler)
+    rows.sampler.set_sampler(1, Sampler(GREEDY, 0))
+    for count in (1, 2):
+        first, second = rows.run()
         expected = host_error(logits[0], sampler, 4)
         with pytest.raises(type(expected)) as error:
-            rows.sampler.wait(0, step, 4)
+            rows.sampler.wait(0, first, 4)
         assert str(error.value) == str(expected)
-        assert rows.sampler.wait(1, step, 3 + step) == 1
+        assert rows.sampler.wait(1, second, 3 + count) == 1
     assert rows.positions.get().tolist() == [3, 5]
     assert rows.history.get()[0].max() == 0
     # The row is as good as before once its logits are.
     rows.logits.set(np.asarray([[0, 5, 1], [0, 1, 0]], np.float32))
-    rows.sampler.set_samplers([0], [Sampler(GREEDY, 0)])
-    rows.enqueue()
-    assert rows.sampler.wait(0, 1, 4) == 1
+    rows.sampler.set_sampler(0, Sampler(GREEDY, 0))
+    assert rows.sampler.wait(0, rows.run()[0], 4) == 1
 
 
 @pytest.mark.cuda
 def test_a_token_that_never_comes_is_an_error(device):
     rows = Rows(device, 1)
-    rows.sampler.set_samplers([0], [Sampler(GREEDY, 0)])
-    with pytest.raises(DeviceError, match="without sampling step 1 of row 0"):
-        rows.sampler.wait(0, 1, 1)
+    rows.sampler.set_sampler(0, Sampler(GREEDY, 0))
+    with pytest.raises(DeviceError, match="without run 1 of the sampler in place 0"):
+        rows.sampler.wait(0, rows.sampler.count_run(0), 1)
 
 
 @pytest.mark.cuda
@@ -180,25 +243,133 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
     rows.logits.set(logits)
     params = SamplingParams(top_p=1, mirostat_tau=4, mirostat_eta=0.5)
     samplers = [Sampler(params, 3), Sampler(SamplingParams(), 4)]
-    rows.sampler.set_samplers([0, 1], samplers)
+    for slot, sampler in enumerate(samplers):
+        rows.sampler.set_sampler(slot, sampler)
     history: list[int] = [0]
     mu = None
     for step in range(1, 201):
         if step % 7 == 0:  # the token that was drawn ahead is dropped
-            rows.enqueue()
+            rows.run()
             device.synchronize()
-            rows.sampler.set_samplers([0, 1], [replace(samplers[0], mirostat_mu=mu), samplers[1]])
+            rows.sampler.set_sampler(0, replace(samplers[0], mirostat_mu=mu))
+            rows.sampler.set_sampler(1, samplers[1])
             rows.positions.set(rows.positions.get() - 1)
-            first = step
-        elif step == 1:
-            first = 1
-        rows.enqueue()
-        choice = choose(logits[0], history, replace(samplers[0], mirostat_mu=mu))
-        assert rows.sampler.wait(0, step - first + 1, len(history)) == choice.token_id
-        mu = rows.sampler.mirostat_mu(0, step - first + 1)
-        assert mu == pytest.approx(choice.mirostat_mu, rel=1e-12)
-        assert rows.sampler.wait(1, step - first + 1, len(history)) >= 0
-        assert rows.sampler.mirostat_mu(1, step - first + 1) is None
+        first, second = rows.run()
+        expected = choose(logits[0], history, replace(samplers[0], mirostat_mu=mu))
+        choice = rows.sampler.choice(0, first, len(history))
+        assert choice.token_id == expected.token_id
+        mu = choice.mirostat_mu
+        assert mu == pytest.approx(expected.mirostat_mu, rel=1e-12)
+        assert rows.sampler.choice(1, second, len(history)).mirostat_mu is None
         history.append(choice.token_id)
     device.synchronize()
     assert rows.positions.get().tolist() == [200, 200]
+
+
+# The mailbox
+
+
+@pytest.mark.cuda
+def test_everything_arrives_whole_and_in_order(device):
+    """Far more than its halves hold is under way at a time, and what is sent twice holds the second."""
+    mailbox = arena.Mailbox(device, HALF_BYTES)
+    rng = np.random.default_rng(9)
+    target, expected = cupy.zeros(50_000, cupy.uint8), np.zeros(50_000, np.uint8)
+    snapshots = [cupy.empty_like(target) for _ in range(20)]
+    states = []
+    for snapshot in snapshots:
+        for size in rng.choice([1, 15, 16, 17, 1000, HALF_BYTES - 1, HALF_BYTES, HALF_BYTES + 1, 30_000], 20):
+            first = int(rng.integers(len(expected) - size))
+            source = rng.integers(0, 256, size, np.uint8)
+            mailbox.send(target[first : first + size], source)
+            expected[first : first + size] = source
+            source[:] = 0  # the caller may use it again at once
+        arena.copy(device, snapshot, target)
+        states.append(expected.copy())
+    device.synchronize()
+    for snapshot, state in zip(snapshots, states, strict=True):
+        assert snapshot.get().tobytes() == state.tobytes()
+
+
+class LateCard:
+    """Copies and events wait in a queue, as on a card that is far behind; a host that waits for an event is served."""
+
+    def __init__(self):
+        self.stream, self.ptr = self, 0
+        self.queued = []
+        self.num_waits = 0
+
+    def target(self, memory, first=0):
+        """An array's place, as far as the mailbox uses it."""
+        return SimpleNamespace(data=LatePointer(self, memory, first))
+
+    def event(self, **options):
+        return LateEvent(self)
+
+    def work_off(self, until=None):
+        while self.queued:
+            operation = self.queued.pop(0)
+            if operation is until:
+                return
+            if not isinstance(operation, LateEvent):
+                operation()
+
+
+class LatePointer:
+    def __init__(self, card, memory, first):
+        self.card, self.memory, self.first = card, memory, first
+
+    def __add__(self, count):
+        return LatePointer(self.card, self.memory, self.first + count)
+
+    def copy_from_host_async(self, address, num_bytes, stream):
+        source = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+        place = self.memory[self.first : self.first + num_bytes]
+        self.card.queued.append(lambda: place.__setitem__(slice(None), source))
+
+
+class LateEvent:
+    def __init__(self, card):
+        self.card = card
+
+    def record(self, stream):
+        self.card.queued.append(self)
+
+    def synchronize(self):
+        if self in self.card.queued:
+            self.card.num_waits += 1
+            self.card.work_off(self)
+
+
+@pytest.fixture
+def late_card(monkeypatch):
+    card = LateCard()
+    monkeypatch.setattr(arena, "pinned_bytes", lambda num_bytes: np.zeros(num_bytes, np.uint8))
+    monkeypatch.setattr(arena.cupy.cuda, "Event", card.event)
+    return card
+
+
+@pytest.mark.parametrize("size", [1, 16, 60, 63, 64, 65, 128, 1000])
+def test_nothing_is_overwritten_before_it_has_been_copied(late_card, size):
+    mailbox = arena.Mailbox(late_card, 64)
+    rng = np.random.default_rng(size)
+    memory, expected = np.zeros(5000, np.uint8), np.zeros(5000, np.uint8)
+    for number in range(30):
+        source = rng.integers(1, 256, size if number % 3 else 7, np.uint8)
+        first = int(rng.integers(len(memory) - len(source)))
+        mailbox.send(late_card.target(memory, first), source)
+        expected[first : first + len(source)] = source
+        source[:] = 0
+    late_card.work_off()
+    assert memory.tobytes() == expected.tobytes()
+
+
+def test_the_host_waits_for_the_half_that_it_fills_only(late_card):
+    mailbox = arena.Mailbox(late_card, 64)
+    memory = np.zeros(16, np.uint8)
+    for _ in range(8):  # two halves
+        mailbox.send(late_card.target(memory), np.ones(16, np.uint8))
+    assert (late_card.num_waits, memory.any()) == (0, False)
+    mailbox.send(late_card.target(memory), np.ones(16, np.uint8))
+    assert late_card.num_waits == 1
+    assert len(late_card.queued) == 4 + 1 + 1  # the second half's copies, its event, the new one

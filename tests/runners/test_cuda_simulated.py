@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from conformance import PROMPT, RunnerConformance, logits_of, relative_error, single_steps, start
+from conformance import RunnerConformance
 from families import VARIANTS
+from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
+from row_steps import PROMPT, logits_of, relative_error, single_steps, start
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
@@ -20,8 +22,9 @@ from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.torch.load import load
 
 
-class TestSimulatedCudaRunner(RunnerConformance):
+class OnSimulatedCard(RunnerConformance):
     device: SimulatedDevice
+    options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -36,44 +39,25 @@ class TestSimulatedCudaRunner(RunnerConformance):
             open_model(folder),
             max_seq_len=max_seq_len,
             num_rows=num_rows,
-            prefill_chunk=128,
+            prefill_chunk=CHUNK,
             uses_graphs=False,
             device=cls.device,  # type: ignore[arg-type]
+            **cls.options,
         )
 
 
-class TestSimulatedCudaRunnerInFloat16(TestSimulatedCudaRunner):
-    """Its products do not depend on the number of tokens, so that prompts are cut and shared at every page."""
-
-    tolerance = 2e-2
-
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        return load_on_card(
-            open_model(folder),
-            max_seq_len=max_seq_len,
-            num_rows=num_rows,
-            dtype="float16",
-            prefill_chunk=128,
-            uses_graphs=False,
-            device=cls.device,  # type: ignore[arg-type]
-        )
+class TestSimulatedCudaRunner(CutAtChunks, OnSimulatedCard):
+    """In float32, the model's own type."""
 
 
-class TestSimulatedCudaRunnerWithCodes(TestSimulatedCudaRunner):
+class TestSimulatedCudaRunnerInFloat16(CutAtPages, OnSimulatedCard):
+    tolerance = 1e-3  # a prompt's inputs of products are rounded to float16, those of a lone token are not
+    options: ClassVar[dict[str, Any]] = {"dtype": "float16"}
+
+
+class TestSimulatedCudaRunnerWithCodes(CutAtChunks, OnSimulatedCard):
     tolerance = 2e-4  # a sum in another order may round an element to the next code, which takes 1e-4
-
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        return load_on_card(
-            open_model(folder),
-            max_seq_len=max_seq_len,
-            num_rows=num_rows,
-            kv_cache="int8",
-            prefill_chunk=128,
-            uses_graphs=False,
-            device=cls.device,  # type: ignore[arg-type]
-        )
+    options: ClassVar[dict[str, Any]] = {"kv_cache": "int8"}
 
 
 @pytest.fixture

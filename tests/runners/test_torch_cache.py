@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import PROMPT, prefill, relative_error
 from families import VARIANTS
+from row_steps import PROMPT, logits_of, relative_error
 from tiny_models import write_tiny_llama
 
 transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
-from llmcli.runners.torch.cache import RowCache, cache_bytes, quantize  # noqa: E402
+from llmcli.runners.torch.cache import PagedCache, cache_bytes, quantize  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 from llmcli.runners.torch.memory import plan_memory  # noqa: E402
 
@@ -85,9 +85,8 @@ def test_logits_equal_those_of_transformers_with_a_rounding_cache(name: str, tmp
         plain = model(torch.tensor([token_ids])).logits[0].numpy()
     runner = load(open_model(folder), max_seq_len=200, kv_cache="int8")
     for length in (1, 2, 33, 100):
-        prefill(runner, token_ids[:length])
         cost = relative_error(plain[length - 1], expected[length - 1])
-        error = relative_error(runner.logits(0), expected[length - 1])
+        error = relative_error(logits_of(runner, token_ids[:length]), expected[length - 1])
         print(f"{name}, {length}: {error:.1e} from the reference, which is {cost:.1e} from a float cache")
         assert error < 2e-4  # one element that is rounded to the next code takes 1e-4
         assert cost > 5 * error
@@ -97,25 +96,24 @@ def test_a_row_holds_as_many_bytes_as_planned(tmp_path: Path) -> None:
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
     config = model.config
     for cache_type in ("float32", "bfloat16", "int8"):
-        cache = RowCache(config, 33, cache_type)
+        cache = PagedCache(config, 3, cache_type)
         held = sum(array.numel() * array.element_size() for array in cache._arrays())
-        assert held == cache_bytes(config, 33, cache_type)
+        for num_tokens in (33, 48):  # whole pages of 16
+            assert held == cache_bytes(config, num_tokens, cache_type)
     heads = 2 * config.num_hidden_layers * config.num_key_value_heads
-    assert cache_bytes(config, 33, "int8") == heads * 33 * (config.head_dim + 4)
+    assert cache_bytes(config, 33, "int8") == heads * 48 * (config.head_dim + 4)
     wide = plan_memory(model, max_seq_len=1000, num_rows=3, dtype="bfloat16")
     narrow = plan_memory(model, max_seq_len=1000, num_rows=3, dtype="bfloat16", kv_cache="int8")
-    assert wide.cache_bytes - narrow.cache_bytes == 3 * 1000 * heads * (config.head_dim - 4)
+    assert wide.cache_bytes - narrow.cache_bytes == 3 * 1008 * heads * (config.head_dim - 4)
 
 
 def test_bfloat16_runs_attend_in_float32(tmp_path: Path) -> None:
     """Rounding what codes stand for to bfloat16 would add half of their own error again."""
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
-    cache = RowCache(open_model(folder).config, 8, "int8")
-    keys, values = cache.seen(0, 0, 5)
+    cache = PagedCache(open_model(folder).config, 1, "int8")
+    keys, values = cache.row([0]).seen(0, 0, 5)
     assert keys.dtype == values.dtype == torch.float32
     runner = load(open_model(folder), max_seq_len=200, dtype="bfloat16", kv_cache="int8")
     assert "bfloat16, KV cache int8" in runner.description
     exact = load(open_model(folder), max_seq_len=200)
-    for one in (runner, exact):
-        prefill(one, PROMPT[:60])
-    assert relative_error(runner.logits(0), exact.logits(0)) < 0.05
+    assert relative_error(logits_of(runner, PROMPT[:60]), logits_of(exact, PROMPT[:60])) < 0.05

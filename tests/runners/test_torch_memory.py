@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import PROMPT, decode, prefill
+from row_steps import PROMPT, go_on, logits_of, start
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
+from llmcli.runners.base import Span
 from llmcli.runners.torch.llama import Llama
 from llmcli.runners.torch.load import load
 
@@ -61,20 +62,21 @@ def test_memory_that_runs_out_while_loading(folder: Path, monkeypatch: pytest.Mo
 
 def test_memory_that_runs_out_in_a_run_leaves_the_row_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(open_model(folder), max_seq_len=128)
-    prefill(runner, PROMPT[:20])
-    expected = decode(runner, 4)
-    runner.truncate(0, 20)
+    expected = go_on(runner, start(runner, PROMPT[:20]), 4)
+    runner = load(open_model(folder), max_seq_len=128)
+    row = start(runner, PROMPT[:20])
+    begun = runner.open(PROMPT[:30])
     for method in ("forward", "logits"):
         with monkeypatch.context() as patch:
             patch.setattr(Llama, method, lambda *arguments: torch.empty(10**16))
             with pytest.raises(InsufficientMemoryError, match="^running the model: out of memory; close"):
-                prefill(runner, PROMPT[:30])
-    prefill(runner, PROMPT[:20])
-    assert decode(runner, 4) == expected
+                runner.queue([Span(row), Span(begun, tuple(PROMPT[16:30]), "none")])
+        assert (runner.num_tokens(row), runner.num_tokens(begun)) == (20, 16)
+    assert go_on(runner, row, 4) == expected
 
 
 def test_other_errors_of_a_run_stay_what_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(open_model(folder), max_seq_len=128)
     monkeypatch.setattr(Llama, "forward", lambda *arguments: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size|size mismatch"):
-        prefill(runner, PROMPT[:3])
+        logits_of(runner, PROMPT[:3])

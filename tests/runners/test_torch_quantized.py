@@ -12,8 +12,13 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
-from conformance import PROMPT, RunnerConformance, prefill, relative_error  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
+from row_steps import (  # noqa: E402
+    PROMPT,
+    RunnerConformance,  # noqa: E402
+    logits_of,
+    relative_error,
+)
 
 from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
@@ -32,9 +37,7 @@ def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
 
 
 def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
-    runner = load(open_model(folder), max_seq_len=128, dtype=dtype)
-    prefill(runner, PROMPT[:60])
-    return runner.logits(0)
+    return logits_of(load(open_model(folder), max_seq_len=128, dtype=dtype), PROMPT[:60])
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """Allocations on the card, cut into the arrays that were planned; and the copies between them and the host.
 
-Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once.
+Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once. CuPy is
+imported with the first use, since plans are made of the same forward pass on machines without it.
 """
 
 from typing import Any
 
-import cupy
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +28,8 @@ def card_memory(num_bytes: int) -> Any:
 
     Raises: InsufficientMemoryError
     """
+    import cupy
+
     return cupy.ndarray((num_bytes,), np.uint8, allocate(num_bytes))
 
 
@@ -36,12 +38,16 @@ def allocate(num_bytes: int) -> Any:
 
     Raises: InsufficientMemoryError
     """
+    import cupy
+
     with device_errors():
         return cupy.cuda.MemoryPointer(cupy.cuda.Memory(num_bytes), 0)
 
 
 def free_bytes() -> int:
     """Bytes of the current card that nobody holds."""
+    import cupy
+
     with device_errors():
         free, _ = cupy.cuda.runtime.memGetInfo()
     return int(free)
@@ -64,6 +70,8 @@ class Mailbox:
     """
 
     def __init__(self, device: Device, half_bytes: int):
+        import cupy
+
         self._device = device
         self._halves = [pinned_bytes(half_bytes), pinned_bytes(half_bytes)]
         self._are_sent = [cupy.cuda.Event(disable_timing=True) for _ in self._halves]
@@ -94,6 +102,8 @@ class Mailbox:
 
 def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
     """Host memory that the card copies from and to by itself; zeros at first."""
+    import cupy
+
     with device_errors():
         memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)
     array: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8, num_bytes)
@@ -120,6 +130,8 @@ def copy_blocks(device: Device, target: Any, source: Any, num_bytes: int) -> Non
 
     Shapes: target, source [blocks, ...] of one shape, the blocks contiguous
     """
+    import cupy
+
     with device_errors():
         cupy.cuda.runtime.memcpy2DAsync(
             target.data.ptr,

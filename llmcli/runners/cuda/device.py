@@ -13,14 +13,15 @@ from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.cuda.products import WAYS, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.stepping import SINGLE, Work
 from llmcli.sampling.sampler import Sampler
 
-# How the tokens of a prompt's chunk are computed, by how many they are: see `Way` in products.py.
-_PACKED, _WIDENED = 1, 2
+# Methods of a prompt's chunk: SINGLE, then the ways of its products; beyond, with the number of its tokens.
+_FIRST_NUMBER = 1 + len(WAYS)
 
 
 class CudaDevice:
@@ -76,14 +77,12 @@ class CudaDevice:
         return self._limits
 
     def method(self, position: int, prompt_len: int) -> int:
-        """By the length of the token's chunk: one by one, from packed codes, or from widened ones."""
+        """By the length of the token's chunk: one by one, or in one of the ways of products."""
         begin = self._chunk_begin(position)
         num_tokens = min(self._forward.chunk_tokens, prompt_len - begin)
         if num_tokens <= MAX_SPAN:
             return SINGLE
-        if not self._is_free:
-            return _WIDENED + num_tokens
-        return _PACKED if num_tokens <= MAX_PACKED_TOKENS else _WIDENED
+        return 1 + WAYS.index(way_of(num_tokens)) if self._is_free else _FIRST_NUMBER + num_tokens
 
     def cut(self, position: int, prompt_len: int) -> int:
         """Any page's beginning, or that of a chunk."""
@@ -94,7 +93,7 @@ class CudaDevice:
         end = min(self._chunk_begin(position) + self._forward.chunk_tokens, prompt_len)
         if not self._is_free or position + most >= end or self.method(position, prompt_len) == SINGLE:
             return end
-        return max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
+        return min(max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS, end)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
@@ -111,9 +110,18 @@ class CudaDevice:
 
     def run(self, works: Sequence[Work]) -> CudaStep:
         """Queue a step: all lanes in one pass, then what is no lane, one after the other."""
+        if any(work.choose == "none" and not work.token_ids for work in works):
+            raise ValueError("a span that does not choose names its tokens")
+        # Card and host count the same runs, and know the same positions, or the next step would be misread.
+        with interrupts_held_back():
+            return self._run(works)
+
+    def _run(self, works: Sequence[Work]) -> CudaStep:
         self._num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
+        # By slot, as lanes stay the same then for as long as rows do.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
+        lanes.sort(key=lambda place: works[place].slot or 0)
         if lanes:
             self._run_lanes([works[place] for place in lanes])
             for place in lanes:
@@ -145,8 +153,6 @@ class CudaDevice:
     def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count = self._workspace, work.num_tokens
-        if not work.token_ids:
-            raise ValueError("a span that does not choose names its tokens")
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
         pages = np.zeros(workspace.pages.shape[1], np.int32)
         pages[: len(work.pages)] = work.pages
@@ -157,7 +163,8 @@ class CudaDevice:
             rows = workspace.no_rows[:count]
             self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1))
         else:
-            way = "packed" if work.method == _PACKED or 0 < work.method - _WIDENED <= MAX_PACKED_TOKENS else "widened"
+            number = work.method - _FIRST_NUMBER
+            way = way_of(number) if number > 0 else WAYS[work.method - 1]
             self._forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
         if work.slot is not None:
             self._send_history(work.slot, work.position, work.token_ids)
@@ -215,6 +222,7 @@ class CudaDevice:
         try:
             return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
         except (CheckpointError, UsageError) as error:
+            self._lanes.forget_positions()
             return error
 
     def wait(self) -> None:

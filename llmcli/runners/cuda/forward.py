@@ -285,7 +285,7 @@ class Forward:
         """The same for tokens of one row, each of which sees those before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
         weights, eps = layer.weights, self.config.rms_norm_eps
-        if weights.q_norm is not None:
+        if weights.q_norm is not None and weights.k_norm is not None:
             queries = activations.qkv_columns(0, layout.q_size)
             keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
             head_norm(device, x=queries, weight=weights.q_norm, eps=eps)

@@ -55,6 +55,10 @@ class DecodeLanes:
         with device_errors():
             graph.launch(self._forward.device.stream)
 
+    def forget_positions(self) -> None:
+        """Send the positions again with the next step: a row that could not choose has not been moved on."""
+        self._positions = []
+
     def _place(self, slots: list[int], positions: list[int], count: int) -> None:
         if slots != self._slots:
             padded = np.full(count, -1, np.int32)

@@ -2,25 +2,26 @@
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.base import MAX_SPAN, Limits
+from llmcli.runners.base import Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.dry_run import DryModel, kernel_names, phantoms
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, fit_memory
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way
+from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.regions import lay_out
-from llmcli.runners.cuda.rehearsal import Rehearsal
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.staging import Staging
 from llmcli.runners.cuda.stored import StoredModel
@@ -88,8 +89,7 @@ def load(
         Upload(device, pieces, staging.slots, timeline) as uploading,
     ):
         opening = beside.submit(_open_library, device, workspace.library, timeline)
-        wanted = rehearse(device, model, plan, weights, cache, workspace, staging)
-        _prepare(device, wanted, on_compile, timeline)
+        _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
         uploading.run(lambda done: on_progress(done, total))
@@ -122,39 +122,14 @@ def load(
     )
 
 
-def rehearse(
-    device: Device,
-    model: Model,
-    plan: MemoryPlan,
-    weights: Weights[Any],
-    cache: Cache[Any],
-    workspace: Workspace[Any],
-    staging: Staging[Any],
-) -> Mapping[str, Collection[str]]:
-    """The kernels that a model needs, loading included: name expressions by `.cu` stem."""
-    rehearsal = Rehearsal(device)
-    stand_in = cast(Device, rehearsal)
-    products = Products(stand_in, None, workspace.widened)
-    rehearse_forward(Forward(stand_in, plan, weights, cache, workspace, products), workspace)
-    for piece in WeightPieces(stand_in, model, plan.stored, weights, staging).for_kernels():
+def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:
+    """The kernels that a model needs on such a card, loading included: name expressions by `.cu` stem."""
+    dry_model = DryModel(plan, card)
+    started = dry_model.every_form()
+    staging: Staging[Any] = phantoms(plan.staging, 6)
+    for piece in WeightPieces(dry_model.device, model, plan.stored, dry_model.weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
-    return {**rehearsal.wanted, SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
-
-
-def rehearse_forward(forward: Forward, workspace: Workspace[Any]) -> None:
-    """Go through every form of launch once, on a device that launches nothing."""
-    for count in range(1, MAX_SPAN + 1):
-        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        for is_span in (False, True):
-            lanes = Lanes(token_ids, None, workspace.no_rows[:count], positions, workspace.pages, is_span)
-            forward.run_lanes(lanes)
-        forward.project_logits(forward.hidden[:count], workspace.score_logits[:count])
-    ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
-    ways += [("widened", count) for count in (1, forward.chunk_tokens)]
-    for way, count in ways:
-        if count <= forward.chunk_tokens:
-            token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-            forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 0, way))
+    return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
 
 
 def _prepare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,12 +15,28 @@ from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import tiles_at_a_time
 
+# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
+# widened for the matrix library first. The two round in different ways. Mixed: some matrices so, others so.
+Way = Literal["packed", "mixed", "widened"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
 # Up to here codes are multiplied as they are: widening them would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
+# Up to here a matrix of few rows and many inputs, by this factor at least, is multiplied as it is too: a library that
+# may not share a sum among several multiprocessors leaves most of them idle.
+MAX_MIXED_TOKENS = 256
+_MANY_INPUTS = 4
 
-# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
-# widened for the matrix library first. The two round in different ways.
-Way = Literal["packed", "widened"]
+
+def way_of(num_tokens: int) -> Way:
+    """How a chunk of so many tokens is multiplied."""
+    return "packed" if num_tokens <= MAX_PACKED_TOKENS else "mixed" if num_tokens <= MAX_MIXED_TOKENS else "widened"
+
+
+def is_packed(layout: TileLayout, way: Way) -> bool:
+    """Whether a matrix is multiplied from its codes."""
+    has_many_inputs = layout.num_inputs >= _MANY_INPUTS * layout.num_rows
+    return takes(layout) and (way == "packed" or (way == "mixed" and has_many_inputs))
 
 
 @dataclass(frozen=True)
@@ -39,12 +55,9 @@ class _Piece:
 
 
 class Products:
-    """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time.
+    """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time."""
 
-    Without a library its products are left out, as a rehearsal wants it.
-    """
-
-    def __init__(self, device: Device, library: Cublas | None, widened: Any):
+    def __init__(self, device: Device, library: Cublas, widened: Any):
         self._device = device
         self._library = library
         self._widened = widened
@@ -57,16 +70,15 @@ class Products:
                 rows may be further apart
         """
         matrix, layout = projection.matrix, projection.layout
-        if way == "packed" and takes(layout):
+        if is_packed(layout, way):
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return
         pieces = self._pieces_of(layout, x.dtype)
         for piece in pieces:
             first_tile, num_tiles = piece.first_tile, piece.num_tiles
             dequantize(self._device, matrix=matrix, first_tile=first_tile, num_tiles=num_tiles, out=piece.tiles)
-            if self._library is not None:
-                columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
-                self._library.matmul(x=x, weight=piece.rows, out=columns)
+            columns = out if len(pieces) == 1 else out[:, piece.begin : piece.end]
+            self._library.matmul(x=x, weight=piece.rows, out=columns)
 
     def _pieces_of(self, layout: TileLayout, dtype: np.dtype[Any]) -> list[_Piece]:
         """The pieces in which a matrix is widened; cutting them anew would take the host longer than their launches."""

@@ -20,7 +20,7 @@ from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.tiles import ALIGNMENT
 from llmcli.runners.cuda.arena import allocate, free_bytes, send
-from llmcli.runners.cuda.predict import Rates
+from llmcli.runners.cuda.pricing import Rates
 from llmcli.runners.cuda.regions import ARRAY_DTYPES
 
 _MOST_READ_BYTES = 4 * 2**30

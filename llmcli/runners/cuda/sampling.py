@@ -57,8 +57,8 @@ class DeviceSampler:
         layout = self._layout
         packed = pack_sampler(sampler, layout.vocab_size)
         packed.header["step"] = self._num_runs[slot]
-        marks = packed.marks
-        if marks is not None and self._marks[slot] is not None and np.array_equal(marks, self._marks[slot]):
+        marks, held = packed.marks, self._marks[slot]
+        if marks is not None and held is not None and np.array_equal(marks, held):
             marks = None  # usual, as rows of one model end alike
         elif marks is not None:
             self._marks[slot] = marks

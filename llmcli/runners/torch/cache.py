@@ -89,7 +89,7 @@ class RowCache:
         return keys * key_scales[..., None], values * value_scales[..., None]
 
     def _tokens(self, array: Tensor, begin: int, end: int) -> Tensor:
-        """Shapes: array [num_key_value_heads, num_pages, PAGE_TOKENS, ...]; result [num_key_value_heads, tokens, ...]"""
+        """Shapes: array [num_key_value_heads, num_pages, PAGE_TOKENS, ...]; result [num_key_value_heads, n, ...]"""
         if self._first is not None:
             flat = array.flatten(1, 2)
             return flat[:, self._first * PAGE_TOKENS + begin : self._first * PAGE_TOKENS + end]

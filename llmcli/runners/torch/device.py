@@ -27,11 +27,21 @@ _CHUNKS = ((64, 16), (256, 64))
 
 @dataclass
 class _Slot:
-    """What a row that chooses has on the device. `token_ids` may hold more than the row: what was rolled back."""
+    """What a row that chooses has on the device.
+
+    Everything has its place in the row, so that a step can be run again if its row was rolled back or never told of it:
+    `token_ids` may hold more than the row, and the token that was chosen behind n tokens is token_ids[n]; `mus` are
+    mirostat's states and the numbers of tokens that they stand behind.
+    """
 
     sampler: Sampler
     token_ids: list[int]
-    chosen: int | None = None
+    mus: tuple[tuple[int, float | None], ...] = ()
+
+    def sampler_at(self, position: int) -> Sampler:
+        """The sampler as the choices up to there have left it."""
+        known = [mu for place, mu in self.mus if place <= position]
+        return replace(self.sampler, mirostat_mu=known[-1]) if known else self.sampler
 
 
 class TorchDevice:
@@ -90,10 +100,11 @@ class TorchDevice:
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
         """Give a slot another sampler."""
-        self._slots[slot].sampler = sampler
+        this = self._slots[slot]
+        this.mus, this.sampler = (), sampler
 
     def run(self, works: Sequence[Work]) -> TorchStep:
-        """Run and choose; an interrupt leaves nothing behind but keys and values that nobody counts."""
+        """Run and choose; what an interrupt leaves behind nobody counts, and the same step brings it again."""
         results = [self._run(work) for work in works]
         for work, result in zip(works, results, strict=True):
             self._take(work, result)
@@ -113,7 +124,7 @@ class TorchDevice:
             assert hidden is not None
             logits = project(self._llama, hidden if work.choose == "every" else hidden[-1:], 1)
         choices: list[Choice] = []
-        sampler = slot.sampler
+        sampler = slot.sampler_at(work.position)
         try:
             for index, of_token in enumerate(logits):
                 choices.append(choose(of_token, history[: len(history) - len(logits) + 1 + index], sampler))
@@ -126,19 +137,21 @@ class TorchDevice:
         if work.slot is None:
             return
         slot = self._slots[work.slot]
-        end = work.position + len(result.token_ids)
-        slot.token_ids[work.position : end] = result.token_ids
-        if isinstance(result.chosen, tuple) and result.chosen:
-            slot.chosen = result.chosen[-1].token_id
-            slot.sampler = replace(slot.sampler, mirostat_mu=result.chosen[-1].mirostat_mu)
+        chosen = result.chosen if isinstance(result.chosen, tuple) else ()
+        slot.token_ids[work.position :] = [*result.token_ids, *(choice.token_id for choice in chosen[-1:])]
+        if slot.sampler.params.mirostat_tau:
+            first = work.position + len(result.token_ids) - len(chosen) + 1
+            before = [(place, mu) for place, mu in slot.mus if place <= work.position]
+            after = [(place, choice.mirostat_mu) for place, choice in enumerate(chosen, first)]
+            slot.mus = (*before[-1:], *after)
 
     def _token_ids(self, work: Work) -> tuple[int, ...]:
         if work.token_ids or work.num_tokens == 0:
             return work.token_ids
-        chosen = None if work.slot is None else self._slots[work.slot].chosen
-        if chosen is None:
+        known = [] if work.slot is None else self._slots[work.slot].token_ids
+        if len(known) <= work.position:
             raise ValueError("the row has chosen no token that it could run")
-        return (chosen,)
+        return (known[work.position],)
 
     @torch.inference_mode()
     def _forward(self, work: Work, token_ids: Sequence[int]) -> Tensor:

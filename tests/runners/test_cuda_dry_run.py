@@ -1,5 +1,6 @@
 """The launches of the CUDA runner as its launchers check them, and the kernels they need, without a card."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,14 @@ import pytest
 import torch
 from families import VARIANTS
 from quantized import SCHEMES, SIZES, export
-from simulated_card import SimulatedDevice, allocate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.cuda.arena import card_memory, on_card
-from llmcli.runners.cuda.load import rehearse
+from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
-from llmcli.runners.cuda.regions import lay_out
 from llmcli.runners.cuda.stored import StoredModel
 
 PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
@@ -24,50 +23,39 @@ DECODE = {"embedding", "gemv", "attention_decode"}
 LOAD = {"repack", "dequantize"}
 
 
-@pytest.fixture
-def wanted(monkeypatch: pytest.MonkeyPatch) -> Any:
+def needed(folder: Path, shared_bytes_per_block: int = 227 * 1024, **options: Any) -> dict[str, set[str]]:
     """What a model needs on a card with so much shared memory a block."""
-    monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-
-    def find(folder: Path, shared_bytes_per_block: int = 227 * 1024, **options: Any) -> dict[str, set[str]]:
-        model = open_model(folder)
-        plan = plan_memory(StoredModel.of_model(model, **options), max_seq_len=256, num_rows=9, chunk_tokens=200)
-        memory = card_memory(plan.workspace_bytes)
-        workspace, staging = lay_out(plan.workspace, memory), lay_out(plan.staging, memory)
-        arrays = on_card(plan.weights), on_card(plan.cache), workspace, staging
-        device = SimulatedDevice()
-        device.shared_bytes_per_block = shared_bytes_per_block
-        names = rehearse(device, model, plan, *arrays)  # type: ignore[arg-type]
-        return {stem: set(found) for stem, found in names.items()}
-
-    return find
+    model = open_model(folder)
+    plan = plan_memory(StoredModel.of_model(model, **options), max_seq_len=256, num_rows=9, chunk_tokens=200)
+    names = needed_kernels(model, plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes_per_block))
+    return {stem: set(found) for stem, found in names.items()}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_launchers_take_every_family(name: str, wanted: Any, tmp_path: Path) -> None:
+def test_launchers_take_every_family(name: str, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
     for dtype in ("auto", "float16", "float32"):
-        names = wanted(folder, dtype=dtype)
+        names = needed(folder, dtype=dtype)
         assert (PREFILL | DECODE | LOAD) - {"rotary"} <= names.keys()
         assert ("head_norm" in names) == ("qwen3" in name)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_launchers_take_a_cache_of_codes(name: str, wanted: Any, tmp_path: Path) -> None:
+def test_launchers_take_a_cache_of_codes(name: str, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
     for dtype in ("auto", "float32"):
-        names = wanted(folder, dtype=dtype, kv_cache="int8")
+        names = needed(folder, dtype=dtype, kv_cache="int8")
         for stem in ("kv_append", "attention_prefill", "attention_decode"):
             assert {found.split("<")[1].split(",")[0] for found in names[stem]} == {"KvCode"}
 
 
 @pytest.mark.parametrize("shared_bytes", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("name", [*SCHEMES, "int8 groups of 64, asymmetric"])
-def test_launchers_take_every_scheme(name: str, shared_bytes: int, wanted: Any, tmp_path: Path) -> None:
+def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Path) -> None:
     scheme = SCHEMES.get(name) or WeightScheme(8, 64, is_symmetric=False)
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(scheme))
-    names = wanted(folder, shared_bytes)
+    names = needed(folder, shared_bytes)
     assert (PREFILL | DECODE | LOAD | {"round_rows", "scale_bias"}) <= names.keys()
     weight = f"Int{scheme.num_bits}"
     assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])
@@ -77,9 +65,9 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, wanted: Any, 
     assert ("gemm_packed" in names) == (scheme.group_size is None or scheme.group_size >= 64 * 8 // scheme.num_bits)
 
 
-def test_layers_stored_in_different_ways(wanted: Any, tmp_path: Path) -> None:
+def test_layers_stored_in_different_ways(tmp_path: Path) -> None:
     sizes = {**SIZES, "attention_bias": True, "mlp_bias": True}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 64), skip=("up_proj", "k_proj")))
-    names = wanted(folder)
+    names = needed(folder)
     assert {name.split("<")[1].split(",")[0] for name in names["gemv"]} == {"Int8", "float"}

@@ -1,6 +1,7 @@
 """A device without a model: pages hold token ids, and what follows a row is a function of what its pages hold.
 
-So a page that is shared wrongly, given away too soon or not copied changes the text.
+So a page that is shared wrongly, given away too soon or not copied changes the text. `next_token` may raise
+KeyboardInterrupt: then nothing has been chosen.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +68,11 @@ class PageDevice:
 
     def run(self, works: Sequence[Work]) -> "PageStep":
         self.works.append(list(works))
-        return PageStep([self._run(work) for work in works])
+        chosen = [self._run(work) for work in works]
+        for work, choices in zip(works, chosen, strict=True):
+            if work.slot is not None and isinstance(choices, tuple) and choices:
+                self.chosen[work.slot] = choices[-1].token_id
+        return PageStep(chosen)
 
     def _run(self, work: Work) -> Chosen:
         token_ids = work.token_ids
@@ -87,8 +92,7 @@ class PageDevice:
                 token_id = self.next_token(history, sampler)  # type: ignore[arg-type]
             except LLMCliError as error:
                 return error
-            choices.append(Choice(token_id, None, 100.0 + last if sampler.params.mirostat_tau else None))
-        self.chosen[work.slot] = choices[-1].token_id
+            choices.append(Choice(token_id, None, float(last) if sampler.params.mirostat_tau else None))
         return tuple(choices)
 
 

@@ -1,0 +1,201 @@
+"""Goes through a model's launches without launching any: which kernels they are, what each moves and computes.
+
+What runs is `Forward` itself, over phantoms and on a device that takes notes. Neither a card nor CuPy is needed, so
+models whose files do not exist can be gone through.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.cublas import DryCublas
+from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launch
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
+from llmcli.kernels.spec import Cost
+from llmcli.runners.base import MAX_SPAN
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.memory import MemoryPlan
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, WAYS, Products, Way, way_of
+from llmcli.runners.cuda.regions import held_bytes, lay_out
+from llmcli.runners.cuda.weight_layout import Weights
+from llmcli.runners.cuda.workspace import Cache, Workspace, num_lanes
+
+PRODUCT = "cublas"  # stands for the stem of a product of the matrix library
+_NO_ROW = -1
+
+
+@dataclass
+class Started:
+    """A launch and how often it is started: once, and again for every layer that is like its own."""
+
+    launch: Launch
+    count: int = 1
+
+
+class DryRun:
+    """Stands in for a `Device`, and for the matrix library's products on it, and notes what would be launched."""
+
+    def __init__(self, card: CardFacts):
+        self.num_multiprocessors = card.num_multiprocessors
+        self.shared_bytes_per_block = card.shared_bytes_per_block
+        self.can_cluster = card.can_cluster
+        self._started: list[Started] = []
+
+    def launch(
+        self,
+        stem: str,
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        block: int,
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+        overlaps: bool = False,
+        cost: Cost | None = None,
+    ) -> None:
+        """Note it."""
+        self._started.append(Started(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)))
+
+    def start(self, product: Any, addresses: Sequence[int]) -> None:
+        """Note a product of the matrix library."""
+        self._started.append(Started(Launch(PRODUCT, "", (), 0, (), cost=product.cost)))
+
+    def record(self, run: Callable[[], None], arrays: Any) -> "_Repeat":
+        """Run it; what can be started again are its launches."""
+        begin = len(self._started)
+        run()
+        return _Repeat(self._started[begin:])
+
+    def take(self) -> list[Started]:
+        """What has been noted since the last time."""
+        started, self._started = self._started, []
+        return started
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """Stands for a `Replay`."""
+
+    launches: list[Started]
+
+    def start(self, addresses: Sequence[int]) -> None:
+        for one in self.launches:
+            one.count += 1
+
+
+def num_launches(started: Iterable[Started]) -> int:
+    """How many launches these are."""
+    return sum(one.count for one in started)
+
+
+def kernel_names(started: Iterable[Started]) -> Mapping[str, set[str]]:
+    """The name expressions of our own kernels by `.cu` stem."""
+    names: dict[str, set[str]] = {}
+    for one in started:
+        if one.launch.stem != PRODUCT:
+            names.setdefault(one.launch.stem, set()).add(one.launch.name)
+    return names
+
+
+def phantoms(plan: Any, number: int) -> Any:
+    """The plan's regions as phantoms, in a memory of their own among those of other numbers (from 1).
+
+    Shapes: see `lay_out`
+    """
+    return lay_out(plan, Phantom((held_bytes(plan),), np.uint8, number << 48))
+
+
+class DryModel:
+    """A planned model over phantoms, whose steps of decoding and prompts can be gone through.
+
+    Attributes: device: what takes the notes; weights: its phantoms
+    """
+
+    def __init__(self, plan: MemoryPlan, card: CardFacts):
+        dry_run = DryRun(card)
+        self.device = cast(Device, dry_run)
+        self.weights: Weights[Any] = phantoms(plan.weights, 1)
+        cache: Cache[Any] = phantoms(plan.cache, 2)
+        self._workspace: Workspace[Any] = phantoms(plan.workspace, 3)
+        row_bytes = RowLayout(plan.stored.config.vocab_size).row_bytes
+        self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
+        self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
+        products = Products(self.device, DryCublas(self.device), self._workspace.widened)
+        self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
+        self.take = dry_run.take
+
+    def step(self, num_rows: int, depth: int) -> list[Started]:
+        """A step of decoding in which so many rows have `depth` tokens before the new one, as `DecodeLanes` queues it.
+
+        Up to the rows that were planned.
+        """
+        workspace, lanes = self._workspace, num_lanes(num_rows)
+        used = np.arange(lanes) < num_rows
+        rows = _assume(workspace.lane_rows[:lanes], np.where(used, 0, _NO_ROW))
+        positions = _assume(workspace.lane_positions[:lanes], np.where(used, depth, 0))
+        token_ids, logits = workspace.slot_token_ids, workspace.lane_logits[:lanes]
+        self._forward.run_lanes(Lanes(token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.project_logits(self._forward.hidden[:lanes], logits)
+        sample_token(
+            self.device,
+            logits=logits,
+            rows=rows,
+            positions=positions,
+            token_ids=token_ids,
+            history=workspace.history,
+            state=self._sampler_state,
+            results=self._results,
+        )
+        return self.take()
+
+    def span(self, num_tokens: int, start: int) -> list[Started]:
+        """A prompt's chunk, its first token at `start`, as `CudaDevice` runs it; without the head."""
+        if num_tokens <= MAX_SPAN:
+            self._run_lanes(num_tokens, start, is_span=num_tokens > 1)
+        else:
+            self._run_chunk(num_tokens, start, way_of(num_tokens))
+        return self.take()
+
+    def head(self, num_tokens: int = 1) -> list[Started]:
+        """The logits after so many of the tokens run last."""
+        self._forward.project_logits(self._forward.hidden[:num_tokens], self._workspace.score_logits[:num_tokens])
+        return self.take()
+
+    def every_form(self) -> list[Started]:
+        """Every form of launch that any step may need, but for the sampler's."""
+        for count in range(1, MAX_SPAN + 1):
+            for is_span in (False, True):
+                self._run_lanes(count, 0, is_span)
+        started = self.take()
+        for count in range(1, MAX_SPAN + 1):
+            started += self.head(count)
+        ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
+        for way in WAYS[1:]:
+            ways += [(way, count) for count in (1, self._forward.chunk_tokens)]
+        for way, count in ways:
+            if count <= self._forward.chunk_tokens:
+                self._run_chunk(count, 0, way)
+        return started + self.take()
+
+    def _run_lanes(self, num_tokens: int, start: int, is_span: bool) -> None:
+        workspace = self._workspace
+        rows = _assume(workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))
+        token_ids, positions = workspace.token_ids[:num_tokens], self._positions(num_tokens, start)
+        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span))
+
+    def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
+        token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[0]
+        self._forward.run_chunk(Chunk(token_ids, self._positions(num_tokens, start), pages, start, way))
+
+    def _positions(self, num_tokens: int, start: int) -> Phantom:
+        return _assume(self._workspace.positions[:num_tokens], np.arange(start, start + num_tokens))
+
+
+def _assume(array: Phantom, values: Any) -> Phantom:
+    """The same place, with values that its elements are taken to have."""
+    return Phantom(array.shape, array.dtype, array.data.ptr, assumed=values)

@@ -1,0 +1,146 @@
+"""Ctrl-C at any line of the engine and the runner: no row is lost, no event is lost, and a conversation goes on."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_device import PageDevice
+from tiny_models import EOS_ID, write_byte_tokenizer
+
+from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.fill import Fill
+from llmcli.engine.generation import Generation
+from llmcli.engine.request import KeptRow, Request
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+FILES = ("scheduler.py", "texts.py", "fill.py", "stepping.py", "pages.py")
+TEXT = [*b"some words", EOS_ID]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+def strike_at(moment: int, work: Callable[[], None]) -> bool:
+    """Do the work with a Ctrl-C before its line of that number; False if it has fewer."""
+    left = moment
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(FILES):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def request(prompt: Sequence[int], samples: Sequence[int], kept: KeptRow | None = None) -> Request:
+    sampler = Sampler(SamplingParams(temperature=0.0), seed=1, eos_token_ids=frozenset({EOS_ID}))
+    return Request(tuple(prompt), sampler, tuple(samples), 50, kept_row=kept)
+
+
+def runner_of(prompt_len: int, num_rows: int, works_ahead: bool) -> SteppingRunner:
+    def next_token(history: Sequence[int], sampler: Sampler) -> int:
+        said = len(history) - prompt_len
+        return TEXT[said] if said < len(TEXT) else EOS_ID
+
+    return SteppingRunner(PageDevice(next_token, num_rows=num_rows, chunk=16, works_ahead=works_ahead))
+
+
+@pytest.mark.parametrize("works_ahead", [False, True])
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, works_ahead: bool) -> None:
+    moment = 1
+    while True:
+        runner = runner_of(20, 2, works_ahead)
+        generation = Generation(runner, tokenizer, request(range(20), range(num_samples)))
+        seen: list[Event] = []
+
+        def work(generation: Generation = generation, seen: list[Event] = seen) -> None:
+            for event in generation.events():
+                seen.append(event)
+
+        is_struck = strike_at(moment, work)
+        seen += generation.interrupt()
+        assert runner._rows == {}
+        assert runner.free_pages == runner.limits.num_pages
+        ends = {event.sample: event for event in seen if isinstance(event, Finished)}
+        for sample in range(num_samples):
+            tokens = [event for event in seen if isinstance(event, Token) and event.sample == sample]
+            if sample not in ends:
+                assert not tokens
+                continue
+            end = ends[sample]
+            assert list(end.token_ids) == [token.token_id for token in tokens] == TEXT[: len(tokens)]
+            assert "".join(token.text for token in tokens) + end.tail == end.text
+        assert len(ends) == sum(isinstance(event, Finished) for event in seen)
+        if not is_struck:
+            assert len(ends) == num_samples
+            return
+        moment += 1 if moment < 150 else 31
+
+
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bool) -> None:
+    moment = 1
+    while True:
+        runner, kept = runner_of(20, 1, works_ahead), KeptRow()
+        generation = Generation(runner, tokenizer, request(range(20), (0,), kept))
+        is_struck = strike_at(moment, lambda generation=generation: [None for _ in generation.events()] and None)
+        generation.interrupt()
+        assert set(runner._rows) == ({kept.row} if kept.row is not None else set())
+        again = Generation(runner, tokenizer, request(range(20), (0,), kept))
+        (end,) = [event for event in again.events() if isinstance(event, Finished)]
+        assert list(end.token_ids) == TEXT
+        if not is_struck:
+            return
+        moment += 11
+
+
+def test_a_fill_runs_the_prompt_and_then_what_was_said() -> None:
+    runner = runner_of(40, 1, False)
+    prompt, said = list(range(40)), list(range(100, 120))
+    row = runner.open(prompt, request(prompt, (0,)).sampler)
+    fill = Fill("owner", row, prompt, said, 0, chooses=True)
+    spans = []
+    while not fill.is_done:
+        spans.append(fill.next_span(runner, 1000))
+        runner.queue(spans[-1:])
+        is_said = fill.take(spans[-1])
+        assert is_said == (len(spans) > 3)
+    assert [len(span.token_ids) for span in spans] == [16, 16, 8, 8, 8, 4]
+    assert [token_id for span in spans for token_id in span.token_ids] == [*prompt, *said]
+    assert [span.choose for span in spans] == ["none"] * 5 + ["last"]
+    assert (fill.num_computed, fill.num_run) == (40, 60)
+
+
+def test_a_fill_of_a_row_that_only_holds_a_prompt_chooses_nothing() -> None:
+    runner = runner_of(20, 1, False)
+    fill = Fill("owner", runner.open(range(20)), range(20), (), 0, chooses=False)
+    while not fill.is_done:
+        span = fill.next_span(runner, 1000)
+        assert span.choose == "none"
+        runner.queue([span])
+        fill.take(span)
+    assert runner.num_tokens(fill.row) == 20

@@ -1,0 +1,123 @@
+"""Many rows side by side, each compared with the row alone: what steps that are queued ahead must not change."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from row_steps import PROMPT, WARM, start
+
+from llmcli.runners.base import Runner, Span, Step
+from llmcli.sampling.sampler import Sampler
+
+Told = tuple[list[int], bytes]  # a row's tokens, and the logits that the last one was chosen from
+
+
+def texts(count: int) -> list[tuple[list[int], Sampler]]:
+    """Prompts and samplers, no two alike."""
+    return [
+        ([*PROMPT[row % 90 : row % 90 + 9 + row % 41], row % 100], Sampler(WARM, seed=3, sample_index=row))
+        for row in range(count)
+    ]
+
+
+def token_of(step: Step, place: int) -> int:
+    """The last token that a span of a step has chosen."""
+    chosen = step.choices()[place]
+    assert isinstance(chosen, tuple), chosen
+    return chosen[-1].token_id
+
+
+def tell(runner: Runner, prompt: Sequence[int], sampler: Sampler, count: int) -> Told:
+    """A text of so many tokens in a row of its own, no step queued ahead."""
+    row = runner.open(prompt, sampler)
+    begin = runner.num_tokens(row)
+    while (end := runner.span_end(row, len(prompt))) < len(prompt):
+        runner.queue([Span(row, tuple(prompt[begin:end]), "none")])
+        begin = end
+    step = runner.queue([Span(row, tuple(prompt[begin:]))])
+    token_ids, logits = [token_of(step, 0)], step.logits(0, len(prompt) - 1 - begin)
+    while len(token_ids) < count:
+        step = runner.queue([Span(row)])
+        token_ids.append(token_of(step, 0))
+        logits = step.logits(0)
+    runner.close(row)
+    return token_ids, logits.tobytes()
+
+
+def check_rows_together(runner: Runner, num_rows: int, count: int) -> None:
+    """So many rows in every step, against each of them alone: the same tokens, and logits with the same bits."""
+    alone = [tell(runner, prompt, sampler, count + 1) for prompt, sampler in texts(num_rows)]
+    rows, together = [], []
+    for prompt, sampler in texts(num_rows):
+        rows.append(runner.open(prompt, sampler))
+        begin = runner.num_tokens(rows[-1])
+        together.append([token_of(runner.queue([Span(rows[-1], tuple(prompt[begin:]))]), 0)])
+    for _ in range(count):
+        step = runner.queue([Span(row) for row in rows])
+        for place, token_ids in enumerate(together):
+            token_ids.append(token_of(step, place))
+    logits = [step.logits(place).tobytes() for place in range(num_rows)]
+    for row in rows:
+        runner.close(row)
+    assert together == [token_ids for token_ids, _ in alone]
+    assert logits == [bits for _, bits in alone]
+
+
+def check_comings_and_goings(runner: Runner, num_texts: int, count: int) -> None:
+    """Rows join, pause and leave at random; each step is queued before the one before it has been read."""
+    stories = texts(num_texts)
+    expected = [tell(runner, prompt, sampler, count)[0] for prompt, sampler in stories]
+    rng = np.random.default_rng(6)
+    waiting = list(range(num_texts))
+    running: dict[int, int] = {}  # rows by text
+    num_queued = [0] * num_texts
+    told: list[list[int]] = [[] for _ in stories]
+    unread: list[tuple[Step, list[int]]] = []
+
+    def queue(spans: Sequence[Span], of_texts: list[int]) -> None:
+        unread.append((runner.queue(spans), of_texts))
+        for text in of_texts:
+            num_queued[text] += 1
+            if num_queued[text] == count:  # its place may be another text's before the last token has been read
+                runner.close(running.pop(text))
+
+    while waiting or running:
+        if waiting and len(running) < runner.limits.num_rows and (not running or rng.random() < 0.6):
+            text = waiting.pop(int(rng.integers(len(waiting))))
+            prompt, sampler = stories[text]
+            running[text] = runner.open(prompt, sampler)
+            queue([Span(running[text], tuple(prompt[runner.num_tokens(running[text]) :]))], [text])
+        turn = [text for text in running if rng.random() < 0.8]
+        rng.shuffle(turn)
+        if turn:
+            queue([Span(running[text]) for text in turn], turn)
+        while len(unread) > (1 if running else 0):
+            step, of_texts = unread.pop(0)
+            for place, text in enumerate(of_texts):
+                told[text].append(token_of(step, place))
+    assert told == expected
+
+
+def check_changing_pages(runner: Runner, count: int) -> None:
+    """A row whose pages lie scattered and are others in every step, as somebody shares the one it writes into."""
+    prompt, sampler = PROMPT[:41], Sampler(WARM, seed=9)
+    expected = tell(runner, prompt, sampler, count)
+    holders = [start(runner, PROMPT[number : number + 17], None) for number in range(20)]
+    for _ in range(10):  # they leave holes
+        runner.close(holders.pop(int(len(holders) / 2)))
+    rng = np.random.default_rng(6)
+    row = runner.open(prompt, sampler)
+    steps = [runner.queue([Span(row, tuple(prompt[runner.num_tokens(row) :]))])]
+    token_ids, tables = [], []
+    while len(steps) < count:
+        steps.append(runner.queue([Span(row)]))
+        token_ids.append(token_of(steps[-2], 0))
+        tables.append(list(runner._rows[row].pages))  # type: ignore[attr-defined]
+        runner.close(holders.pop(int(rng.integers(len(holders)))))
+        holders.append(runner.fork(row, runner.num_tokens(row)))
+    token_ids.append(token_of(steps[-1], 0))
+    assert (token_ids, steps[-1].logits(0).tobytes()) == expected
+    assert all(table != following for table, following in pairwise(tables))
+    assert any(table != sorted(table) for table in tables)
+    for held in (row, *holders):
+        runner.close(held)
