@@ -23,6 +23,12 @@ def num_export_races(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--export-races"))
 
 
+@pytest.fixture
+def num_batch_prompts(request: pytest.FixtureRequest) -> int:
+    """Prompts of the batch that is killed; the kills and the lines that are looked at follow from it."""
+    return int(request.config.getoption("--batch-evidence"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Longer runs of tests that draw their cases; without an option each runs a few of them."""
     number: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -31,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
+    parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
 
 
 @pytest.fixture(scope="session")

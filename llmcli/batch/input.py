@@ -1,6 +1,6 @@
 """What comes in: one prompt a line, as an object of ours, as OpenAI's batch form, or as plain text.
 
-Refuses a key that it does not know or that is there twice, by name; a null counts as a key that is not there. Finds
+Refuses a key that it does not know, or that is there twice, by name; a null counts as a key that is not there. Finds
 every problem of the file.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import typer
 
@@ -60,9 +61,8 @@ def run_job(job: Job) -> None:
                         last_drawing = time.monotonic()
                         on_progress(progress.num_finished + progress.num_failed, num_prompts)
 
-                run_batch(
-                    scheduler, job.todo, lambda task: job.prompts.request_of(task, run.seed), take, progress, on_step
-                )
+                request_of = partial(job.prompts.request_of, run_seed=run.seed)
+                run_batch(scheduler, job.todo, request_of, take, progress, on_step)
             sink.finish()
         except KeyboardInterrupt:
             ended = progress.num_finished + progress.num_failed

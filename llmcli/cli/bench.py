@@ -92,7 +92,7 @@ class MeasuringOptions:
         Raises: UsageError for those that leave no room in the model's context.
         """
         maximum = subject.model.config.max_position_embeddings
-        longest = maximum - self.tokens - 1
+        longest = maximum - self.tokens - lazy.SPARE_TOKENS
         if longest < 1:
             raise UsageError(f"--tokens {self.tokens} leaves no room in the {maximum} tokens of {subject.name}")
         prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
@@ -204,7 +204,7 @@ def _default_lengths(longest: int) -> list[int]:
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} {largest}, a first token and {num_new_tokens} more are over the model's context; use at most "
-            f"{longest}"
+            f"{flag} {largest}, {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} to spare are over the model's "
+            f"context; use at most {longest}"
         )
     return sorted(set(lengths))

@@ -121,6 +121,24 @@ def test_what_is_not_json(content: bytes, message: str) -> None:
         parse_line(content, 1)
 
 
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (b'{"prompt": "a", "seed": 1, "prompt": "a"}', "prompt"),
+        (b'{"prompt": "a", "seed": null, "seed": 1}', "seed"),
+        (b'{"prompt": "a", "se\\u0065d": 2, "seed": 1}', "seed"),
+        (b'{"messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+        (b'{"custom_id": "a", "body": {"prompt": "", "n": 1, "n": 1}}', "n"),
+    ],
+)
+def test_a_key_stands_once_in_an_object(content: bytes, key: str) -> None:
+    """JSON lets the last one win; which of them somebody meant cannot be known."""
+    problems = Problems()
+    reader = LineReader(io.BytesIO(b'{"prompt": "a"}\n' + content), "in")
+    assert len(list(read_input(reader, (), problems, is_text=False))) == 1
+    assert problems.first == [f"in line 2: the key '{key}' is there twice; give it once"]
+
+
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 _JSON = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
 _ANY_KEYS = st.sampled_from([*KEYS, "custom_id", "method", "url", "body", "x"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from batch.fake_scheduler import FakeScheduler
 from results import Result
 
+from llmcli import __version__
 from llmcli.cli.session import Session
 
 PLAIN = ("--chat-template", "plain")
@@ -267,6 +269,17 @@ def test_a_model_that_has_changed_is_refused(
     llmcli(*arguments).expect_error(2, "was made with file model.safetensors '", " bytes of ")
 
 
+def test_another_version_is_refused(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may tell other texts."""
+    source, output = files
+    arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
+    assert llmcli(*arguments).exit_code == 0
+    monkeypatch.setattr("llmcli.cli.batch_job.__version__", "99.1")
+    llmcli(*arguments).expect_error(2, f"{output} was made with llmcli '{__version__}', now '99.1': ")
+
+
 def test_what_fails_is_written_down_and_tried_again(
     llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +329,29 @@ def test_ordered_rows_and_stats(
     assert stats["prompts"] == "3 finished, 0 failed"
     assert stats["rows in use"].endswith(" of 3 on average")
     assert stats.keys() >= {"load", "run", "new tokens", "prompt tokens", "preemptions"}
+
+
+def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+    """On the CPU: auto is one row, and a number is taken as it is."""
+    begin = "They have these letters in common, more than one page of them: "
+    source = write_lines(tmp_path / "in", *({"prompt": begin + letter} for letter in "abcdefg"))
+    common = (source, "-m", tiny_llama, "--seed", 3, "--max-new-tokens", 9, "--stats", "--ordered")
+    found = []
+    for rows, num_rows in (("auto", 1), ("1", 1), ("3", 3), ("200", 7)):
+        output = tmp_path / rows
+        told = llmcli("batch", common[0], output, *common[1:], "--rows", rows)
+        assert told.exit_code == 0, told.stderr
+        assert f"7 prompts, {num_rows} side by side\n" in told.stderr
+        found.append([without_times(value) for value in results(output).values()])
+        stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-7:]}
+        computed, shared = (int(part.split()[0]) for part in stats["prompt tokens"].split(","))
+        assert computed + shared == sum(len(value["prompt_token_ids"]) for value in found[-1])
+        assert shared >= 6 * 48
+        mean, most = re.fullmatch(r"(.*) of (.*) on average", stats["rows in use"]).groups()  # type: ignore[union-attr]
+        assert int(most) == num_rows
+        assert num_rows * 0.6 < float(mean) <= num_rows
+        assert stats["preemptions"] == "0"
+    assert all(other == found[0] for other in found[1:])
 
 
 @pytest.mark.usefixtures("no_weights")

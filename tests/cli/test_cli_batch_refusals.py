@@ -106,6 +106,7 @@ def test_an_input_without_prompts(batch: Call, content: bytes) -> None:
     ("flags", "message"),
     [
         (("--rows", "0"), "--rows is '0', expected a number from 1 to 256, or auto"),
+        (("--rows", "257"), "--rows is '257', expected a number from 1 to 256, or auto"),
         (("--rows", "many"), "--rows is 'many', expected a number from 1 to 256, or auto"),
         (("--rows", "9" * 30), "expected a number from 1 to 256, or auto"),
         (("--temperature", "-1"), "temperature is -1"),

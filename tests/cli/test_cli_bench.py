@@ -73,7 +73,7 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     assert [item["num_tokens"] for item in facts["prompts"]] == [20, 50]
     for item in facts["prompts"]:
         assert item["tokens_per_second"] == pytest.approx(item["num_tokens"] / item["seconds"]["median"])
-        assert item["first_token_seconds"]["fastest"] > item["seconds"]["fastest"]
+        assert item["first_token_seconds"]["fastest"] > 0  # of other prompts than `seconds`
         assert item["predicted_first_token_seconds"] > 0
         assert item["predicted_tokens_per_second"] > 0
     (item,) = facts["decode"]
@@ -154,7 +154,7 @@ def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pyt
     llmcli("bench", "Llama-9").expect_error(2, "'Llama-9' is no model folder and no shape; the shapes are Tiny")
     llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv exclude each other")
     llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
-    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 491")
+    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 460")
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
     result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
     result.expect_error(4, "Tiny at float32 with context 512 needs", "follows from --prompt, --depth and --tokens")
@@ -201,8 +201,8 @@ def test_bench_on_a_full_or_forbidden_disk(llmcli: Llmcli, shape: str) -> None:
 
 def test_lengths_follow_the_context(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, "--tokens", 2, "--repeats", 1, "--json").stdout)
-    assert [item["num_tokens"] for item in facts["prompts"]] == [128, 509]
-    assert [item["depth"] for item in facts["decode"]] == [128, 509]
+    assert [item["num_tokens"] for item in facts["prompts"]] == [128, 478]
+    assert [item["depth"] for item in facts["decode"]] == [128, 478]
     assert facts["context"] == 512
 
 
@@ -236,7 +236,7 @@ def test_plan_json_has_what_the_files_hold(llmcli: Llmcli, model: Path) -> None:
     memory = facts["memory"]
     data_bytes = sum(info.num_bytes for info in open_model(model).checkpoint.tensors.values())
     assert memory["weight_bytes"] == data_bytes
-    assert memory["cache_bytes"] == 2 * 300 * 2 * 2 * 2 * 16 * 2
+    assert memory["cache_bytes"] == 2 * 304 * 2 * 2 * 2 * 16 * 2  # whole pages of 16 tokens
     assert memory["cache_type"] == "bfloat16"
     parts = ("weight_bytes", "cache_bytes", "workspace_bytes")
     assert memory["total_bytes"] == sum(memory[part] for part in parts)

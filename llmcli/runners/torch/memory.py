@@ -1,5 +1,6 @@
 """What a model needs of the host's memory, what there is, and the refusal when the first exceeds the second."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +57,12 @@ def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv
 
 def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int, kv_cache: str = "auto") -> int:
     """The largest context that fits, up to what the model was made for; 0 if none does."""
-    empty, one = (
-        plan_memory(model, max_seq_len=length, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache).total_bytes
-        for length in (0, 1)
-    )
-    return min(max((available - empty) // (one - empty), 0), model.config.max_position_embeddings)
+
+    def needed(length: int) -> int:
+        return plan_memory(model, max_seq_len=length, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache).total_bytes
+
+    lengths = range(1, model.config.max_position_embeddings + 1)
+    return bisect_right(lengths, available, key=needed)
 
 
 def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv_cache: str = "auto") -> HostMemory:

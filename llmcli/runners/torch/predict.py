@@ -14,7 +14,7 @@ from torch import Tensor
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import MAX_SPAN
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS
 from llmcli.runners.torch.cache import cache_bytes
 from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
@@ -52,7 +52,9 @@ class HostPredictor:
         self._model = model
         self._dtype = DTYPES[dtype]
         self._read_bytes = read_bytes
-        self._cache_bytes_per_token = cache_bytes(model.config, 1, cache_type_of(dtype, kv_cache))
+        self._cache_bytes_per_token = (
+            cache_bytes(model.config, PAGE_TOKENS, cache_type_of(dtype, kv_cache)) // PAGE_TOKENS
+        )
         self._weight_bytes = plan_memory(model, max_seq_len=0, num_rows=1, dtype=dtype).weight_bytes
         config = model.config
         if model.tensors.head != EMBEDDING:  # one row of the embedding is read, not all
