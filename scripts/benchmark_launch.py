@@ -16,7 +16,7 @@ import numpy as np
 from llmcli.kernels.device import Device
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.launches import Launch, addresses_of
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.raw_kernel import RawLaunch
 from llmcli.kernels.replay import Starter
 from llmcli.kernels.rms_norm import rms_norm
@@ -57,10 +57,10 @@ def describe(device: NotingDevice) -> list[Launch]:
     scale_bias(device, x=row, row_scale=zeros(1), bias=zeros(HIDDEN_SIZE))
     out = zeros(1, HIDDEN_SIZE, dtype=np.float16)
     rms_norm(device, x=row, weight=zeros(HIDDEN_SIZE), eps=1e-5, out=out, row_scale=zeros(1))
-    cache = zeros(1, 2, 100, 64, dtype=np.float16)
+    cache = zeros(7, 2, PAGE_TOKENS, 64, dtype=np.float16)
     index = zeros(1, dtype=np.int32)
     qkv = zeros(1, LAYOUT.width)
-    kv_append(device, qkv=qkv, layout=LAYOUT, rows=index, positions=index, keys=cache, values=cache)
+    kv_append(device, qkv=qkv, layout=LAYOUT, pages=zeros(7, dtype=np.int32), positions=index, keys=cache, values=cache)
     device.synchronize()
     return device.launches
 
