@@ -188,8 +188,8 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
         card.trace = []
         try:
             runner = load_on_card(folder, uses_graphs=False, **options)
-            for length in (200, 20):
-                row = start(runner, PROMPT[:length])
+            runner.close(start(runner, PROMPT[:200]))
+            row = start(runner, PROMPT[200:220])
             prefilled = {stem for stem, _ in card.trace}
             card.trace.clear()
             go_on(runner, row, 3)

@@ -12,13 +12,9 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
+from conformance import RunnerConformance  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
-from row_steps import (  # noqa: E402
-    PROMPT,
-    RunnerConformance,  # noqa: E402
-    logits_of,
-    relative_error,
-)
+from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
 from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
