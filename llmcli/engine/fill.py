@@ -5,6 +5,11 @@ from typing import Generic, TypeVar
 
 from llmcli.runners.base import MAX_SPAN, Runner, Span
 
+# Running rows wait about so long for newcomers' prompts, in seconds a step; how many tokens that is, shows.
+_WAIT_SECONDS = 0.03
+_FIRST_FILL_TOKENS = 256
+_FEWEST_FILL_TOKENS, MOST_FILL_TOKENS = 64, 8192
+
 Owner = TypeVar("Owner", covariant=True)
 
 
@@ -52,3 +57,25 @@ class Fill(Generic[Owner]):
         is_said = self.num_run >= len(self.prompt)
         self.num_run += len(span.token_ids)
         return is_said
+
+
+class FillBudget:
+    """How many tokens of prompts a step may run, so that running rows need not wait longer than they may.
+
+    Attributes: num_tokens
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = _FIRST_FILL_TOKENS
+        self._num_filled = 0  # in the step before
+
+    def adapt(self, num_filled: int, seconds: float, *, is_ahead: bool) -> None:
+        """Learn from a step that ran so many tokens and took so long; halve or double the number at most.
+
+        Ahead of the device, what took so long was the step before.
+        """
+        num_waited_for, self._num_filled = self._num_filled if is_ahead else num_filled, num_filled
+        if num_waited_for:
+            wanted = num_waited_for * _WAIT_SECONDS / seconds
+            bounded = min(max(wanted, self.num_tokens / 2), self.num_tokens * 2)
+            self.num_tokens = min(max(int(bounded), _FEWEST_FILL_TOKENS), MOST_FILL_TOKENS)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
-from llmcli.engine.fill import Fill
+from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
 from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
@@ -23,11 +23,7 @@ from llmcli.runners.base import Chosen, Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
-# Running rows wait so long at most for the prompts of newcomers, in seconds a step; how many tokens that is shows.
-_LONGEST_WAIT = 0.04
-_FIRST_FILL_TOKENS = 512
 _SCORED_TOKENS = 256  # at a time: their logits stand in memory together
-_FEWEST_FILL_TOKENS, _MOST_FILL_TOKENS = 64, 8192
 
 
 class Scheduler:
@@ -46,7 +42,7 @@ class Scheduler:
         self._events: list[Event] = []  # of the latest step
         self._num_requests = 0
         self._orders = count(1)
-        self._fill_tokens = _FIRST_FILL_TOKENS
+        self._budget = FillBudget()
 
     @property
     def num_waiting(self) -> int:
@@ -111,12 +107,13 @@ class Scheduler:
         begin = time.perf_counter()
         num_others = len(self._running)
         num_filled = self._fill(events)
+        is_ahead = False
         if num_others or not events:  # else what happens to a lone prompt is told at once
             is_ahead = self._queue_choices() and self._works_ahead()
             while len(self._queued) > is_ahead:  # the latest step goes on while the next one is made ready
                 self._collect(self._queued.popleft(), events)
-        if num_filled and num_others:
-            self._adapt(num_filled, time.perf_counter() - begin)
+        if num_others:
+            self._budget.adapt(num_filled, time.perf_counter() - begin, is_ahead=is_ahead)
         return events
 
     # Prompts
@@ -127,11 +124,11 @@ class Scheduler:
         Where nobody runs, who watches waits: a step tells that a prompt begins, and another one runs a span of it.
         """
         num_filled, is_alone = 0, not self._running
-        while num_filled == 0 if is_alone else num_filled < self._fill_tokens:
+        while num_filled == 0 if is_alone else num_filled < self._budget.num_tokens:
             fill = self._fills[0] if self._fills else self._start_next(events)
             if fill is None or (is_alone and events):
                 break
-            most = self._fill_tokens - num_filled if self._running else _MOST_FILL_TOKENS
+            most = self._budget.num_tokens - num_filled if self._running else MOST_FILL_TOKENS
             if isinstance(fill.owner, Score):
                 most = _SCORED_TOKENS
             span = fill.next_span(self.runner, most)
@@ -391,9 +388,3 @@ class Scheduler:
     def _works_ahead(self) -> bool:
         is_inspected = any(text.sample.request.num_alternatives is not None for text in self._running)
         return self.runner.limits.works_ahead and not is_inspected
-
-    def _adapt(self, num_filled: int, seconds: float) -> None:
-        if seconds > _LONGEST_WAIT:
-            self._fill_tokens = max(self._fill_tokens // 2, _FEWEST_FILL_TOKENS)
-        elif seconds < _LONGEST_WAIT / 2 and num_filled >= self._fill_tokens:
-            self._fill_tokens = min(self._fill_tokens * 2, _MOST_FILL_TOKENS)

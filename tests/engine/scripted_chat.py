@@ -10,7 +10,8 @@ from page_device import PageDevice, PageStep
 from llmcli.engine.chat import Chat, ChatSettings
 from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.reasoning import Piece
-from llmcli.runners.stepping import SteppingRunner, Work
+from llmcli.runners.step_device import Work
+from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer

@@ -185,7 +185,7 @@ def test_running_rows_go_on_while_a_long_prompt_is_run(tokenizer: Tokenizer) -> 
     first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 1000))
     while not scheduler.usage.steps:
         scheduler.step()
-    scheduler._fill_tokens = 512
+    scheduler._budget.num_tokens = 512
     scheduler.submit(make_request([5] * 10_000, 1, (0,), 1))
     waits = 0
     while True:

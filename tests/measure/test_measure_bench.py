@@ -12,7 +12,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.errors import DeviceError
 from llmcli.measure.bench import Bench, BenchOptions
 from llmcli.runners.base import Span
-from llmcli.runners.stepping import SteppingRunner, Work
+from llmcli.runners.step_device import Work
+from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.load import load
 
 OPTIONS = BenchOptions(prompts=(100,), depths=(50,), num_rows=1, num_new_tokens=10, repeats=5)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loading_conformance import LoadingConformance
 from row_steps import (
     GREEDY,
     PROMPT,
@@ -25,7 +26,7 @@ from row_steps import (
 )
 from tiny_models import CONFIG, write_tiny_llama
 
-from llmcli.errors import CheckpointError, LLMCliError
+from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, Runner, Span
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
@@ -35,7 +36,7 @@ MAX_SEQ_LEN = 400
 NUM_ROWS = 3
 
 
-class RunnerConformance:
+class RunnerConformance(LoadingConformance):
     """Subclasses define `load` and, if their rounding is coarser, `tolerance`."""
 
     tolerance = 1e-5  # between two ways to compute the same logits, relative to the largest
@@ -399,20 +400,3 @@ class RunnerConformance:
         runner.keep(scattered, 0)
         run_prompt(runner, scattered, PROMPT[:200], most=16, choose="none")
         assert same(single_steps(runner, scattered, [1, 2, 3]), expected_bits)
-
-    # Loading
-
-    def test_nan_weights_are_refused_by_name(self, tmp_path: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
-        folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False)
-        tensors = load_file(folder / "model.safetensors")
-        name = "model.layers.1.mlp.up_proj.weight"
-        tensors[name][3, 5] = float("nan")
-        save_file(tensors, folder / "model.safetensors")
-        with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN or infinity"):
-            self.load(folder, max_seq_len=64, num_rows=1)
-
-    def test_a_model_that_does_not_fit_is_refused_before_it_is_read(self, folder: Path) -> None:
-        with pytest.raises(LLMCliError, match="needs .* is available: use --context"):
-            self.load(folder, max_seq_len=2**34, num_rows=1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
-from llmcli.runners.stepping import SINGLE, Work
+from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice
 from llmcli.sampling.sampler import Sampler
 

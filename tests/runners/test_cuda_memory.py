@@ -25,7 +25,7 @@ from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.stepping import SINGLE
+from llmcli.runners.step_device import SINGLE
 
 LLAMA2_7B = {
     "vocab_size": 32000,

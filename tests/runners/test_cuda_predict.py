@@ -34,7 +34,7 @@ from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredicto
 from llmcli.runners.cuda.pricing import LEAST_CLOCKS, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.stepping import SINGLE, Work
+from llmcli.runners.step_device import SINGLE, Work
 
 RATES = Rates(1e12, {"float16": 1e14, "bfloat16": 1e14, "float32": 1e13})
 

@@ -17,7 +17,7 @@ from llmcli.runners.cuda.products import WAYS, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
-from llmcli.runners.stepping import SINGLE, Work
+from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.sampler import Sampler
 
 # Methods of a prompt's chunk: SINGLE, then the ways of its products; beyond, with the number of its tokens.

@@ -12,7 +12,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits, pages_of
-from llmcli.runners.stepping import SINGLE, Work
+from llmcli.runners.step_device import SINGLE, Work
 from llmcli.runners.torch.cache import PagedCache
 from llmcli.runners.torch.llama import Llama
 from llmcli.sampling.chain import Choice, choose
