@@ -41,10 +41,6 @@ class RunnerConformance(LoadingConformance):
 
     tolerance = 1e-5  # between two ways to compute the same logits, relative to the largest
 
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        raise NotImplementedError
-
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
