@@ -209,7 +209,7 @@ def test_lazy_names_are_what_mypy_takes_them_for() -> None:
     tree = ast.parse(modules()[LAZY].read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     declared = {
-        alias.asname or alias.name: f"{child.module}:{alias.name}"
+        alias.asname or alias.name: f"{(child.module or '').removeprefix('llmcli.')}:{alias.name}"
         for child in block.body
         if isinstance(child, ast.ImportFrom)
         for alias in child.names
@@ -222,7 +222,7 @@ def test_lazy_names_are_there_and_are_used() -> None:
     used = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmcli" / "cli").rglob("*.py"))
     for name, place in lazy.PLACES.items():
         module, attribute = place.split(":")
-        tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+        tree = ast.parse(modules()[f"llmcli.{module}"].read_text(encoding="utf-8"))
         names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         names |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
         names |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
