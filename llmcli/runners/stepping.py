@@ -1,7 +1,7 @@
 """`SteppingRunner`: the state machine of rows, written once over what a device can do.
 
-It knows which pages a row has, which prompts begin alike, and what a row's next span may be. The device knows how
-tokens are run and chosen: see `StepDevice`.
+It knows which pages a row has, which prompts begin alike, and what a row's next span may be. The device runs and
+chooses tokens: see `StepDevice`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.pages import PagePool, PromptIndex
 from llmcli.sampling.sampler import Sampler
 
-# What is not part of a prompt goes token by token, in spans of any length, with the same bits.
+# The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
 SINGLE = 0
 
 
@@ -25,11 +25,11 @@ SINGLE = 0
 class Work:
     """A span as the device gets it.
 
-    - `slot`: the place of the row's sampler and history on the device, None for a row without one.
+    - `slot`: the place of the row's sampler and history on the device; None for a row without a sampler.
     - `pages`: the row's page table, with room for the new tokens.
-    - `position`: that of the first new token.
-    - `token_ids`: the new tokens; () is one token, the one that was chosen last in the slot.
-    - `method`: how they are computed, as `StepDevice.method` said; SINGLE gives each the bits of a step of its own.
+    - `position`: the position of the first new token.
+    - `token_ids`: the new tokens; () means the one token that the slot chose last.
+    - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
     """
 
     slot: int | None
@@ -42,12 +42,12 @@ class Work:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are run."""
+        """Tokens that the device runs; 0 if the token is chosen from given logits."""
         return 0 if self.logits is not None else max(len(self.token_ids), 1)
 
 
 class StepDevice(Protocol):
-    """What a device can do with pages and slots. Everything happens in the order of the calls."""
+    """What a device does with pages and slots. It works in the order of the calls."""
 
     @property
     def config(self) -> LlamaConfig:
@@ -66,27 +66,26 @@ class StepDevice(Protocol):
         """What there is room for."""
 
     def method(self, position: int, prompt_len: int) -> int:
-        """How the token at `position` of a prompt of so many tokens is computed: SINGLE, or another number.
+        """The method that computes a prompt's token at `position`: SINGLE, or another number.
 
-        It is the same for all tokens of a page.
-
-        Tokens with the same number, and the same tokens and numbers before them, have the same keys and values.
+        All tokens of a page have the same method. Equal tokens behind equal tokens, all computed by the same methods,
+        have equal keys and values.
         """
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """The last place up to `position` at which a prompt of so many tokens may be cut without changing a bit."""
+        """The last place, `position` at most, where the prompt can be cut without changing a bit."""
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """Where a prompt's span from `position` on may end, about `most` tokens on; beyond `position`."""
+        """Where a span of the prompt that begins at `position` may end: beyond it, by about `most` tokens."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
 
     def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
-        """Give a slot its sampler and the first tokens of its row. Raises: UsageError for what it cannot hold"""
+        """Give a slot its sampler and the first tokens of its row. Raises: UsageError if they do not fit"""
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
-        """Give a slot another sampler. Raises: UsageError for what it cannot hold"""
+        """Give a slot another sampler. Raises: UsageError if it does not fit"""
 
     def run(self, works: Sequence[Work]) -> Step:
         """Queue a step. Raises: DeviceError"""
@@ -98,13 +97,13 @@ class _Row:
     prompt: list[int]
     num_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    known_token_ids: list[int] = field(default_factory=list)  # of the tokens it holds, as far as the host has seen them
-    chosen_token_id: int | None = None  # that the last span has chosen, if the host has seen it
-    num_indexed: int = 0  # pages that the prompt index has been offered
-    num_changes: int = 0  # so that a step from before a roll-back is known
+    known_token_ids: list[int] = field(default_factory=list)  # its first tokens, as far as the host has seen them
+    chosen_token_id: int | None = None  # what the last span chose, if the host has seen it
+    num_indexed: int = 0  # pages that were offered to the prompt index
+    num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
 
     def take(self, work: Work) -> None:
-        """Hold the tokens of a span that has been queued."""
+        """Add the tokens of a queued span."""
         if len(self.known_token_ids) == self.num_tokens:
             if work.token_ids:
                 self.known_token_ids += work.token_ids
@@ -114,7 +113,7 @@ class _Row:
         self.num_tokens += work.num_tokens
 
     def learn(self, token_id: int, place: int) -> None:
-        """Take note of a token that was chosen behind the first `place` tokens, and may be in the row already."""
+        """Note the token that was chosen behind the first `place` tokens. The row may hold it already."""
         if len(self.known_token_ids) == place < self.num_tokens:
             self.known_token_ids.append(token_id)
         elif place == self.num_tokens:
@@ -123,7 +122,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A row as a step has left it."""
+    """A row as it was after a step."""
 
     row: _Row
     num_tokens: int
@@ -219,7 +218,7 @@ class SteppingRunner:
                 self._device.set_slot(this.slot, sampler, list(prompt))
             self._shorten(this, min(common_prefix(this.known_token_ids, prompt), len(prompt) - 1))
             this.prompt = list(prompt)
-            this.num_indexed = len(prompt)  # its pages may hold what was computed as an answer
+            this.num_indexed = len(prompt)  # offer no page: an answer's tokens have other bits than a prompt's
 
     def set_sampler(self, row: int, sampler: Sampler) -> None:
         """Choose by another sampler from the next step on."""
@@ -244,7 +243,7 @@ class SteppingRunner:
             self._give_slot_back(this)
 
     def token_ids(self, row: int) -> Sequence[int]:
-        """The row's tokens, as far as the host has seen them."""
+        """The row's first tokens, as far as the host has seen them."""
         return self._rows[row].known_token_ids
 
     def num_tokens(self, row: int) -> int:
@@ -377,7 +376,7 @@ class SteppingRunner:
 
 
 class _SteppingStep:
-    """A step that tells the rows what was chosen, once it is known."""
+    """A step that tells its rows the chosen tokens when they are read."""
 
     def __init__(self, step: Step, ran: Sequence[_Ran]):
         self._step = step
