@@ -1,4 +1,4 @@
-"""`Fill`: a row on its way to where it chooses."""
+"""`Fill`: the tokens that must run in a row before it can choose."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -14,9 +14,9 @@ Owner = TypeVar("Owner", covariant=True)
 
 
 class Fill(Generic[Owner]):
-    """A prompt that is being run, and behind it what a text had said when it gave its pages back; then it may choose.
+    """Runs a prompt, then the tokens that a preempted text had already generated (`said`). Then the row may choose.
 
-    Attributes: num_run, the tokens that the row holds; num_shared, those of them that it began with
+    Attributes: num_run: tokens that the row holds; num_shared: tokens that it held at the start
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Fill(Generic[Owner]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it has been run."""
+        """Whether all tokens have run."""
         return self.num_run == len(self.prompt) + len(self._said)
 
     def next_span(self, runner: Runner, most: int) -> Span:
-        """What is run next, at most about `most` tokens."""
+        """The span to run next, of about `most` tokens at most."""
         if self.num_run < len(self.prompt):
             end = runner.span_end(self.row, most)
             token_ids = self.prompt[self.num_run : end]
@@ -53,7 +53,7 @@ class Fill(Generic[Owner]):
         return Span(self.row, tuple(token_ids), "last" if self._chooses and is_last else "none")
 
     def take(self, span: Span) -> bool:
-        """Count a span as run; whether it was part of what had been said."""
+        """Count a span as run. True if it was behind the prompt."""
         is_said = self.num_run >= len(self.prompt)
         self.num_run += len(span.token_ids)
         return is_said

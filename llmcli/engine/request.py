@@ -1,4 +1,4 @@
-"""What a scheduler is asked for: texts behind a prompt, or the scores of a text."""
+"""Requests to a scheduler: texts behind a prompt, or the scores of a text."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from llmcli.sampling.sampler import Sampler
 
 @dataclass
 class KeptRow:
-    """A row that stays open between requests, so that what a prompt has in common with the one before is not run again.
+    """A row that stays open between requests. A prompt's beginning that the row holds does not run again.
 
-    Whoever made it closes the row in the end, `row` being its number; None before the first request.
+    `row` is its number, None if it is not open. Whoever makes a KeptRow closes the row in the end.
     """
 
     row: int | None = None
@@ -17,15 +17,15 @@ class KeptRow:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `samples` are sample indices: index k draws the same text whichever others are asked for.
+    """Texts to generate.
 
+    - `samples` are sample indices. Index k gives the same text whatever other indices are requested.
     - Without `max_new_tokens` a text goes on until it ends or the context is full.
-    - `at_start` says that the generated text stands alone: then the leading space that some tokenizers put before a
-      text's first word is dropped.
+    - With `at_start` the generated text stands alone: drop the space that some tokenizers put before the first word.
     - `sampler` serves every sample, each with its own index.
-    - With `num_alternatives`, each token comes with the model's and the chain's view of it, listing that many other
-      tokens; this costs some passes over the vocabulary a token.
-    - `kept_row` is where one lone sample is generated, and what it leaves behind.
+    - With `num_alternatives` each token comes with the model's and the chain's view of it, and that many other tokens.
+      This costs some passes over the vocabulary a token.
+    - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""`Sample`: one text while it is drawn: its tokens, what of it is certain, and how it ends."""
+"""`Sample`: one text while it is generated: its tokens, the text that is certain so far, and how it ends."""
 
 import time
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from llmcli.tokenizer.stream import StreamDecoder
 
 
 class Sample:
-    """A sample of a request. Knows nothing of rows and steps.
+    """A sample of a request. It knows nothing of rows and steps.
 
-    Attributes: finish_reason is set by the token that ends it; max_tokens is how many there can be in all
+    Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have
     """
 
     def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
@@ -44,7 +44,7 @@ class Sample:
         self._stop_strings = StopStrings(request.stop_strings)
 
     def push(self, token_id: int, mirostat_mu: float | None) -> str:
-        """Take the next token; return the text that is certain now. Sets `finish_reason` when the sample is over."""
+        """Take the next token; return the text that it makes certain. Set `finish_reason` if the sample is over."""
         self._last_token_time = time.perf_counter()
         if not self.token_ids:
             self._first_token_time = self._last_token_time
@@ -65,7 +65,7 @@ class Sample:
         return text
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
-        """The view of the next choice, which is made from these logits; None if nobody asked for it."""
+        """A function that inspects the choice made from these logits; None if the request wants no alternatives."""
         count = self.request.num_alternatives
         if count is None:
             return None
@@ -73,7 +73,7 @@ class Sample:
         return lambda token_id: inspect_choice(logits, history, sampler, token_id, count)
 
     def finish(self, reason: FinishReason) -> Finished:
-        """Close it, with what was held back: an unfinished character, or what might have become a stop string."""
+        """End the sample; flush held-back text: an unfinished character, or a possible start of a stop string."""
         self.finish_reason = reason
         tail = ""
         if reason != "stop":

@@ -1,10 +1,10 @@
-"""`Scheduler`: many texts at once on one runner, step by step. Every command that runs a model is its client.
+"""`Scheduler`: generates many texts at once on one runner, step by step. Every command that runs a model uses it.
 
-Texts get rows in the order in which they were asked for. In a step all running rows choose a token each, and some
-tokens of newcomers' prompts are run, so few that nobody waits long. When pages run out, the youngest row gives its
-pages back and is run again later. It then says the same: a row's bits depend on its tokens alone.
+Texts get rows in the order of their requests. In a step every running row chooses a token, and some tokens of new
+prompts run: few, so that no row waits long. When pages run out, the youngest row gives its pages back and runs again
+later. It then continues with the same text: a row's bits depend on its tokens alone.
 
-A Ctrl-C may strike in any call. It is held back while a row changes hands, so that none is lost.
+A Ctrl-C may come in any call. It is held back while a row changes hands, so no row is lost.
 """
 
 import time
@@ -23,23 +23,23 @@ from llmcli.runners.base import Chosen, Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
-_SCORED_TOKENS = 256  # at a time: their logits stand in memory together
+_SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory together
 
 
 class Scheduler:
-    """See the module. Used by one thread."""
+    """See the module. For one thread."""
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer | None = None):
-        """Who asks for scores only needs no tokenizer."""
+        """Texts need the tokenizer; scores do not."""
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
         self._tokenizer = tokenizer
-        self._waiting: list[Text | Score] = []  # by their order
+        self._waiting: list[Text | Score] = []  # sorted by `order`
         self._fills: list[Fill[Text | Score | Shared]] = []
         self._running: list[Text] = []
-        self._prompts: list[Shared] = []  # those that have a row and have been run
+        self._prompts: list[Shared] = []  # shared prompts whose row is open and complete
         self._queued: deque[Queued] = deque()
-        self._events: list[Event] = []  # of the latest step
+        self._events: list[Event] = []  # from the latest step
         self._num_requests = 0
         self._orders = count(1)
         self._budget = FillBudget()
@@ -51,11 +51,11 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether no text or score waits or runs."""
         return not (self._waiting or self._fills or self._running)
 
     def submit(self, request: Request | ScoreRequest) -> int:
-        """Ask for texts, or for scores; returns the number by which events name the request."""
+        """Queue a request for texts or scores; return its number, which its events carry."""
         self._num_requests += 1
         number = self._num_requests
         if isinstance(request, ScoreRequest):
@@ -70,7 +70,7 @@ class Scheduler:
         return number
 
     def cancel(self, request: int) -> None:
-        """Forget a request: its rows are free at once, and no event follows."""
+        """Drop a request. Its rows are free at once, and no event of it follows."""
         with interrupts_held_back():
             self._events = [event for event in self._events if event.request != request]
             self._waiting = [one for one in self._waiting if number_of(one) != request]
@@ -82,7 +82,7 @@ class Scheduler:
             self._close_prompts(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
-        """Close the texts that are running, as interrupted; forget all others. Tells what was left, too."""
+        """Finish running texts as interrupted, and drop all other requests. Return the events not yet taken, too."""
         with interrupts_held_back():
             self._waiting.clear()
             for fill in list(self._fills):
@@ -97,10 +97,10 @@ class Scheduler:
             return events
 
     def step(self) -> list[Event]:
-        """Run one step, and tell what has become known with it, which may be nothing.
+        """Run one step and return its events; there may be none.
 
-        Who takes the events out of this list one by one learns from `interrupt` which ones were left.
-        Raises: DeviceError and what the runner raises; what concerns one text only is `Failed`.
+        Take events out of the returned list one by one: `interrupt` then returns those that are left in it.
+        Raises: DeviceError and what the runner raises; an error of one text only is a `Failed` event
         """
         events: list[Event] = []
         self._events = events
@@ -108,9 +108,9 @@ class Scheduler:
         num_others = len(self._running)
         num_filled = self._fill(events)
         is_ahead = False
-        if num_others or not events:  # else what happens to a lone prompt is told at once
+        if num_others or not events:  # else report a lone prompt's progress at once
             is_ahead = self._queue_choices() and self._works_ahead()
-            while len(self._queued) > is_ahead:  # the latest step goes on while the next one is made ready
+            while len(self._queued) > is_ahead:  # the latest step runs while the host prepares the next
                 self._collect(self._queued.popleft(), events)
         if num_others:
             self._budget.adapt(num_filled, time.perf_counter() - begin, is_ahead=is_ahead)
@@ -119,9 +119,9 @@ class Scheduler:
     # Prompts
 
     def _fill(self, events: list[Event]) -> int:
-        """Run tokens of prompts, as many as those who run can wait for; returns their number.
+        """Run tokens of prompts, as many as running rows can wait for; return their number.
 
-        Where nobody runs, who watches waits: a step tells that a prompt begins, and another one runs a span of it.
+        If no row runs, a step runs one span at most, and stops after an event: the user should see progress.
         """
         num_filled, is_alone = 0, not self._running
         while num_filled == 0 if is_alone else num_filled < self._budget.num_tokens:
@@ -138,9 +138,9 @@ class Scheduler:
         return num_filled
 
     def _start_next(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
-        """Give the next one that waits a row, and return what must be run before it chooses; None if nobody can start.
+        """Give the first waiting text or score a row. Return the fill that must run first; None if none can start.
 
-        A sample whose prompt is there starts at once, and then the next one is looked at.
+        A sample whose prompt has been run needs no fill: it starts at once, and the next one is tried.
         """
         with interrupts_held_back():
             return self._start_first(events)
@@ -179,12 +179,12 @@ class Scheduler:
         said: Sequence[int] = ()
         if isinstance(owner, Score):
             self._waiting.remove(owner)
-            self.runner.keep(row, 0)  # of what is shared no logits would come
+            self.runner.keep(row, 0)  # shared tokens would give no logits
             prompt: Sequence[int] = owner.request.token_ids[:-1]
         elif isinstance(owner, Shared):
             prompt = owner.request.prompt_token_ids
         else:
-            self._waiting.remove(owner)  # one of a shared prompt that goes on has been counted off before
+            self._waiting.remove(owner)  # a preempted sample of a shared prompt has been counted off before
             prompt, said = owner.sample.request.prompt_token_ids, owner.sample.token_ids
             owner.turn += 1
             owner.num_queued = len(said)
@@ -255,7 +255,7 @@ class Scheduler:
             self._collect(self._queued.pop(), events)
 
     def _reserve_fill(self, fill: Fill[Text | Score | Shared], span: Span) -> bool:
-        """Make room for a span of a prompt; those who run keep theirs, and if none runs all else gives way."""
+        """Make room for a prompt's span. Running rows keep their pages; if none runs, shared prompts are closed."""
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
             if self._running or not self._release_prompt():
                 return False
@@ -264,13 +264,13 @@ class Scheduler:
     # Choices
 
     def _queue_choices(self) -> bool:
-        """Queue the next token of every text that may have one; False if there is none."""
+        """Queue the next token of every text that has room for one; False if no text has."""
         texts = [text for text in self._running if text.num_queued < text.sample.max_tokens]
         ready: list[Text] = []
         for text in texts:  # the oldest first
             if text.row is not None and self._reserve_choice(text):
                 ready.append(text)
-        ready = [text for text in ready if text.row is not None]  # of which a later one may have taken the pages
+        ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
         spans = []
@@ -291,7 +291,7 @@ class Scheduler:
         return True
 
     def _reserve_choice(self, text: Text) -> bool:
-        """Make room for a token, at the cost of younger texts; False if this one had to give its pages back."""
+        """Make room for a token; younger texts lose their pages first. False if this text lost its own."""
         assert text.row is not None
         num_tokens = self.runner.num_tokens(text.row) + 1
         while not self.runner.reserve(text.row, num_tokens):
@@ -305,7 +305,7 @@ class Scheduler:
         return True
 
     def _collect(self, queued: Queued, events: list[Event]) -> None:
-        """Wait for a step, and take what it has chosen."""
+        """Wait for a step, and take its choices."""
         chosen = queued.step.choices()
         with interrupts_held_back():
             for place, text, turn in queued.texts:
@@ -336,7 +336,7 @@ class Scheduler:
     # Room
 
     def _preempt(self, text: Text) -> None:
-        """Take a text's row away; it waits for another one, and keeps what it has said."""
+        """Take a text's row away. The text keeps its tokens and waits for another row."""
         with interrupts_held_back():
             self._running.remove(text)
             if text.shared is not None and not text.sample.token_ids:
@@ -350,7 +350,7 @@ class Scheduler:
             self.usage.preemptions += 1
 
     def _abandon(self, fill: Fill[Text | Score | Shared], is_wanted: bool = False) -> None:
-        """Take the row of a prompt that is being run away; if it is wanted, it waits for another one."""
+        """Stop a fill and take its row away. With `is_wanted` its owner waits for another row."""
         owner = fill.owner
         with interrupts_held_back():
             self._fills.remove(fill)
@@ -364,7 +364,7 @@ class Scheduler:
                 insort(self._waiting, owner)
 
     def _release_prompt(self) -> bool:
-        """Close a row that only holds the prompt of samples to come, which will be run again; False if none is."""
+        """Close the latest row that only holds a shared prompt; it runs again when needed. False if there is none."""
         if not self._prompts:
             return False
         latest = self._prompts[-1]

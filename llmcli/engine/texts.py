@@ -1,4 +1,4 @@
-"""What a scheduler keeps of each text: whose it is, where its row is, what is on its way; and what has been done."""
+"""The scheduler's records: each text with its row, queued steps, and the usage so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from llmcli.runners.base import Logits, Runner, Step
 
 @dataclass
 class Usage:
-    """What has been done so far. `row_steps` are the rows in use, added up over all steps."""
+    """Counts of the work so far. `row_steps` adds up the rows in use over all steps."""
 
     num_rows: int
     steps: int = 0
@@ -23,11 +23,11 @@ class Usage:
 
 @dataclass(eq=False)
 class Shared:
-    """The prompt that several samples begin with: a row that holds it, and its last logits, once they are known."""
+    """The prompt that several samples share: its row, and its last logits, both None until it has them."""
 
     request: Request
     number: int
-    num_waiting: int  # samples that have not begun
+    num_waiting: int  # samples that have no token and no row yet
     row: int | None = None
     logits: Logits | None = None
     start_time: float = 0.0
@@ -37,14 +37,14 @@ class Shared:
 
 @dataclass(eq=False)
 class Text:
-    """A sample and its row. `turn` counts its rows, so that a step of an earlier one is known."""
+    """A sample and its row. `turn` counts changes of the row, to tell steps that ran in an earlier one."""
 
     order: int
     sample: Sample
     shared: Shared | None
     row: int | None = None
     turn: int = 0
-    num_queued: int = 0  # tokens that queued steps choose, those that are known among them
+    num_queued: int = 0  # tokens chosen by queued steps, with those that have been read
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it was asked for earlier."""
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(eq=False)
 class Score:
-    """A text whose logits are wanted."""
+    """A text whose logits are requested."""
 
     order: int
     request: ScoreRequest
@@ -67,20 +67,20 @@ class Score:
 
 @dataclass(frozen=True)
 class Queued:
-    """A step on its way, and the texts for which it chooses, by the place of their spans."""
+    """A queued step, and the texts that it chooses for, each with the place of its span."""
 
     step: Step
     texts: Sequence[tuple[int, Text, int]]  # place, text, the text's turn
-    last_tokens: Sequence[int]  # of each span, the place of its last token
+    last_tokens: Sequence[int]  # the place of each span's last token
 
 
 def number_of(one: Text | Score | Shared) -> int:
-    """Its request's."""
+    """The number of its request."""
     return one.sample.number if isinstance(one, Text) else one.number
 
 
 def open_row(runner: Runner, sample: Sample) -> int:
-    """A row for a sample's prompt, the kept one if there is one. Raises: as `Runner.open`"""
+    """Open a row for a sample's prompt, or reuse the kept one. Raises: as `Runner.open`"""
     prompt, kept = sample.request.prompt_token_ids, sample.request.kept_row
     if kept is None:
         return runner.open(prompt, sample.sampler)

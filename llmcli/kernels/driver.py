@@ -1,7 +1,7 @@
-"""The launches that CuPy does not offer: one that may overlap the one before, and one that is ready but for addresses.
+"""Launches through the driver, for two things that CuPy lacks: overlap with the kernel in front, and fast replays.
 
-A RawKernel's call takes no attributes. It also makes an object of every argument again at each start, which for ten
-arguments takes about 3 times as long as to pack their addresses; replays start thousands.
+A RawKernel's call takes no launch attributes. It also makes an object of every argument at each start. For ten
+arguments that takes about 3 times as long as packing their addresses, and replays start thousands of kernels.
 """
 
 import ctypes
@@ -21,23 +21,23 @@ _CONFIG = struct.Struct("@6II4xPPI4x")
 # CUlaunchAttribute: an id, and a union of 64 bytes of which this id uses an int.
 _OVERLAP = ctypes.create_string_buffer(struct.pack("@i4xi60x", _PROGRAMMATIC_STREAM_SERIALIZATION, 1), 72)
 
-_ALIGNMENT = 8  # the largest of a scalar, and of a structure's fields
+_ALIGNMENT = 8  # the largest alignment of a scalar or of a structure's field
 
 
 class BoundLaunch:
-    """A launch of which only addresses are missing, as the driver wants it. For one thread at a time."""
+    """A launch in the driver's form, complete but for its addresses. For one thread at a time."""
 
     def __init__(
         self, driver: "LaunchDriver", label: tuple[str, str], function: int, config: bytes, arguments: Sequence[Any]
     ):
-        """`label` are stem and name, `arguments` the bytes of each, or None for an address."""
+        """`label`: stem and name. `arguments`: the bytes of each, or None for an address."""
         self.label = label
         self._driver = driver
         self._function = ctypes.c_void_p(function)
         self._config = config
         count = sum(argument is None for argument in arguments)
         self._packing = struct.Struct(f"{count}P")
-        # Addresses stand in front, in one row; what never changes follows.
+        # Addresses come first, side by side; the constant arguments follow.
         offsets, next_address, memory = [], 0, bytes(count * POINTER_BYTES)
         for argument in arguments:
             if argument is None:
@@ -51,7 +51,7 @@ class BoundLaunch:
         self._pointers = (ctypes.c_void_p * len(offsets))(*[start + offset for offset in offsets])
 
     def start(self, addresses: Sequence[int]) -> None:
-        """Launch with these addresses, in the order of the arguments, which are copied before this returns.
+        """Launch with these addresses, in the order of the arguments. They are copied before this returns.
 
         Raises: DeviceError
         """
@@ -62,16 +62,16 @@ class BoundLaunch:
 
 
 class LaunchDriver:
-    """Launches on one card, current in the calling thread."""
+    """Launches on one card, which must be current in the calling thread."""
 
     def __init__(self, library: Any = None) -> None:
         """`library` is the driver's, with its C functions."""
         self.library = library or ctypes.CDLL(environment.DRIVER_LIBRARY)
 
     def bind(self, launch: Launch, function: int, stream: int, overlaps: bool) -> BoundLaunch:
-        """Everything about a launch of a loaded function but its addresses; `check_launch` has passed it.
+        """Bind a launch to a loaded function; only addresses remain. `check_launch` must have passed the launch.
 
-        Raises: TypeError for what CUDA would misread
+        Raises: TypeError for an argument that CUDA would misread
         """
         x, y, z = (*launch.grid, 1, 1)[:3]
         attributes = ctypes.addressof(_OVERLAP) if overlaps else 0
@@ -79,7 +79,7 @@ class LaunchDriver:
         return BoundLaunch(self, (launch.stem, launch.name), function, config, bytes_of(launch))
 
     def describe(self, status: int) -> str:
-        """An error of the driver in words."""
+        """The driver's words for an error."""
         text = ctypes.c_char_p()
         self.library.cuGetErrorString(status, ctypes.byref(text))
         return f"{text.value.decode() if text.value else 'unknown'} (CUDA error {status})"

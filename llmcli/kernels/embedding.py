@@ -20,8 +20,8 @@ def embedding(device: Device, *, table: Array, token_ids: Array, rows: Array | N
     """Write the vectors of tokens to `out`. Ids are checked by the caller; one not in the table gives a row of NaN.
 
     With `rows` the id of token t is token_ids[rows[t]], which the caller checks too, and row -1 gives zeros.
-    Waits for all that was launched before. Decoding relies on it: the kernels after it read positions and the cache
-    ahead, without waiting for the sampler, which wrote them.
+    This launch must not overlap: it starts when everything in front has ended. Kernels behind it read rows, positions
+    and cached tokens before they wait, and the step before wrote these (kernels/common/launch.cuh).
     Shapes: table [vocab_size, hidden_size], any storage type; token_ids [num_tokens] int32, with rows [num_tokens]
     int32 any number of them; out [num_tokens, hidden_size] float32
     Raises: ValueError for arrays that do not fit

@@ -1,4 +1,4 @@
-"""A launch as a launcher describes it to a device, and what of it CUDA would misread."""
+"""A launch as a launcher describes it to a device. Refuses what CUDA would misread."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 @dataclass(frozen=True)
 class Offset:
-    """The address `num_bytes` after the start of an array, as a kernel's argument."""
+    """A kernel's argument: the address `num_bytes` after the start of an array."""
 
     array: Array
     num_bytes: int
@@ -27,8 +27,8 @@ class Offset:
 class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
-    `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may start before the one in front of it ends, on
-    cards that can (sm_90); it must then wait by itself. `cost` is for those who predict times; nothing that runs asks.
+    `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may start before the one in front ends, from
+    sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only predictions of times read `cost`.
     """
 
     stem: str
@@ -42,12 +42,12 @@ class Launch:
 
 
 def is_address(argument: Any) -> bool:
-    """Whether an argument is an address: that of an array on the card, or one inside."""
+    """Whether an argument is an address: an array on the card, or an Offset into one."""
     return isinstance(argument, Offset) or hasattr(getattr(argument, "data", None), "ptr")
 
 
 def addresses_of(arguments: Sequence[Any]) -> list[int]:
-    """Those of the arguments that are addresses."""
+    """The addresses among the arguments."""
     return [
         int(one.array.data.ptr) + one.num_bytes if isinstance(one, Offset) else int(one.data.ptr)
         for one in arguments
@@ -70,7 +70,7 @@ def check_launch(launch: Launch, max_shared_bytes: int) -> None:
 
 
 def bytes_of(launch: Launch) -> list[bytes | None]:
-    """Each argument as it lies in memory; None for an address, which comes with each start.
+    """Each argument's bytes; None for an address, which each start passes.
 
     Raises: TypeError
     """

@@ -1,4 +1,4 @@
-"""Arrays that have a place and no memory: launchers check them, and nothing can read them. Needs no card, no CuPy."""
+"""Arrays with an address but no memory. Launchers can check them; nothing can read them. Needs no card, no CuPy."""
 
 import math
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ Index = int | slice | EllipsisType
 
 @dataclass(frozen=True)
 class PhantomPointer:
-    """An address at which nothing lies."""
+    """An address without memory."""
 
     ptr: int
 
 
 class Phantom:
-    """What launchers see of an array: type, shape, strides and address; slices, reshapes and views as NumPy makes them.
+    """The part of an array that launchers see: type, shape, strides, address. Slices, reshapes and views as in NumPy.
 
-    `assumed` are the values that the elements are taken to have, by those who predict what depends on them.
-    Shapes: assumed of the phantom's shape, or one value for all
+    `assumed` are values for the elements, for predictions that depend on them.
+    Shapes: assumed as the phantom, or one value for all
     Units: strides in bytes
     """
 
@@ -47,7 +47,7 @@ class Phantom:
         return self.shape[0]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> "Phantom":
-        """Whole numbers and slices, an axis each.
+        """Index by whole numbers and slices, one for each axis.
 
         Raises: IndexError
         """
@@ -72,7 +72,7 @@ class Phantom:
         return Phantom(tuple(shape), self.dtype, address, tuple(strides), assumed)
 
     def reshape(self, *shape: int) -> "Phantom":
-        """The same elements in another shape, where -1 stands for one size that follows.
+        """The same elements in another shape; one size may be -1, which is then worked out.
 
         Raises: ValueError, also for an array that is not C-contiguous, which NumPy would copy
         """

@@ -1,4 +1,4 @@
-"""Kernels as CuPy has them: RawKernels of a RawModule that loads a cached file, launched by CuPy's own call."""
+"""Launches kernels through CuPy: RawKernels of a RawModule that has loaded a cached file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch, bytes_of
 
-_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; above it the driver wants to be told
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # static and dynamic together; for more the driver needs a permit
 
 
 class LoadedKernel:
-    """A RawKernel and how much shared memory it may have; it holds its module. For the current card."""
+    """A RawKernel for the current card, and the shared memory that it may have. It keeps its module loaded."""
 
     def __init__(self, raw: Any, static_shared_bytes: int) -> None:
         """`raw` is the RawKernel."""
@@ -25,7 +25,7 @@ class LoadedKernel:
         return int(self.raw.kernel.ptr)
 
     def allow_shared(self, shared_bytes: int) -> None:
-        """Let it be launched with this much dynamic shared memory a block.
+        """Permit launches with this much dynamic shared memory a block.
 
         Raises: CuPy's error
         """
@@ -35,18 +35,18 @@ class LoadedKernel:
 
 
 class RawLaunch:
-    """A launch by CuPy's call, of which only addresses are missing."""
+    """A launch by CuPy's call, complete but for its addresses."""
 
     def __init__(self, launch: Launch, kernel: LoadedKernel, stream: Any) -> None:
-        """`check_launch` has passed it.
+        """`check_launch` must have passed the launch.
 
-        Raises: TypeError for what CUDA would misread
+        Raises: TypeError for an argument that CUDA would misread
         """
         self.label = (launch.stem, launch.name)
         self._raw = kernel.raw
         self._sizes = launch.grid, (launch.block,)
         self._options = {"shared_mem": launch.shared_bytes, "stream": stream}
-        # CuPy passes on an array of one item as it lies in memory, whatever its size: what a structure needs.
+        # CuPy passes an array of one item by its bytes, whatever its size; structures need that.
         self._arguments = [
             None if content is None else np.frombuffer(content, f"V{len(content)}") for content in bytes_of(launch)
         ]

@@ -1,7 +1,7 @@
-"""What was started for the arrays of one layer, started again for those of another that is like it.
+"""Replays one layer's launches with another layer's addresses.
 
-Checks, grids, names and scalars follow from types, shapes, strides and alignment. To work them out takes the host
-longer than a short kernel takes the card, and every layer of a model asks the same.
+Types, shapes, strides and alignment decide a launch's checks, grid, name and scalars. Working them out takes the host
+longer than a short kernel takes the card, and equal layers give the same answer.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,11 +13,11 @@ _ALIGNMENT = 16
 
 
 class Starter(Protocol):
-    """Work for the card of which only addresses are missing."""
+    """Work for the card, complete but for its addresses."""
 
     @property
     def label(self) -> tuple[str, str] | None:
-        """Stem and name of a kernel of ours, None for the matrix library's."""
+        """Stem and name of one of our kernels; None for the matrix library's."""
 
     def start(self, addresses: Sequence[int]) -> None:
         """Start it with these addresses.
@@ -30,7 +30,7 @@ Start = Callable[[Starter, Sequence[int]], None]
 
 
 def likeness(arrays: Sequence[Array | None]) -> Hashable:
-    """What launches may depend on of arrays: all but where they are, beyond the alignment of vectors."""
+    """All that launches may depend on: type, shape, strides and alignment of each array, but not its address."""
     return tuple(
         None if array is None else (array.dtype, array.shape, array.strides, array.data.ptr % _ALIGNMENT)
         for array in arrays
@@ -38,15 +38,15 @@ def likeness(arrays: Sequence[Array | None]) -> Hashable:
 
 
 def base_addresses(arrays: Sequence[Array | None]) -> list[int]:
-    """Where each array begins, 0 for None."""
+    """The address of each array; 0 for None."""
     return [0 if array is None else int(array.data.ptr) for array in arrays]
 
 
 class Replay:
-    """What has been started for some arrays, for any others of the same likeness. It holds no array."""
+    """Recorded launches, to be started with other arrays of the same likeness. It holds no array."""
 
     def __init__(self, start: Start, started: Sequence[tuple[Starter, Sequence[int]]], arrays: Sequence[Array | None]):
-        """`start` starts one of them; `arrays` are those that will be others, every other address stays what it was."""
+        """`start` starts one launch. Only addresses inside `arrays` will be replaced; all others stay."""
         self._start = start
         begins = [(int(array.data.ptr), array.nbytes, index) for index, array in enumerate(arrays) if array is not None]
         self._started = [
@@ -54,7 +54,7 @@ class Replay:
         ]
 
     def start(self, addresses: Sequence[int]) -> None:
-        """Start all of it with arrays that begin at these addresses, in the order of the recorded ones.
+        """Start all launches. `addresses` are those of the new arrays, in the order of the recorded ones.
 
         Raises: DeviceError
         """
@@ -64,7 +64,7 @@ class Replay:
 
 
 def _place(address: int, begins: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
-    """The index of the array that an address is in, and how far; -1, which stands for address 0, for another one."""
+    """The index of the array that holds an address, and the offset in it. Outside all arrays: -1 and the address."""
     for begin, num_bytes, index in begins:
         if begin <= address < begin + num_bytes:
             return index, address - begin

@@ -1,6 +1,6 @@
-"""The pages of a KV cache: who holds which, and which hold the beginning of a prompt that another prompt shares.
+"""The pages of a KV cache: who holds each page, and which pages hold the beginning of a known prompt.
 
-Nothing here knows a device. A page is a number; it stands for the keys and values of PAGE_TOKENS tokens in all layers.
+Nothing here knows a device. A page is a number; it names the keys and values of PAGE_TOKENS tokens in all layers.
 """
 
 import heapq
@@ -16,7 +16,7 @@ class PagePool:
 
     def __init__(self, num_pages: int):
         self._holders = [0] * num_pages
-        self._free = list(range(num_pages))  # a heap: the lowest first, so that the pages of one row lie together
+        self._free = list(range(num_pages))  # a heap: the lowest comes first, which keeps a row's pages together
 
     @property
     def num_free(self) -> int:
@@ -24,29 +24,29 @@ class PagePool:
         return len(self._free)
 
     def take(self) -> int:
-        """A page with one holder. Raises: IndexError if none is free"""
+        """Take a free page; it has one holder. Raises: IndexError if no page is free"""
         page = heapq.heappop(self._free)
         self._holders[page] = 1
         return page
 
     def hold(self, page: int) -> None:
-        """Add a holder to a page that has one."""
+        """Add a holder to a page that is held already."""
         self._holders[page] += 1
 
     def release(self, page: int) -> None:
-        """Take a holder away; without any the page is free."""
+        """Remove a holder; the page becomes free with its last one."""
         self._holders[page] -= 1
         if self._holders[page] == 0:
             heapq.heappush(self._free, page)
 
     def num_holders(self, page: int) -> int:
-        """How many hold it."""
+        """Number of the page's holders."""
         return self._holders[page]
 
 
 @dataclass(eq=False)
 class _Node:
-    """A page of a prompt's beginning. `key` is where it is found: the page before it, and its own tokens."""
+    """A page of a prompt's beginning. `key` finds it: the page before it, and its own stamps."""
 
     page: int
     parent: "_Node | None"
@@ -55,28 +55,27 @@ class _Node:
 
 
 class PromptIndex:
-    """Finds the pages of prompts by what they hold, and holds them itself until somebody needs room.
+    """Finds the pages of known prompts by their tokens. It holds these pages until somebody needs room.
 
-    A token is known here by its stamp: its id, and how it was computed. So what is found has the right bits.
+    A stamp stands for a token: its id and the method that computed it. So a page that is found has the right bits.
     """
 
     def __init__(self, pool: PagePool):
         self._pool = pool
-        # From the page that has been unused for the longest to the latest; a page stands in front of those before it
-        # in its prompts, so that the first ones are ends of prompts.
+        # The least recently used page comes first. A page comes before its parent, so the first ones end prompts.
         self._nodes: OrderedDict[tuple[int, tuple[int, ...]], _Node] = OrderedDict()
 
     def find(self, stamps: Sequence[int]) -> list[int]:
-        """The pages of the longest known beginning of a prompt; the caller takes hold of them."""
+        """The pages of the longest known beginning of a prompt. The caller must hold them."""
         path = self._path(stamps)
         for node in reversed(path):
             self._nodes.move_to_end(node.key)
         return [node.page for node in path]
 
     def add(self, stamps: Sequence[int], pages: Sequence[int]) -> list[int]:
-        """Take up the full pages of a prompt's beginning; returns those in which it is found from now on.
+        """Add the full pages of a prompt's beginning; return the pages that `find` gives for it from now on.
 
-        Where others hold the same, theirs stay, and the caller changes over to them.
+        A page that is known under another number keeps that number. The caller must use the returned pages.
         """
         path = self._path(stamps)
         parent = path[-1] if path else None
@@ -93,11 +92,11 @@ class PromptIndex:
         return [node.page for node in path]
 
     def num_idle(self) -> int:
-        """Pages that nothing but the index holds."""
+        """Pages that only the index holds."""
         return sum(self._pool.num_holders(node.page) == 1 for node in self._nodes.values())
 
     def give_up_one(self) -> bool:
-        """Release the page that has been unused for the longest, of those that no row holds; False if there is none."""
+        """Release the least recently used page that no row holds; False if there is none."""
         for _ in range(len(self._nodes)):
             node = next(iter(self._nodes.values()))
             if node.num_children == 0 and self._pool.num_holders(node.page) == 1:
@@ -106,7 +105,7 @@ class PromptIndex:
                     node.parent.num_children -= 1
                 self._pool.release(node.page)
                 return True
-            self._nodes.move_to_end(node.key)  # a row uses it, so it is as good as new
+            self._nodes.move_to_end(node.key)  # a row or a later page needs it: look at it again last
         return False
 
     def _path(self, stamps: Sequence[int]) -> list[_Node]:
@@ -120,6 +119,6 @@ class PromptIndex:
 
 
 def _key(parent: _Node | None, stamps: Sequence[int], index: int) -> tuple[int, tuple[int, ...]]:
-    # A page's number says what stands before it: as long as a node exists, its parent does.
+    # The parent's page number stands for all tokens before: a node's parent exists as long as the node does.
     tokens = tuple(stamps[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
     return (-1 if parent is None else parent.page), tokens

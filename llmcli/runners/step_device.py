@@ -8,7 +8,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import Choose, Limits, Logits, Step
 from llmcli.sampling.sampler import Sampler
 
-# What is not part of a prompt goes token by token, in spans of any length, with the same bits.
+# The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
 SINGLE = 0
 
 
@@ -16,11 +16,11 @@ SINGLE = 0
 class Work:
     """A span as the device gets it.
 
-    - `slot`: the place of the row's sampler and history on the device, None for a row without one.
+    - `slot`: the place of the row's sampler and history on the device; None for a row without a sampler.
     - `pages`: the row's page table, with room for the new tokens.
-    - `position`: that of the first new token.
-    - `token_ids`: the new tokens; () is one token, the one that was chosen last in the slot.
-    - `method`: how they are computed, as `StepDevice.method` said; SINGLE gives each the bits of a step of its own.
+    - `position`: the position of the first new token.
+    - `token_ids`: the new tokens; () means the one token that the slot chose last.
+    - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
     """
 
     slot: int | None
@@ -33,12 +33,12 @@ class Work:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are run."""
+        """Tokens that the device runs; 0 if the token is chosen from given logits."""
         return 0 if self.logits is not None else max(len(self.token_ids), 1)
 
 
 class StepDevice(Protocol):
-    """What a device can do with pages and slots. Everything happens in the order of the calls."""
+    """What a device does with pages and slots. It works in the order of the calls."""
 
     @property
     def config(self) -> LlamaConfig:
@@ -57,27 +57,26 @@ class StepDevice(Protocol):
         """What there is room for."""
 
     def method(self, position: int, prompt_len: int) -> int:
-        """How the token at `position` of a prompt of so many tokens is computed: SINGLE, or another number.
+        """The method that computes a prompt's token at `position`: SINGLE, or another number.
 
-        It is the same for all tokens of a page.
-
-        Tokens with the same number, and the same tokens and numbers before them, have the same keys and values.
+        All tokens of a page have the same method. Equal tokens behind equal tokens, all computed by the same methods,
+        have equal keys and values.
         """
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """The last place up to `position` at which a prompt of so many tokens may be cut without changing a bit."""
+        """The last place, `position` at most, where the prompt can be cut without changing a bit."""
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """Where a prompt's span from `position` on may end, about `most` tokens on; beyond `position`."""
+        """Where a span of the prompt that begins at `position` may end: beyond it, by about `most` tokens."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
 
     def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
-        """Give a slot its sampler and the first tokens of its row. Raises: UsageError for what it cannot hold"""
+        """Give a slot its sampler and the first tokens of its row. Raises: UsageError if they do not fit"""
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
-        """Give a slot another sampler. Raises: UsageError for what it cannot hold"""
+        """Give a slot another sampler. Raises: UsageError if it does not fit"""
 
     def run(self, works: Sequence[Work]) -> Step:
         """Queue a step. Raises: DeviceError"""

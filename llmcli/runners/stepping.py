@@ -1,7 +1,7 @@
 """`SteppingRunner`: the state machine of rows, written once over what a device can do.
 
-It knows which pages a row has, which prompts begin alike, and what a row's next span may be. The device knows how
-tokens are run and chosen: see step_device.py.
+It knows which pages a row has, which prompts begin alike, and what a row's next span may be. The device runs and
+chooses tokens: see step_device.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Row:
     prompt: list[int]
     num_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    known_token_ids: list[int] = field(default_factory=list)  # of the tokens it holds, as far as the host has seen them
-    chosen_token_id: int | None = None  # that the last span has chosen, if the host has seen it
-    num_indexed: int = 0  # pages that the prompt index has been offered
-    num_changes: int = 0  # so that a step from before a roll-back is known
+    known_token_ids: list[int] = field(default_factory=list)  # its first tokens, as far as the host has seen them
+    chosen_token_id: int | None = None  # what the last span chose, if the host has seen it
+    num_indexed: int = 0  # pages that were offered to the prompt index
+    num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
 
     def take(self, work: Work) -> None:
-        """Hold the tokens of a span that has been queued."""
+        """Add the tokens of a queued span."""
         if len(self.known_token_ids) == self.num_tokens:
             if work.token_ids:
                 self.known_token_ids += work.token_ids
@@ -40,7 +40,7 @@ class _Row:
         self.num_tokens += work.num_tokens
 
     def learn(self, token_id: int, place: int) -> None:
-        """Take note of a token that was chosen behind the first `place` tokens, and may be in the row already."""
+        """Note the token that was chosen behind the first `place` tokens. The row may hold it already."""
         if len(self.known_token_ids) == place < self.num_tokens:
             self.known_token_ids.append(token_id)
         elif place == self.num_tokens:
@@ -49,7 +49,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A row as a step has left it."""
+    """A row as it was after a step."""
 
     row: _Row
     num_tokens: int
@@ -145,7 +145,7 @@ class SteppingRunner:
                 self._device.set_slot(this.slot, sampler, list(prompt))
             self._shorten(this, min(common_prefix(this.known_token_ids, prompt), len(prompt) - 1))
             this.prompt = list(prompt)
-            this.num_indexed = len(prompt)  # its pages may hold what was computed as an answer
+            this.num_indexed = len(prompt)  # offer no page: an answer's tokens have other bits than a prompt's
 
     def set_sampler(self, row: int, sampler: Sampler) -> None:
         """Choose by another sampler from the next step on."""
@@ -170,7 +170,7 @@ class SteppingRunner:
             self._give_slot_back(this)
 
     def token_ids(self, row: int) -> Sequence[int]:
-        """The row's tokens, as far as the host has seen them."""
+        """The row's first tokens, as far as the host has seen them."""
         return self._rows[row].known_token_ids
 
     def num_tokens(self, row: int) -> int:
@@ -303,7 +303,7 @@ class SteppingRunner:
 
 
 class _SteppingStep:
-    """A step that tells the rows what was chosen, once it is known."""
+    """A step that tells its rows the chosen tokens when they are read."""
 
     def __init__(self, step: Step, ran: Sequence[_Ran]):
         self._step = step

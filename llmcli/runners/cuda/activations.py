@@ -1,4 +1,4 @@
-"""The workspace's arrays for a number of tokens, each cut once: a view takes the host as long as a launch."""
+"""Cached views of the workspace for a number of tokens. Slicing an array costs the host as much as a launch."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -8,9 +8,9 @@ from llmcli.runners.cuda.workspace import Workspace
 
 
 class Activations:
-    """What the layers of one chunk or batch of `count` tokens read and write.
+    """The arrays that the layers read and write for `count` tokens of one chunk or of lanes.
 
-    Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], where other outputs go too; mixed
+    Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
             float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]
     """
 
@@ -31,12 +31,12 @@ class Activations:
         return self._view("gated", lambda: self._workspace.gated[: self.count])
 
     def outputs(self, width: int) -> Any:
-        """Room for the outputs of a product. Shapes: result float32 [count, width]."""
+        """Memory for a product's outputs; all widths share it. Shapes: result float32 [count, width]."""
         size = self.count * width
         return self._view(("outputs", width), lambda: self._workspace.outputs[:size].reshape(self.count, width))
 
     def inputs(self, projection: Projection[Any]) -> Any:
-        """Room for the input of a product, in the type it takes. Shapes: result [count, num_inputs]."""
+        """Memory for a product's input, in the type that it takes. Shapes: result [count, num_inputs]."""
         width, dtype = projection.layout.num_inputs, projection.activation_dtype
         size = self.count * width * dtype.itemsize
         return self._view(

@@ -1,7 +1,7 @@
-"""Allocations on the card, cut into the arrays that were planned; and the copies between them and the host.
+"""Allocates the planned arrays on the card, and copies between them and the host.
 
-Nothing here goes through CuPy's memory pool or compiles a kernel: what is freed is the card's again at once. CuPy is
-imported with the first use, since plans are made of the same forward pass on machines without it.
+Nothing here uses CuPy's memory pool or compiles a kernel; freed memory returns to the card at once. CuPy is imported
+on first use: machines without it plan with the same forward pass.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ _DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
 def on_card(plan: Any) -> Any:
-    """The plan's regions as arrays in an allocation of their own; the contents are as found.
+    """Lay out the plan's regions as arrays in one new allocation. They are not cleared.
 
     Raises: InsufficientMemoryError
     """
@@ -24,7 +24,7 @@ def on_card(plan: Any) -> Any:
 
 
 def card_memory(num_bytes: int) -> Any:
-    """Memory of the card, freed with the last array in it. Shapes: result uint8 [num_bytes].
+    """Allocate memory of the card. It is freed with the last array in it. Shapes: result uint8 [num_bytes].
 
     Raises: InsufficientMemoryError
     """
@@ -34,7 +34,7 @@ def card_memory(num_bytes: int) -> Any:
 
 
 def allocate(num_bytes: int) -> Any:
-    """A pointer to memory of the card, freed with the last array in it.
+    """Allocate memory of the card and return a pointer. It is freed with the last array in it.
 
     Raises: InsufficientMemoryError
     """
@@ -45,7 +45,7 @@ def allocate(num_bytes: int) -> Any:
 
 
 def free_bytes() -> int:
-    """Bytes of the current card that nobody holds."""
+    """Free bytes of the current card."""
     import cupy
 
     with device_errors():
@@ -64,9 +64,9 @@ def send(device: Device, target: Any, source: npt.NDArray[Any]) -> None:
 
 
 class Mailbox:
-    """Sends to the card through pinned memory: the host goes on at once, whatever the card has still to do.
+    """Sends to the card through pinned memory. The host never waits for the work that the card still has.
 
-    Memory is a ring of two halves; one is filled while copies from the other may be under way.
+    The memory has two halves. The host fills one while copies from the other may still run.
     """
 
     def __init__(self, device: Device, half_bytes: int):
@@ -101,7 +101,7 @@ class Mailbox:
 
 
 def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Host memory that the card copies from and to by itself; zeros at first."""
+    """Allocate pinned host memory, which the card copies from and to by itself. It holds zeros."""
     import cupy
 
     with device_errors():
@@ -111,7 +111,7 @@ def pinned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def fetch(device: Device, source: Any) -> npt.NDArray[Any]:
-    """An array of the card on the host, after everything queued so far. Shapes: result as source."""
+    """Copy an array of the card to the host, after all queued work. Shapes: result as source."""
     result = np.empty(source.shape, source.dtype)
     with device_errors():
         source.data.copy_to_host_async(result.ctypes.data, result.nbytes, device.stream)

@@ -1,4 +1,4 @@
-"""`CudaDevice`: the `StepDevice` of one card. A step is queued on its stream and read later."""
+"""`CudaDevice`: the `StepDevice` of one card. It queues a step on the card's stream; the results are read later."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.sampler import Sampler
 
-# Methods of a prompt's chunk: SINGLE, then the ways of its products; beyond, with the number of its tokens.
+# Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
 _FIRST_NUMBER = 1 + len(WAYS)
 
 
 class CudaDevice:
-    """See `StepDevice`. A prompt is computed in chunks of `chunk_tokens`, each in the way that its length asks for.
+    """See `StepDevice`. It computes a prompt in chunks of `chunk_tokens`. A chunk's length decides its way of products.
 
-    With `is_free` the products of a chunk give a token the same bits beside any number of others, so that the chunk
-    may be cut at every page, and its beginning shared.
+    With `is_free` a product gives a token the same bits beside any number of others. Then a chunk may be cut at every
+    page, and other prompts may share its beginning.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CudaDevice:
         return self._limits
 
     def method(self, position: int, prompt_len: int) -> int:
-        """By the length of the token's chunk: one by one, or in one of the ways of products."""
+        """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
         begin = self._chunk_begin(position)
         num_tokens = min(self._forward.chunk_tokens, prompt_len - begin)
         if num_tokens <= MAX_SPAN:
@@ -85,11 +85,11 @@ class CudaDevice:
         return 1 + WAYS.index(way_of(num_tokens)) if self._is_free else _FIRST_NUMBER + num_tokens
 
     def cut(self, position: int, prompt_len: int) -> int:
-        """Any page's beginning, or that of a chunk."""
+        """The start of the page, or of the chunk if a chunk may not be cut."""
         return position // PAGE_TOKENS * PAGE_TOKENS if self._is_free else self._chunk_begin(position)
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """The end of a page about `most` tokens on, or that of the chunk."""
+        """The end of a page about `most` tokens on, or the end of the chunk."""
         end = min(self._chunk_begin(position) + self._forward.chunk_tokens, prompt_len)
         if not self._is_free or position + most >= end or self.method(position, prompt_len) == SINGLE:
             return end
@@ -109,17 +109,17 @@ class CudaDevice:
         self._sampler.set_sampler(slot, sampler)
 
     def run(self, works: Sequence[Work]) -> CudaStep:
-        """Queue a step: all lanes in one pass, then what is no lane, one after the other."""
+        """Queue a step: all lanes in one pass, then the other works one by one."""
         if any(work.choose == "none" and not work.token_ids for work in works):
             raise ValueError("a span that does not choose names its tokens")
-        # Card and host count the same runs, and know the same positions, or the next step would be misread.
+        # Card and host must agree on the number of runs and on positions, or the next step would be misread.
         with interrupts_held_back():
             return self._run(works)
 
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self._num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
-        # By slot, as lanes stay the same then for as long as rows do.
+        # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
         lanes.sort(key=lambda place: works[place].slot or 0)
         if lanes:
@@ -175,7 +175,7 @@ class CudaDevice:
         self._forward.project_logits(self._forward.hidden[first:count], logits)
         runs = []
         for place in range(first, count):
-            # One after the other, as each looks at what is before it; and nothing that was chosen stays among it.
+            # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
             self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1])
             runs.append(self._count_run(work, work.position + place + 1))
             if place + 1 < count and work.slot is not None:
@@ -215,10 +215,10 @@ class CudaDevice:
     def _chunk_begin(self, position: int) -> int:
         return position // self._forward.chunk_tokens * self._forward.chunk_tokens
 
-    # What a step reads
+    # Called by CudaStep to read results
 
     def read_choices(self, runs: Sequence[tuple[int, int, int]]) -> Chosen:
-        """What these runs of the sampler have chosen, or the error of the first that could not."""
+        """The choices of these sampler runs, or the error of the first one that failed."""
         try:
             return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
         except (CheckpointError, UsageError) as error:
@@ -226,7 +226,7 @@ class CudaDevice:
             return error
 
     def wait(self) -> None:
-        """Wait for all that has been queued."""
+        """Wait for all queued work."""
         self._forward.device.synchronize()
 
     def read_lane(self, lane: int) -> AllLogits:
@@ -239,7 +239,7 @@ class CudaDevice:
 
     @property
     def num_steps(self) -> int:
-        """Steps that have been queued."""
+        """Number of steps queued so far."""
         return self._num_steps
 
 
@@ -255,7 +255,7 @@ class CudaStep:
         last_span: int | None,
         number: int,
     ):
-        """`runs`: for each work slot, number and position of the sampler's runs; `lanes`: the works that have lanes."""
+        """`runs`: each work's sampler runs (slot, number, position). `lanes`: places of the works that are lanes."""
         self._device = device
         self._works = works
         self._runs = runs
@@ -264,13 +264,13 @@ class CudaStep:
         self._number = number
 
     def choices(self) -> list[Chosen]:
-        """See `Step.choices`; of a step that chooses nothing, its end."""
+        """See `Step.choices`. A step that chooses nothing is waited for."""
         if not any(self._runs):
             self._device.wait()
         return [self._device.read_choices(runs) for runs in self._runs]
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
-        """See `Step.logits`. Raises: ValueError if they are gone"""
+        """See `Step.logits`. Raises: ValueError if they have been overwritten"""
         work = self._works[span]
         if work.logits is not None:
             return work.logits.reshape(1, -1)
@@ -282,7 +282,7 @@ class CudaStep:
 
 
 def _is_lane(work: Work) -> bool:
-    """Whether a work is a token that every step may have: it belongs to a slot, and the next one is chosen."""
+    """Whether a work can be a decoding lane: one token of a slot, behind which the next one is chosen."""
     if work.slot is None or work.logits is not None or work.choose == "none":
         return False
     return len(work.token_ids) <= 1 and work.method == SINGLE

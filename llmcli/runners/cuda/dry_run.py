@@ -1,7 +1,7 @@
-"""Goes through a model's launches without launching any: which kernels they are, what each moves and computes.
+"""Lists a model's launches without launching any: which kernels they are, and what each one moves and computes.
 
-What runs is `Forward` itself, over phantoms and on a device that takes notes. Neither a card nor CuPy is needed, so
-models whose files do not exist can be gone through.
+It runs `Forward` itself, over phantoms and on a device that takes notes. It needs no card, no CuPy and no files of
+the model.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,20 +25,20 @@ from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.workspace import Cache, Workspace, num_lanes
 
-PRODUCT = "cublas"  # stands for the stem of a product of the matrix library
+PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1
 
 
 @dataclass
 class Started:
-    """A launch and how often it is started: once, and again for every layer that is like its own."""
+    """A launch and how often it is started: once for its layer, and once more for every layer of the same kind."""
 
     launch: Launch
     count: int = 1
 
 
 class DryRun:
-    """Stands in for a `Device`, and for the matrix library's products on it, and notes what would be launched."""
+    """Stands in for a `Device` and for the matrix library. It notes launches instead of making them."""
 
     def __init__(self, card: CardFacts):
         self.num_multiprocessors = card.num_multiprocessors
@@ -58,7 +58,7 @@ class DryRun:
         overlaps: bool = False,
         cost: Cost | None = None,
     ) -> None:
-        """Note it."""
+        """Note a launch."""
         self._started.append(Started(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost)))
 
     def start(self, product: Any, addresses: Sequence[int]) -> None:
@@ -66,20 +66,20 @@ class DryRun:
         self._started.append(Started(Launch(PRODUCT, "", (), 0, (), cost=product.cost)))
 
     def record(self, run: Callable[[], None], arrays: Any) -> "_Repeat":
-        """Run it; what can be started again are its launches."""
+        """Run `run`, and return its launches as something that can be started again."""
         begin = len(self._started)
         run()
         return _Repeat(self._started[begin:])
 
     def take(self) -> list[Started]:
-        """What has been noted since the last time."""
+        """Return the notes since the last call, and forget them."""
         started, self._started = self._started, []
         return started
 
 
 @dataclass(frozen=True)
 class _Repeat:
-    """Stands for a `Replay`."""
+    """Stands in for a `Replay`."""
 
     launches: list[Started]
 
@@ -89,7 +89,7 @@ class _Repeat:
 
 
 def num_launches(started: Iterable[Started]) -> int:
-    """How many launches these are."""
+    """Number of launches."""
     return sum(one.count for one in started)
 
 
@@ -103,7 +103,7 @@ def kernel_names(started: Iterable[Started]) -> Mapping[str, set[str]]:
 
 
 def phantoms(plan: Any, number: int) -> Any:
-    """The plan's regions as phantoms, in a memory of their own among those of other numbers (from 1).
+    """Lay out the plan's regions as phantoms. Each `number`, from 1 on, has an address space of its own.
 
     Shapes: see `lay_out`
     """
@@ -111,9 +111,9 @@ def phantoms(plan: Any, number: int) -> Any:
 
 
 class DryModel:
-    """A planned model over phantoms, whose steps of decoding and prompts can be gone through.
+    """A planned model over phantoms: lists the launches of its decoding steps and prompts.
 
-    Attributes: device: what takes the notes; weights: its phantoms
+    Attributes: device: takes the notes; weights: phantoms
     """
 
     def __init__(self, plan: MemoryPlan, card: CardFacts):
@@ -130,9 +130,9 @@ class DryModel:
         self.take = dry_run.take
 
     def step(self, num_rows: int, depth: int) -> list[Started]:
-        """A step of decoding in which so many rows have `depth` tokens before the new one, as `DecodeLanes` queues it.
+        """The launches of a decoding step, as `DecodeLanes` queues it. Each row has `depth` tokens before the new one.
 
-        Up to the rows that were planned.
+        `num_rows` is at most the planned number of rows.
         """
         workspace, lanes = self._workspace, num_lanes(num_rows)
         used = np.arange(lanes) < num_rows
@@ -154,7 +154,7 @@ class DryModel:
         return self.take()
 
     def span(self, num_tokens: int, start: int) -> list[Started]:
-        """A prompt's chunk, its first token at `start`, as `CudaDevice` runs it; without the head."""
+        """The launches of a prompt's chunk from `start` on, as `CudaDevice` runs it, without the head."""
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, is_span=num_tokens > 1)
         else:
@@ -162,12 +162,12 @@ class DryModel:
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
-        """The logits after so many of the tokens run last."""
+        """The launches for the logits of `num_tokens` tokens."""
         self._forward.project_logits(self._forward.hidden[:num_tokens], self._workspace.score_logits[:num_tokens])
         return self.take()
 
     def every_form(self) -> list[Started]:
-        """Every form of launch that any step may need, but for the sampler's."""
+        """Launches of every form that any step may need, without the sampler's."""
         for count in range(1, MAX_SPAN + 1):
             for is_span in (False, True):
                 self._run_lanes(count, 0, is_span)
@@ -197,5 +197,5 @@ class DryModel:
 
 
 def _assume(array: Phantom, values: Any) -> Phantom:
-    """The same place, with values that its elements are taken to have."""
+    """The same array, whose elements are taken to have these values."""
     return Phantom(array.shape, array.dtype, array.data.ptr, assumed=values)

@@ -1,8 +1,8 @@
 """The forward pass on the card: a chunk of a prompt, or one token in each of many lanes.
 
-Everything is queued on the device's stream and nothing is allocated. Tokens of lanes and short spans go through the
-fused products of decoding, whose bits depend on the token alone. Prompts go through matrix products on the tensor
-cores, with one kernel for each operation between them.
+Everything is queued on the device's stream, and nothing is allocated. Lanes and short spans use the fused products of
+decoding, whose bits depend on the token alone. Prompts use matrix products on the tensor cores, with one kernel for
+each operation between them.
 """
 
 import functools
@@ -40,11 +40,12 @@ from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace
 
 @dataclass(frozen=True)
 class Lanes:
-    """Tokens that are run side by side, each with the bits of a step of its own; all of it lies on the card.
+    """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
 
-    With `is_span` several lanes are of one row, one token after the other; else the rows differ.
-    Shapes: rows, positions int32 [num_lanes], row -1 for a lane that nobody uses; page_table int32 [num_rows,
-            pages_per_row]; token_ids int32 [num_lanes], or with `token_rows`, which are the rows, [num_rows]
+    With `is_span` the lanes are consecutive tokens of one row; without it every lane has another row. With
+    `token_rows`, which equals `rows`, token_ids is indexed by row; without it by lane.
+    Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
+            token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
     """
 
     token_ids: Any
@@ -57,7 +58,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of a prompt, the first at `start`, and how they are multiplied.
+    """Consecutive tokens of a prompt from position `start` on, and the way of their products.
 
     Shapes: token_ids, positions int32 [num_tokens]; pages int32 [pages_per_row]
     """
@@ -71,9 +72,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A decoder layer with its cache. What is launched for one is right for the others of its `kind`.
+    """A decoder layer with its cache. Layers of one `kind` have the same launches, but for addresses.
 
-    `arrays` are its own, weights and cache, and `addresses` where they begin.
+    `arrays` are the layer's weights and cache; `addresses` are their first bytes.
     """
 
     index: int
@@ -85,9 +86,9 @@ class _Layer:
 
 
 class Forward:
-    """The model's computation over one KV cache and one workspace, one caller at a time.
+    """The model's computation over one KV cache and one workspace, for one caller at a time.
 
-    Attributes: hidden float32 [chunk_tokens, hidden_size], of the tokens run last
+    Attributes: hidden float32 [chunk_tokens, hidden_size], the outputs of the tokens run last
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Forward:
         self._layers = self._find_layers()
 
     def run_lanes(self, lanes: Lanes) -> None:
-        """Run one token a lane; the last layer's outputs are left in `hidden`.
+        """Run one token a lane; leave the last layer's outputs in `hidden`.
 
-        Row and position of each are read on the card, so the same launches serve every step.
+        Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
         count = len(lanes.rows)
         activations = self._begin(lanes.token_ids, count, lanes.token_rows)
@@ -125,7 +126,7 @@ class Forward:
         self._run_layers(run)
 
     def run_chunk(self, chunk: Chunk) -> None:
-        """Run tokens of a prompt; the last layer's outputs are left in `hidden`."""
+        """Run tokens of a prompt; leave the last layer's outputs in `hidden`."""
         activations = self._begin(chunk.token_ids, len(chunk.token_ids))
 
         def run(layer: _Layer) -> None:
@@ -135,7 +136,7 @@ class Forward:
         self._run_layers(run)
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
-        """Scores of every vocabulary entry. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
+        """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         gemv(
             self.device,
             matrix=self._weights.head.matrix,
@@ -146,7 +147,7 @@ class Forward:
         )
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
-        """Logits after the tokens begin ... end - 1 of those run last. Shapes: result float32 [n, vocab_size]."""
+        """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
         parts = []
         for first in range(begin, end, LOGIT_ROWS):
             hidden = self.hidden[first : min(first + LOGIT_ROWS, end)]
@@ -160,7 +161,7 @@ class Forward:
         self._cache.copy_page(self.device, source, target)
 
     def _run_layers(self, run: Callable[[_Layer], None]) -> None:
-        """Run the first layer of each kind, and start the same launches for the others."""
+        """Run the first layer of each kind, and replay its launches for the others."""
         replays: dict[int, Replay] = {}
         for layer in self._layers:
             replay = replays.get(layer.kind)
@@ -182,14 +183,14 @@ class Forward:
         return layers
 
     def _begin(self, token_ids: Any, count: int, token_rows: Any = None) -> Activations:
-        """Take the tokens' vectors."""
+        """Look up the tokens' embeddings."""
         activations = Activations(self._workspace, count, self._qkv.width)
         table = self._weights.embed_tokens
         embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)
         return activations
 
     def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
-        """One layer in four products, which take norms, biases, SwiGLU and residual additions with them."""
+        """One layer in four products, which include norms, biases, SwiGLU and residual additions."""
         device, eps = self.device, self.config.rms_norm_eps
         hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
         for part in layer.qkv:
@@ -219,7 +220,7 @@ class Forward:
     def _many_tokens(
         self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]
     ) -> None:
-        """One layer in products of whole matrices, whose inputs are rounded to 16 bits in rows with a common scale."""
+        """One layer in products of whole matrices. Their inputs are rounded to 16 bits, with one scale a row."""
         device, eps = self.device, self.config.rms_norm_eps
         hidden, row_scale = activations.hidden, activations.row_scale
 
@@ -254,7 +255,7 @@ class Forward:
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
     def _attend_lanes(self, layer: _Layer, lanes: Lanes, activations: Activations) -> None:
-        """Norms and rotation of query and key, the cache's new entries and attention, for some lanes at a time."""
+        """Norm and rotate queries and keys, append to the cache and attend, for ATTENTION_LANES lanes at a time."""
         traits, workspace = self.config.traits, self._workspace
         common = {
             "layout": self._qkv,
@@ -282,7 +283,7 @@ class Forward:
             )
 
     def _attend_chunk(self, layer: _Layer, chunk: Chunk, activations: Activations) -> None:
-        """The same for tokens of one row, each of which sees those before it."""
+        """The same for tokens of one row. Each token sees those before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
         weights, eps = layer.weights, self.config.rms_norm_eps
         if weights.q_norm is not None and weights.k_norm is not None:

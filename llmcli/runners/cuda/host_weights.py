@@ -1,6 +1,6 @@
-"""What the host itself reads and converts before it goes to the card: norms, biases, and codes that become floats.
+"""Reads and converts on the host: norms, biases, and codes that become floats.
 
-Every function fills an array in pinned memory, the last argument, and may run in any thread.
+Every reading function fills its last argument, an array in pinned memory, and may run in any thread.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """The tensors of one quantized layer; `zero_points` is None for a symmetric scheme."""
+    """The tensors of one quantized layer; `zero_points` is None if the scheme is symmetric."""
 
     scheme: WeightScheme
     codes: TensorInfo
@@ -36,17 +36,17 @@ class PackedTensors:
 
 
 def read_bytes(info: TensorInfo, begin: int, reader: TensorReader, buffer: Buffer) -> None:
-    """The tensor's bytes from `begin` on, as they are. Raises: CheckpointError for read errors."""
+    """Read the tensor's bytes from `begin` on, unconverted. Raises: CheckpointError for read errors."""
     reader.read_range_into(info, begin, buffer.data)
 
 
 def read_norm(info: TensorInfo, reader: TensorReader, values: Floats) -> None:
-    """A norm as float32. Raises: CheckpointError for read errors, NaN and infinity."""
+    """Read a norm as float32. Raises: CheckpointError for read errors, NaN and infinity."""
     values[:] = _floats(reader, info, 0, info.shape[0])
 
 
 def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader, values: Floats) -> None:
-    """The biases of one matrix as float32, each where its layer's outputs are, and zeros between them.
+    """Read the biases of one matrix as float32, each at the place of its layer's outputs; zeros between them.
 
     Raises: CheckpointError for read errors, NaN and infinity
     """
@@ -60,7 +60,7 @@ def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader,
 
 
 def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorReader, buffer: Buffer) -> None:
-    """Rows begin ... end - 1 of a quantized weight as float32; `begin` is the start of a tile.
+    """Read rows begin ... end - 1 of a quantized weight as float32; `begin` is the start of a tile.
 
     Raises: CheckpointError for read errors, NaN and infinity
     """
@@ -78,14 +78,14 @@ def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorRead
 
 
 def check_shape(info: TensorInfo, shape: tuple[int, int], reader: TensorReader) -> None:
-    """Refuse a weight_shape that is not the layer's. Raises: CheckpointError, also for read errors."""
+    """Refuse a stored weight_shape unlike the layer's. Raises: CheckpointError, also for read errors."""
     stored = _rows(reader, info, 0, info.shape[0])
     if tuple(stored.tolist()) != shape:
         raise CheckpointError(f"{info.name} is {stored.tolist()}, expected {list(shape)}; damaged export?")
 
 
 def not_finite(info: TensorInfo) -> CheckpointError:
-    """The refusal of a tensor with NaN or infinity."""
+    """The error for a tensor with NaN or infinity."""
     return CheckpointError(
         f"{info.name} in {info.path.name} holds NaN or infinity, expected finite weights; the file is damaged or "
         "was exported from a broken run: download or export it again"

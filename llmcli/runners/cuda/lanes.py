@@ -1,7 +1,7 @@
-"""`DecodeLanes`: a step of decoding in many lanes, captured once as a graph for each number of them.
+"""`DecodeLanes`: a decoding step in many lanes. Each number of lanes is captured once, as a graph.
 
-A lane works for a slot. Which slot, and where its row stands, lies on the card and moves on there; the host sends it
-again only when the lanes change, and nothing has to stop for that.
+A lane works for a slot. The card keeps each lane's slot and position, and moves the position on by itself. The host
+sends them again only when the lanes change; the card need not stop for that.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from llmcli.runners.cuda.workspace import Workspace, num_lanes
 class DecodeLanes:
     """Queues steps. `uses_graphs=False` launches the same kernels one by one.
 
-    Attributes: logits float32 [lanes, vocab_size], of the latest step
+    Attributes: logits float32 [lanes, vocab_size], from the latest step
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class DecodeLanes:
         self._mailbox = mailbox
         self._uses_graphs = uses_graphs
         self._graphs: dict[int, Any] = {}
-        self._slots: list[int] = []  # of the lanes, as the card has them
+        self._slots: list[int] = []  # each lane's slot, as the card has it
         self._positions: list[int] = []
 
     def queue(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Run each slot's latest token, at its position, and choose the next."""
+        """Run each slot's latest token at its position, and choose the next one."""
         count = num_lanes(len(slots))
         self._place(list(slots), list(positions), count)
         self._positions = [position + 1 for position in positions]
@@ -56,7 +56,7 @@ class DecodeLanes:
             graph.launch(self._forward.device.stream)
 
     def forget_positions(self) -> None:
-        """Send the positions again with the next step: a row that could not choose has not been moved on."""
+        """Send the positions again with the next step: the card does not move a row on that failed to choose."""
         self._positions = []
 
     def _place(self, slots: list[int], positions: list[int], count: int) -> None:

@@ -1,7 +1,7 @@
-"""`pack_sampler`: all that a `Sampler` says, in the form in which sample_token reads it. Nothing here needs CuPy.
+"""`pack_sampler`: packs a `Sampler` in the form that sample_token reads. Nothing here needs CuPy.
 
-A sampling parameter reaches the header under its own name unless `DERIVED` says otherwise, and one that has no place
-there is an error: none is left out silently.
+The header has a field of the same name for each sampling parameter, but for those in `DERIVED`. A parameter without a
+field is an error, so none is left out silently.
 """
 
 import sys
@@ -27,10 +27,10 @@ from llmcli.sampling.order import OFF_VALUES
 from llmcli.sampling.params import SPECS, SamplingParams
 from llmcli.sampling.sampler import Sampler
 
-# What the card counts in 32 bits; no window, limit or number of tokens that large differs from this.
+# The card counts in 32 bits. A larger window, limit or number of tokens has the same effect as this one.
 _LARGEST_COUNT = 2**31 - 1 - NUM_DRY_AMOUNTS
 
-# The parameters that the header holds in another form, and as what. All others it holds under their own names.
+# Parameters that the header holds in another form, and the fields that they become.
 DERIVED = {
     "dynatemp_range": ("dynatemp_low", "dynatemp_high"),
     "min_p": ("log_min_p",),
@@ -40,7 +40,7 @@ DERIVED = {
 
 
 class PackedSampler(NamedTuple):
-    """A `Sampler` as sample_token reads it. What no step looks at is None.
+    """A `Sampler` as sample_token reads it. An array that no step reads is None.
 
     Shapes: header [1] ROW_SAMPLER; bias [vocab_size] float64; marks [vocab_size] uint8; sequences [num_sequences + 1]
     SEQUENCE, sequence_ids [any] int32, see RowLayout
@@ -83,17 +83,17 @@ def pack_sampler(sampler: Sampler, vocab_size: int) -> PackedSampler:
         marks[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] |= mark
     header["uses_ends"] = bool((marks & IS_END).any())
     header["suppresses_begin"] = bool((marks & IS_SUPPRESSED).any())
-    # Forced ids that are all outside the vocabulary leave nothing, which is an error and not the same as none.
+    # Forced ids that are all outside the vocabulary leave no token: an error, unlike having no forced ids.
     position = sampler.forced_eos_position if sampler.forced_eos_token_ids else None
     is_forced = position is not None
     header["forced_position"] = -1 if position is None else min(position, _LARGEST_COUNT)
-    # DRY reads the marks of every token, so they must be there if it is on, were there a breaker or not.
+    # DRY reads the marks of every token, so it needs them even without breakers.
     uses_marks = any(header[name][0] for name in ("uses_ends", "suppresses_begin", "uses_dry")) or is_forced
     return PackedSampler(header, bias, marks if uses_marks else None, *_pack_sequences(sampler, vocab_size, header))
 
 
 def _pack_params(params: SamplingParams, header: NDArray[np.void]) -> None:
-    """Fill in all that comes from a sampling parameter; one that has no place is an error."""
+    """Fill in the header from the sampling parameters; a parameter without a field is an error."""
     for name, spec in SPECS.items():
         if name not in DERIVED:
             value = getattr(params, name)
@@ -108,12 +108,12 @@ def _pack_params(params: SamplingParams, header: NDArray[np.void]) -> None:
 
 
 def _steps(sampler: Sampler, vocab_size: int) -> list[str]:
-    """The filters that are on, in the sampler's order; after mirostat, what moves its mu."""
+    """The filters that are on, in the sampler's order; with mirostat also the step that moves its mu."""
     params = sampler.params
     steps = [
         name
         for name in sampler.order
-        if name == "temperature"  # which moves the highest score to 0 in any case
+        if name == "temperature"  # always on: it moves the highest score to 0
         or any(getattr(params, parameter) != off for parameter, off in OFF_VALUES[name].items())
     ]
     if params.top_k >= vocab_size and "top_k" in steps:
@@ -134,7 +134,7 @@ def _pack_sequences(
     header["num_sequences"] = len(known)
     if not known:
         return None, None
-    known.sort(key=lambda one: one[0][-1])  # those of a token stay in their order, in which they are added up
+    known.sort(key=lambda one: one[0][-1])  # stable: the biases of a token are added up in their order
     sequences = np.zeros(len(known) + 1, SEQUENCE)
     sequences["bias"][:-1] = [bias for _, bias in known]
     sequences["token_id"] = [*(token_ids[-1] for token_ids, _ in known), -1]

@@ -1,5 +1,6 @@
-"""How long a model takes on a card: a dry run of the forward pass says what is launched, a price what each launch
-takes. Nothing here needs CuPy.
+"""Predicts how long a model takes on a card. A dry run lists the launches, and pricing adds up their seconds.
+
+Nothing here needs CuPy.
 """
 
 from collections.abc import Iterable
@@ -10,16 +11,16 @@ from llmcli.runners.cuda.dry_run import DryModel, Started, num_launches
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.pricing import Pricing, Rates
 
-# What the host does while the card waits, in launches that are started again: one that is new is checked and planned
-# first (6 to 9 times as long), a chunk's tokens are sent and its arrays cut. Fitted to prompts of 40 to 2,048 tokens
-# through ten models on three hosts, of which those of 1B models and less differ by 20 % from one process to the next.
+# Host overhead, while the card waits, in units of a replayed launch. A new launch is checked and planned first, which
+# takes 6 to 9 times as long as a replay. A chunk's tokens are sent and its arrays are cut. Fitted to prompts of 40 to
+# 2,048 tokens, ten models, three hosts. Times of models of 1B and less differ by 20 % from one process to the next.
 NEW_LAUNCH, CHUNK_LAUNCHES = 7, 60
-# From asking for a token to having it, beside the kernel that samples it: what is sent to the card, one graph launch.
+# From asking for a token to having it, without the sampling kernel: sending to the card, and launching one graph.
 FIRST_TOKEN_SECONDS = 150e-6
 
 
 class CardPredictor:
-    """Times of a model that is laid out as `plan` on a card of these rates, for up to the rows of the plan."""
+    """Predicts times of a planned model on a card of these rates, for at most the plan's rows."""
 
     def __init__(self, plan: MemoryPlan, rates: Rates, card: CardFacts):
         self._chunk_tokens = plan.chunk_tokens
@@ -29,7 +30,7 @@ class CardPredictor:
         self._step = cache(self._model.step)
 
     def decode_bytes(self, depth: int, num_rows: int = 1) -> int:
-        """Bytes that one step reads for `num_rows` rows of `depth` tokens each: weights, keys and values."""
+        """Bytes that one step reads (weights, keys, values) for `num_rows` rows of `depth` tokens each."""
         return sum(
             one.count * one.launch.cost().stored_bytes
             for one in self._step(num_rows, depth)
@@ -37,11 +38,11 @@ class CardPredictor:
         )
 
     def decode_seconds(self, depth: int, num_rows: int = 1) -> float:
-        """One step of `num_rows` rows of `depth` tokens each."""
+        """Seconds of one step of `num_rows` rows of `depth` tokens each."""
         return self._seconds(self._step(num_rows, depth))
 
     def prefill_seconds(self, num_tokens: int) -> float | None:
-        """The logits after a prompt."""
+        """Seconds until a prompt's last logits; None if the rates have no `flops`."""
         if not self._rates.flops:
             return None
         begins = range(0, num_tokens, self._chunk_tokens)
@@ -49,7 +50,7 @@ class CardPredictor:
         return sum(chunks) + self._seconds(self._model.head())
 
     def first_token_seconds(self, num_tokens: int) -> float | None:
-        """A prompt and the first token after it."""
+        """Seconds of a prompt and the first token after it; None as `prefill_seconds`."""
         prefill = self.prefill_seconds(num_tokens)
         return None if prefill is None else prefill + FIRST_TOKEN_SECONDS
 

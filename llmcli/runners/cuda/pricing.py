@@ -1,9 +1,9 @@
-"""How long one launch takes on a card, from what it declares. Nothing here needs CuPy.
+"""Predicts how long one launch takes on a card, from its declared cost. Nothing here needs CuPy.
 
-No constant names a card. What waits for memory or the matrix library is a share of a rate that was measured in the same
-process. What a multiprocessor does at its own pace is told in clocks, and in bytes a clock: it takes as long on a card
-with slower memory, where it is a smaller part of the whole. All are fitted to an H200 (docs/performance.md), at 132
-multiprocessors of 1.98 GHz and reads of 4.53 TB/s.
+No constant names a card. Work that waits for memory or for the matrix library is priced as a share of a rate measured
+in the same process. Work that a multiprocessor does at its own pace is priced in clocks, or in bytes a clock: slower
+memory does not change it. All constants are fitted to an H200 (docs/performance.md): 132 multiprocessors at 1.98 GHz,
+reads of 4.53 TB/s.
 """
 
 from collections.abc import Mapping
@@ -16,39 +16,41 @@ from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
 from llmcli.runners.cuda.dry_run import PRODUCT
 
-# A product of decoding, from the end of the kernel before to its own, without its bytes; and each row but the first.
+# A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
+# each row after the first adds.
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6560, 297
-# Part of that is hidden where launches overlap: of the product's weights these bytes a multiprocessor are on their way
-# before the kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines). With them one number of
-# clocks fits all types of weights; without, the starts of int8, int4 and float weights seemed to differ by a third, and
-# those on an H100, whose slower memory hides more, were 3 to 5 % of a step too long.
+# Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
+# kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines). Keys are the bits of a weight.
+# With these bytes one number of clocks fits all types of weights. Without them the starts of int8, int4 and float
+# weights seemed to differ by a third. An H100's slower memory hides more: its predicted steps were 3 to 5 % too long.
 PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4 * 16 * 1024}
-# No start is hidden further: an empty kernel of 264 blocks takes 0.65 us in a graph.
+# The shortest start, however much is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
 LEAST_CLOCKS = 1290
-# What a multiprocessor fetches of x from L2, or two of a cluster together, while nothing else happens.
+# Bytes of x that a multiprocessor (or a cluster of two together) fetches from L2 a clock; nothing overlaps this.
 FETCHED_BYTES_A_CLOCK = 17.33
-# A unit of int4, for any number of rows, and for every 8 columns of the tensor cores (four rows); and each tile,
-# whatever its length, of which two are in work. Other weights never take longer than their bytes.
+# Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
+# tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Attention of one row and of each further one, and the share of the bandwidth at which it reads the cache.
+# Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 9900, 2574
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
-# Sampling a token, greedy, and the start and end of any other kernel.
+# Clocks of sampling a token greedily, and of the start and end of any other kernel.
 SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
-# Shares of the rate of a large product of the matrix library, and of reading where few tokens wait for their weights.
+# A product of the matrix library: its share of the rate of a large product, and its share of the reading rate when
+# few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
-# What a multiprocessor does with codes after it has read them: bytes read and written for each clock, by their bits.
+# Work on codes that have been read: bytes read and written a clock of one multiprocessor, by the bits of a code.
 WIDENED_BYTES_A_CLOCK = {8: 32.2, 4: 8.93}
 PACKED_BYTES_A_CLOCK = {8: 14.77, 4: 6.74}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a card and its host reach, measured or as the maker says; without products' rates no prefill is predicted.
+    """Rates of a card and its host, measured or from the maker. Without `flops` no prefill is predicted.
 
     Units: bytes and floating-point operations a second; `flops` by the type of the factors, as config.json names it;
-    `launch_seconds` the host takes to start again what it has launched for a layer before
+    `launch_seconds`: the host's time to replay one launch of an earlier layer
     """
 
     read_bytes: float
@@ -57,14 +59,14 @@ class Rates:
 
 
 class Pricing:
-    """Seconds of launches on a card of these rates."""
+    """Prices launches in seconds, for a card of these rates."""
 
     def __init__(self, rates: Rates, card: CardFacts):
         self._rates = rates
         self._card = card
 
     def seconds(self, launch: Launch) -> float:
-        """From its start to its end, as far as no other launch hides it."""
+        """Seconds from the launch's start to its end, without the part that other launches hide."""
         assert launch.cost is not None
         cost = launch.cost()
         if isinstance(cost, GemvCost):
@@ -112,7 +114,7 @@ class Pricing:
         return moving
 
     def _clocks(self, clocks: float) -> float:
-        """Seconds of so many clocks that all multiprocessors share."""
+        """Seconds of a number of clocks that all multiprocessors share."""
         return clocks / (self._card.num_multiprocessors * self._card.clock_hertz)
 
     def _flops(self, kind: str) -> float:

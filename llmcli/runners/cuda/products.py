@@ -1,4 +1,4 @@
-"""Products of many tokens with a matrix: which kernels make them, depending on the matrix and the number of tokens."""
+"""Multiplies many tokens with a matrix. The matrix and the number of tokens decide which kernels do it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import tiles_at_a_time
 
-# How the products of a prompt's tokens are made, where a matrix allows it: from the codes, or from weights that are
-# widened for the matrix library first. The two round in different ways. Mixed: some matrices so, others so.
+# How to multiply a prompt's tokens. Packed: from the codes, if the matrix has any. Widened: the matrix library, after
+# the weights have been widened for it. Mixed: some matrices packed, others widened. The two round differently.
 Way = Literal["packed", "mixed", "widened"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-# Up to here codes are multiplied as they are: widening them would take longer than the product itself.
+# The most tokens for "packed": here widening would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
-# Up to here a matrix of few rows and many inputs, by this factor at least, is multiplied as it is too: a library that
-# may not share a sum among several multiprocessors leaves most of them idle.
+# The most tokens for "mixed". A matrix with at least _MANY_INPUTS times as many inputs as rows stays packed: the
+# library may not share a sum among several multiprocessors, so it would leave most of them idle.
 MAX_MIXED_TOKENS = 256
 _MANY_INPUTS = 4
 
 
 def way_of(num_tokens: int) -> Way:
-    """How a chunk of so many tokens is multiplied."""
+    """The way of products for a chunk of `num_tokens` tokens."""
     return "packed" if num_tokens <= MAX_PACKED_TOKENS else "mixed" if num_tokens <= MAX_MIXED_TOKENS else "widened"
 
 
@@ -41,9 +41,9 @@ def is_packed(layout: TileLayout, way: Way) -> bool:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some tiles of a matrix, which hold its rows `begin` ... `end` - 1, and where they are widened.
+    """Some tiles of a matrix: its rows `begin` ... `end` - 1. They are widened into `tiles`.
 
-    Shapes: tiles [16 * num_tiles, num_inputs]; rows, the same without padding [end - begin, num_inputs]
+    Shapes: tiles [16 * num_tiles, num_inputs]; rows [end - begin, num_inputs], the same without padding
     """
 
     first_tile: int
@@ -55,7 +55,7 @@ class _Piece:
 
 
 class Products:
-    """x @ W.T with float32 results. `widened`, uint8, is where weights are widened, some tiles at a time."""
+    """Computes x @ W.T with float32 results. It widens weights into `widened` (uint8), some tiles at a time."""
 
     def __init__(self, device: Device, library: Cublas, widened: Any):
         self._device = device
@@ -64,7 +64,7 @@ class Products:
         self._pieces: dict[tuple[TileLayout, np.dtype[Any]], list[_Piece]] = {}
 
     def multiply(self, projection: Projection[Any], x: Any, out: Any, way: Way) -> None:
-        """Write the product, without scales of rows and bias.
+        """Write the product, without row scales and bias.
 
         Shapes: x [num_tokens, num_inputs] in the projection's activation_dtype; out float32 [num_tokens, num_rows],
                 rows may be further apart
@@ -81,7 +81,7 @@ class Products:
             self._library.matmul(x=x, weight=piece.rows, out=columns)
 
     def _pieces_of(self, layout: TileLayout, dtype: np.dtype[Any]) -> list[_Piece]:
-        """The pieces in which a matrix is widened; cutting them anew would take the host longer than their launches."""
+        """The pieces in which a matrix is widened, cached: cutting them takes the host longer than launching them."""
         pieces = self._pieces.get((layout, dtype))
         if pieces is None:
             step = tiles_at_a_time(layout, dtype.itemsize, self._widened.size)

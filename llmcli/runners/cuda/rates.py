@@ -1,6 +1,6 @@
-"""Measures what a card reaches: reading memory, large products of the matrix library, launches. Takes about a second.
+"""Measures a card's rates of reading memory and of large products, and the host's time for a launch.
 
-Nothing stays allocated.
+It takes about a second. Nothing stays allocated.
 """
 
 import functools
@@ -24,24 +24,24 @@ from llmcli.runners.cuda.pricing import Rates
 from llmcli.runners.cuda.regions import ARRAY_DTYPES
 
 _MOST_READ_BYTES = 4 * 2**30
-_LEAST_L2_SIZES = 4  # read from the cache, memory would look faster than it is
-# The median of so many runs, each of so many calls in a row.
+_LEAST_L2_SIZES = 4  # read at least this many times the L2 cache, or memory would look faster than it is
+# A rate is the median of _REPEATS runs, each of _CALLS_PER_REPEAT calls in a row.
 _REPEATS = 7
 _CALLS_PER_REPEAT = 8
-# How long a card works before it is measured. In its first 10 ms one H200 seemed to read 4,030 to 4,430 GB/s, by
-# process, and 4,460 to 4,540 after that; products it makes a fifth slower once its clocks give way to their power,
-# which the short work of a prompt does not see.
+# Work before measuring. Bandwidth settles after 10 ms: one H200 read 4,030 to 4,430 GB/s before, depending on the
+# process, and 4,460 to 4,540 GB/s after. Matrix products slow by a fifth when they reach the power limit; a prompt is
+# too short for that, so they are measured cold.
 _READ_WARM_SECONDS, _MATMUL_WARM_SECONDS = 0.2, 0.0
-# A prompt's chunk through a matrix of a 7B model's size.
+# The measured product: a prompt's chunk times a matrix of a 7B model.
 _NUM_TOKENS, _NUM_ROWS, _NUM_INPUTS = 2048, 8192, 4096
-# How often a product and some kernels of ours are launched in a run, on arrays so small that the card never keeps the
-# host waiting.
+# A run of launches: _STARTS times one product and _OWN_KERNELS kernels of ours. The arrays are so small that the host
+# never waits for the card.
 _STARTS, _OWN_KERNELS = 50, 3
 _SMALL = 16
 
 
 def measure_rates(device: Device, types: Iterable[str]) -> Rates:
-    """Reading, products of factors of each of `types`, which are named as in config.json, and launches.
+    """Measure reading, products of each of `types` (named as in config.json), and launches.
 
     Raises: InsufficientMemoryError on a card that is full already; DeviceError
     """
@@ -50,7 +50,7 @@ def measure_rates(device: Device, types: Iterable[str]) -> Rates:
 
 
 def measure_read_bytes(device: Device) -> float:
-    """Bytes a second that the card reads when it does nothing else; the median of several runs.
+    """Measure the bytes a second that the card reads when it does nothing else; the median of several runs.
 
     Raises: as `measure_rates`
     """
@@ -67,14 +67,14 @@ def measure_read_bytes(device: Device) -> float:
 
 
 def measure_flops(device: Device, kind: str) -> float:
-    """Operations a second of a large product of the matrix library.
+    """Measure the operations a second of a large product of the matrix library.
 
     Raises: as `measure_rates`
     """
     dtype = ARRAY_DTYPES[kind]
     workspace, out = _array((WORKSPACE_BYTES,), "uint8"), _array((_NUM_TOKENS, _NUM_ROWS), "float32")
     x, weight = _array((_NUM_TOKENS, _NUM_INPUTS), dtype), _array((_NUM_ROWS, _NUM_INPUTS), dtype)
-    # Zeros would cost less power, and so run faster than weights do.
+    # Not zeros: they cost less power than weights, and would run faster.
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
     stored = (values.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else values.astype(dtype)
     for target in (x, weight):
@@ -88,7 +88,7 @@ def measure_flops(device: Device, kind: str) -> float:
 
 
 def measure_launch_seconds(device: Device) -> float:
-    """What the host takes to start a kernel again, in seconds; one in four is a product of the library, as in a layer.
+    """Measure the host's seconds to replay a launch; one in four is a product of the library, as in a layer.
 
     Raises: as `measure_rates`
     """
@@ -119,7 +119,7 @@ def _array(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
 
 
 def _median_seconds(device: Device, work: Callable[[], None], warm_seconds: float) -> float:
-    """Seconds of one call of `work`, between two events, on a card that has done so for `warm_seconds`."""
+    """Median seconds of one call of `work`, timed by events, after `warm_seconds` of the same work."""
     times: list[float] = []
     worked = 0.0
     with device_errors():

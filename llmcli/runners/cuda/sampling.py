@@ -1,9 +1,9 @@
 """The sampler's state on the card: every row's `Sampler`, as sample_token reads it, and the tokens it reports.
 
-Everything is allocated once; a run depends on nothing that the host passes, so it can be captured in a graph. A slot's
-runs are counted from its first on, whichever rows they are for, so that nothing of an earlier row can be mistaken for a
-result of the present one. Mirostat's mu moves on with each run. The host gets it with the token, so a token that is
-dropped takes its mu with it: who starts again passes the mu of the last token that counts, as `Sampler.mirostat_mu`.
+Everything is allocated once. A run takes no value from the host, so it can be captured in a graph. A slot counts its
+runs from its first on, whatever rows it has had, so an earlier row's result is never taken for a later row's.
+Mirostat's mu moves on with each run. The host gets mu with the token. To go on behind an earlier token, pass that
+token's mu as `Sampler.mirostat_mu`.
 """
 
 import math
@@ -30,7 +30,7 @@ _POLLS_BETWEEN_CHECKS = 10_000
 
 
 class DeviceSampler:
-    """The sampler chain for rows in `num_rows` slots on one card. After construction nothing is allocated or compiled.
+    """The sampler chain on one card, with `num_rows` slots. Nothing is allocated or compiled after construction.
 
     Raises: InsufficientMemoryError, DeviceError
     """
@@ -47,7 +47,7 @@ class DeviceSampler:
         self._mailbox = mailbox
         self._has_mu = [False] * num_rows
         self._num_runs = [0] * num_rows
-        self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # what the card holds
+        self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
         """Give a slot its sampler, from its next run on.
@@ -59,7 +59,7 @@ class DeviceSampler:
         packed.header["step"] = self._num_runs[slot]
         marks, held = packed.marks, self._marks[slot]
         if marks is not None and held is not None and np.array_equal(marks, held):
-            marks = None  # usual, as rows of one model end alike
+            marks = None  # the usual case: rows of one model have the same end tokens
         elif marks is not None:
             self._marks[slot] = marks
         for start, values in (
@@ -74,12 +74,12 @@ class DeviceSampler:
         self._has_mu[slot] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
 
     def count_run(self, slot: int) -> int:
-        """Take note of a run that is queued for a slot; returns its number."""
+        """Count a run that is queued for a slot, and return its number."""
         self._num_runs[slot] += 1
         return self._num_runs[slot]
 
     def choice(self, slot: int, run: int, position: int) -> Choice:
-        """Wait for what a run has chosen. `position` is the token's own, for messages.
+        """Wait for a run's choice. `position` is the chosen token's, for messages.
 
         Raises: CheckpointError, UsageError as `llmcli.sampling.chain.choose`; DeviceError if the card failed
         """
@@ -95,11 +95,11 @@ class DeviceSampler:
         )  # fmt: skip
 
     def has_result(self, slot: int, run: int) -> bool:
-        """Whether what a run has chosen has arrived. The last NUM_RESULTS are kept."""
+        """Whether a run's choice has arrived. The last NUM_RESULTS are kept."""
         return int(self._results[slot, 0, run % NUM_RESULTS]) >> 32 == run
 
     def wait(self, slot: int, run: int, position: int) -> int:
-        """Wait for the token that a run has chosen, and return it.
+        """Wait for a run's token, and return it.
 
         Raises: as `choice`
         """
@@ -121,7 +121,8 @@ class DeviceSampler:
             raise DeviceError(f"the card ended its work without run {run} of the sampler in place {slot}")
 
 
-# By the number of a problem: the step that has left nothing, and what makes it leave nothing of token 0.
+# For each problem: the host's step that left no token, and sampler fields with which it leaves none of a vocabulary of
+# one.
 _BANS: dict[int, tuple[Callable[..., object], dict[str, Any]]] = {
     4: (logit_bias, {"logit_bias": {0: -np.inf}}),
     5: (sequence_bias, {"sequence_bias": (((0,), -np.inf),)}),
@@ -132,7 +133,7 @@ _BANS: dict[int, tuple[Callable[..., object], dict[str, Any]]] = {
 
 
 def raise_problem(problem: int, position: int) -> None:
-    """Raise what the host's chain raises at `position` for a problem that sample_token reports.
+    """Raise the error of the host's chain at `position` for a problem that sample_token reported.
 
     Raises: CheckpointError, UsageError
     """
@@ -145,7 +146,7 @@ def raise_problem(problem: int, position: int) -> None:
 
 
 def _allocate_results(device: Device, num_rows: int) -> tuple[NDArray[np.uint64], Any]:
-    """Pinned memory [num_rows, 2, NUM_RESULTS] that host and card both address, as an array for each of them."""
+    """Allocate pinned memory [num_rows, 2, NUM_RESULTS]; return it as an array of the host and one of the card."""
     shape = (num_rows, 2, NUM_RESULTS)
     num_bytes = math.prod(shape) * 8
     memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)

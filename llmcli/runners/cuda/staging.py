@@ -1,4 +1,4 @@
-"""How weights are cut for their way to the card, and the memory that they take there meanwhile. Needs no CuPy."""
+"""Cuts weights into pieces for the upload, and plans the card's memory for pieces. Needs no CuPy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +22,9 @@ A = TypeVar("A")  # Region while it is planned, an array on the card
 
 @dataclass(frozen=True)
 class Staging(Generic[A]):
-    """What loading takes of the card, besides the weights.
+    """The card's memory that loading needs, besides the weights.
 
-    Shapes: slots, uint8, each for one piece; scratch, uint8, for an embedding's tiles; flags int32, one for each float
-            tensor
+    Shapes: slots uint8, one piece each; scratch uint8, tiles of the embedding; flags int32 [float tensors]
     """
 
     slots: tuple[A, ...]
@@ -35,9 +34,9 @@ class Staging(Generic[A]):
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of a linear layer: what its name ends in, and the bytes of its rows.
+    """A tensor of a linear layer: the end of its name, and the bytes of a row (`pitch`).
 
-    A row of the tensor holds `rows_per_row` rows of the weight, which divide a tile's: of zero points several.
+    A row of the tensor holds `rows_per_row` rows of the weight: several for zero points, a divisor of a tile's rows.
     """
 
     suffix: str
@@ -56,12 +55,12 @@ class RowRange:
 
 
 def is_unpacked(stored: StoredModel, projection: Projection[Space], linear: Linear) -> bool:
-    """Whether a layer's codes become float32 on the way, for the sake of a neighbour in the same matrix."""
+    """Whether a layer's codes become float32 because another layer of its matrix is stored differently."""
     return linear.module in stored.packed and not projection.layout.has_codes
 
 
 def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[Part, ...]:
-    """The tensors of one linear layer, but for its bias, as they reach the card."""
+    """The tensors of one linear layer as they reach the card, without the bias."""
     num_inputs, scheme = projection.layout.num_inputs, projection.format.scheme
     if is_unpacked(stored, projection, linear):
         return (Part(CODES, row_bytes("float32", num_inputs)),)
@@ -78,7 +77,7 @@ def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear)
 
 
 def row_ranges(part: Part, num_rows: int) -> Iterator[RowRange]:
-    """The pieces in which a tensor goes: whole tiles of the weight's rows."""
+    """Cut a tensor into pieces: whole tiles of the weight's rows."""
     step = _rows_of_piece(part)
     for begin in range(0, num_rows, step):
         end = min(begin + step, num_rows)
@@ -87,18 +86,18 @@ def row_ranges(part: Part, num_rows: int) -> Iterator[RowRange]:
 
 
 def embedding_part(stored: StoredModel) -> Part:
-    """The embedding's table."""
+    """The embedding's table as a part."""
     return Part(WEIGHT_SUFFIX, stored.config.hidden_size * ARRAY_DTYPES[stored.dtypes[EMBEDDING]].itemsize)
 
 
 def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region]:
-    """Slots for the largest piece, and scratch for the embedding's."""
+    """Plan slots for the largest piece, and scratch for a piece of the embedding."""
     config = stored.config
     parts = [(embedding_part(stored), config.vocab_size)]
     for projection in weights.projections:
         for linear in projection.linears:
             parts += [(part, linear.num_rows) for part in parts_of(stored, projection, linear)]
-    # Norms and biases go together.
+    # All norms and biases are one piece.
     small = sum(held_bytes(norm) for _, norm in weights.norms)
     small += sum(held_bytes(projection.bias) for projection in weights.projections)
     slot = Region((max(small, *(_largest_piece(part, num_rows) for part, num_rows in parts)),), BYTE)
@@ -112,7 +111,7 @@ def plan_staging(stored: StoredModel, weights: Weights[Space]) -> Staging[Region
 
 
 def _rows_of_piece(part: Part) -> int:
-    """Rows of a weight that go together: whole tiles, as many as fit a slot but at least one."""
+    """Rows of a weight in a piece: as many whole tiles as fit a slot, one at least."""
     return max(SLOT_BYTES * part.rows_per_row // part.pitch // TILE_ROWS, 1) * TILE_ROWS
 
 

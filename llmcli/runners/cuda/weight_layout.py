@@ -1,7 +1,7 @@
-"""How every weight lies on the card: in which matrix, in which of its tiles, in which type, and with which bias.
+"""How every weight lies on the card: its matrix, its tiles, its type and its bias.
 
-Linear layers that take the same input are one matrix, in tiles of their own or, gate and up, in the halves of shared
-ones. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
+Linear layers that take the same input form one matrix. Each has tiles of its own; gate and up share tiles, and take a
+half of each. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ A = TypeVar("A")  # Space while it is planned, an array or a TiledMatrix on the 
 
 @dataclass(frozen=True)
 class Linear:
-    """Where one linear layer's `num_rows` rows stand in a matrix: every `half_step`-th half tile from `first_half`."""
+    """One linear layer in a matrix: its `num_rows` rows fill every `half_step`-th half tile from `first_half` on."""
 
     module: str
     num_rows: int
@@ -37,9 +37,9 @@ class Linear:
 class Projection(Generic[A]):
     """One matrix: the weights of one or more linear layers that take the same input, and their biases.
 
-    Each layer begins with a tile or has one half of each, so the layout's rows count the padding of all but the last;
-    outputs and biases have these places too. `begin` is the matrix's first column in the outputs that it shares with
-    other matrices.
+    A layer begins at a tile, or has one half of every tile. So the layout's rows include the padding of all layers but
+    the last; outputs and biases are padded alike. Several matrices may write into the same outputs: `begin` is this
+    matrix's first column there.
     Shapes: bias float32 [16 * num_tiles], or None
     """
 
@@ -52,7 +52,7 @@ class Projection(Generic[A]):
 
     @property
     def num_rows(self) -> int:
-        """Outputs, with the padding between layers that share the matrix."""
+        """Number of outputs, with the padding between layers of the matrix."""
         return self.layout.num_rows
 
     @cached_property
@@ -62,7 +62,7 @@ class Projection(Generic[A]):
 
     @property
     def needs_finish(self) -> bool:
-        """Whether a product's outputs still lack their row's scale, which only fp16 inputs have, or the bias."""
+        """Whether a product's outputs still lack the bias, or a row scale, which only fp16 inputs have."""
         return self.bias is not None or self.activation_dtype == np.float16
 
     @cached_property
@@ -73,7 +73,7 @@ class Projection(Generic[A]):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """On the card: all that a product reads; None where there is no such array."""
+        """On the card: the arrays that a product reads; None for an absent one."""
         matrix: Any = self.matrix
         return matrix.tiles, matrix.scales, matrix.zero_points, self.bias
 
@@ -82,9 +82,9 @@ class Projection(Generic[A]):
 class LayerWeights(Generic[A]):
     """One decoder layer.
 
-    `qkv` is one matrix where the three are stored alike, else one for each. `gate_up` has gate in the first half of
-    each tile and up in the second, so that whoever has a tile's outputs can multiply the two.
-    Shapes: norms float32, [hidden_size] or, of query and key, [head_dim]; those may be None
+    `qkv` is one matrix if all three are stored alike, else three. `gate_up` has gate in the first half of each tile
+    and up in the second, so a kernel that has a tile's outputs can multiply the two.
+    Shapes: norms float32 [hidden_size]; q_norm, k_norm [head_dim], or None if absent
     """
 
     input_layernorm: A
@@ -103,7 +103,7 @@ class LayerWeights(Generic[A]):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """On the card: all its arrays; None where there is no such array."""
+        """On the card: all arrays of the layer; None for an absent one."""
         norms = (self.input_layernorm, self.q_norm, self.k_norm, self.post_attention_layernorm)
         return *norms, *(array for projection in self.projections for array in projection.arrays)
 
@@ -131,7 +131,7 @@ class Weights(Generic[A]):
 
     @property
     def norms(self) -> Iterator[tuple[str, A]]:
-        """Every norm with the name of its tensor."""
+        """Every norm, with its tensor's name."""
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             yield f"{prefix}.input_layernorm.weight", layer.input_layernorm
@@ -183,7 +183,7 @@ def _layer(stored: StoredModel, prefix: str) -> LayerWeights[Space]:
 
 
 def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
-    """One matrix, each of the three from a whole tile on; a matrix for each where they are stored in different ways."""
+    """One matrix in which each of the three begins at a tile; three matrices if they are not stored alike."""
     config, qkv = stored.config, qkv_layout(stored.config)
     layers = (
         (f"{prefix}.q_proj", qkv.q_size, 0),
@@ -199,10 +199,10 @@ def _qkv(stored: StoredModel, prefix: str) -> tuple[Projection[Space], ...]:
 
 
 def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
-    """One matrix, each of the two in one half of every tile.
+    """One matrix, in which each of the two has one half of every tile.
 
-    It must be one, for the sake of the product of their outputs. Where they are stored in different ways both are held
-    as float32, which rounds nothing away.
+    Kernels multiply the two outputs of a tile, so there must be one matrix. If the two are not stored alike, both are
+    held as float32, which rounds nothing.
     """
     config = stored.config
     modules = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
@@ -214,7 +214,7 @@ def _gate_up(stored: StoredModel, prefix: str) -> Projection[Space]:
 
 
 def _single(stored: StoredModel, module: str, num_rows: int, num_inputs: int, begin: int = 0) -> Projection[Space]:
-    """A linear layer that has a matrix of its own."""
+    """One linear layer as a matrix of its own."""
     linears = [Linear(module, num_rows, 0)]
     return _projection(stored, module, linears, num_rows, num_inputs, stored.format_of(module), begin)
 
@@ -228,7 +228,7 @@ def _projection(
     form: MatrixFormat,
     begin: int = 0,
 ) -> Projection[Space]:
-    """`name` is for messages. The matrix has a bias if a tensor says so."""
+    """Plan a matrix; `name` is for messages. It has a bias if the checkpoint stores one for any of the layers."""
     scheme = form.scheme
     try:
         layout = tile_layout(

@@ -1,7 +1,7 @@
-"""Which bytes of a model's files go where on the card: every tensor in pieces for the upload, and its check.
+"""Cuts every tensor of a model into pieces for the upload, puts them into their places on the card, and checks them.
 
-A weight's way: parts_of says which tensors it has and row_ranges where they are cut; a piece reads its range in the
-upload's threads and then puts it into the tiles that weight_layout has planned.
+A weight's way: parts_of names its tensors, and row_ranges cuts them. A piece reads its range in one of the upload's
+threads, and then puts it into the tiles that weight_layout planned.
 """
 
 from collections.abc import Iterator
@@ -49,9 +49,9 @@ from llmcli.runners.cuda.weight_layout import Linear, Projection, Weights
 
 
 class WeightPieces:
-    """Every tensor of one model, cut into pieces; afterwards `check_values` says whether the values were sound.
+    """The pieces of one model. After the upload call `check_values` with the flags, which tell of bad values.
 
-    `weights` and `staging` lie on the card; the flags start as zeros.
+    `weights` and `staging` lie on the card; the flags must be zeros at first.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class WeightPieces:
         self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
 
     def __iter__(self) -> Iterator[Piece]:
-        """All pieces; the small tensors are the first."""
+        """All pieces; the one of small tensors comes first."""
         yield self._small_piece()
         yield from self.for_kernels()
 
     def for_kernels(self) -> Iterator[Piece]:
-        """Matrices and embedding, which kernels put into tiles, in the order of the files."""
+        """The pieces of matrices and embedding, in the order of the files. Kernels put them into tiles."""
         sources = [(self._infos[EMBEDDING], self._embedding_pieces(self._infos[EMBEDDING]))]
         for projection in self._weights.projections:
             for linear in projection.linears:
@@ -81,9 +81,9 @@ class WeightPieces:
             yield from pieces
 
     def _small_piece(self) -> Piece:
-        """Norms and biases, together: each alone would take the host as long as a large piece.
+        """One piece of all norms and biases. Each alone would take the host as long as a large piece.
 
-        The shapes that are stored are checked on the way.
+        Reading it also checks the stored shapes.
         """
         norms = [(norm, partial(read_norm, self._infos[name])) for name, norm in self._weights.norms]
         biased = [projection for projection in self._weights.projections if projection.bias is not None]
@@ -114,7 +114,7 @@ class WeightPieces:
     ) -> Iterator[tuple[TensorInfo, Iterator[Piece]]]:
         """The tensors of one linear layer, each with its pieces."""
         if linear.module == EMBEDDING.removesuffix(WEIGHT_SUFFIX):
-            return  # a head that shares the embedding takes its rows along with it
+            return  # a head that shares the embedding gets its rows from the embedding's pieces
         for part in parts_of(self._stored, projection, linear):
             info = self._infos[linear.module + part.suffix]
             if is_unpacked(self._stored, projection, linear):
@@ -154,7 +154,7 @@ class WeightPieces:
         repack_zero_points(self._device, source=words, group_size=group_size, segment=segment, matrix=projection.matrix)
 
     def _unpacked_pieces(self, part: Part, projection: Projection[Any], linear: Linear) -> Iterator[Piece]:
-        """A quantized layer's rows as float32; the first piece counts for the files' bytes."""
+        """Pieces of a quantized layer's rows as float32. The first one counts all bytes of the files."""
         module, infos = linear.module, self._infos
         layer = PackedTensors(
             self._packed[module].scheme, infos[module + CODES], infos[module + SCALE], infos.get(module + ZERO_POINT)
@@ -175,7 +175,7 @@ class WeightPieces:
             yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
 
     def _put_embedding(self, begin: int, end: int, source: Any) -> None:
-        """The table takes its rows by way of tiles, which checks and converts them; a shared head takes them too."""
+        """Repack rows into scratch tiles, which checks and converts them; then fill the table, and a shared head."""
         table, head, device = self._weights.embed_tokens, self._weights.head, self._device
         source_type, flags = self._stored.dtypes[EMBEDDING], self._flags_of(self._infos[EMBEDDING])
         layout = tile_layout(self._stored.embedding_type, end - begin, table.shape[1])
@@ -189,12 +189,12 @@ class WeightPieces:
             repack(device, source=source, source_type=source_type, segment=segment, matrix=head.matrix)
 
     def _flags_of(self, info: TensorInfo) -> Any:
-        """A tensor's flags; None for codes, which cannot be wrong."""
+        """A tensor's flags; None for codes, all of which are valid."""
         index = self._flag_indices.get(info.name)
         return None if index is None else self._flags[index : index + 1]
 
     def check_values(self, found: npt.NDArray[np.int32]) -> None:
-        """Refuse NaN, infinity and what the new type cannot hold. Shapes: found int32, the flags.
+        """Refuse NaN, infinity, and values that the new type cannot hold. Shapes: found int32 [flags].
 
         Raises: CheckpointError naming the first such tensor
         """
@@ -209,5 +209,5 @@ class WeightPieces:
 
 
 def _segment(linear: Linear, begin: int, end: int) -> Segment:
-    """Where a layer's rows begin ... end - 1 go; `begin` is the start of a tile."""
+    """The place of a layer's rows begin ... end - 1; `begin` is the start of a tile."""
     return Segment(end - begin, linear.first_half + begin // HALF_ROWS * linear.half_step, linear.half_step)

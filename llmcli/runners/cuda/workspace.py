@@ -14,12 +14,12 @@ from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Regi
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
 
-# Lanes above MAX_SPAN come in multiples of it, which one pass over the weights serves; a graph is made for each number.
+# Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
 LANES_A_PASS = MAX_SPAN
-# Lanes whose attention is launched together: the parts of their sums take memory.
+# Lanes in one launch of attention. Each needs memory for its partial sums.
 ATTENTION_LANES = 32
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
-# Weights widened at a time for a product of many tokens: few enough to be still in L2 when the product reads them.
+# Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
 
 A = TypeVar("A")  # Region while it is planned, an array on the card
@@ -27,10 +27,10 @@ A = TypeVar("A")  # Region while it is planned, an array on the card
 
 @dataclass(frozen=True)
 class Cache(Generic[A]):
-    """The arrays of the KV cache, all layers of each together.
+    """The arrays of the KV cache. Each holds all layers.
 
     Shapes: keys, values [num_hidden_layers, num_pages, num_key_value_heads, PAGE_TOKENS, head_dim]; key_scales,
-            value_scales float32, the same without head_dim, beside codes, else None
+            value_scales float32, the same without head_dim; None unless the cache holds codes
     """
 
     keys: A
@@ -40,28 +40,28 @@ class Cache(Generic[A]):
 
 
 def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
-    """A cache of so many pages."""
+    """Plan a cache of `num_pages` pages."""
     config = stored.config
     tokens = (config.num_hidden_layers, num_pages, config.num_key_value_heads, PAGE_TOKENS)
     vectors = Region((*tokens, config.head_dim), ARRAY_DTYPES[stored.cache_type])
-    # One scale for each head's vector, apart from the codes, which keeps those aligned. 16 bits would save 1.5 % of
-    # memory at head_dim 128 and lose the small values of some tokens.
+    # One scale per head vector, kept apart so that codes stay aligned. 16-bit scales would save 1.5 % of memory at
+    # head_dim 128, and lose the small values of some tokens.
     scales = Region(tokens, FLOAT32) if stored.cache_type == CODES else None
     return Cache(vectors, vectors, scales, scales)
 
 
 @dataclass(frozen=True)
 class Workspace(Generic[A]):
-    """Everything that the forward pass, decoding and scoring write.
+    """The arrays that the forward pass, decoding and scoring write.
 
-    - Of a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
+    - For a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
       zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
       float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
       [chunk]; widened, library uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
-    - Of lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
+    - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]
-    - Of slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
+    - For slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
     """
 
@@ -92,19 +92,19 @@ class Workspace(Generic[A]):
 
 
 def num_lanes(num_rows: int) -> int:
-    """Lanes that serve so many rows."""
+    """Lanes that are launched for `num_rows` rows."""
     return num_rows if num_rows <= LANES_A_PASS else -(-num_rows // LANES_A_PASS) * LANES_A_PASS
 
 
 def plan_workspace(
     stored: StoredModel, weights: Weights[Space], max_seq_len: int, num_rows: int, chunk: int, card: CardFacts
 ) -> Workspace[Region]:
-    """The workspace for chunks of so many tokens on such a card."""
+    """Plan the workspace for chunks of `chunk` tokens on a card."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
     widest = max(qkv.width, *(matrix.num_rows for matrix in matrices))
-    # One token's input of a product, in the type that the product takes.
+    # The largest input of a product for one token, in the type that the product takes.
     input_bytes = max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
