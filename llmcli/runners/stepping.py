@@ -23,20 +23,13 @@ SINGLE = 0
 
 @dataclass(frozen=True)
 class Work:
-    """A span as the device gets it.
+    """A span as the device gets it."""
 
-    - `slot`: the place of the row's sampler and history on the device; None for a row without a sampler.
-    - `pages`: the row's page table, with room for the new tokens.
-    - `position`: the position of the first new token.
-    - `token_ids`: the new tokens; () means the one token that the slot chose last.
-    - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
-    """
-
-    slot: int | None
-    pages: Sequence[int]
-    position: int
-    token_ids: tuple[int, ...]
-    method: int
+    slot: int | None  # the place of the row's sampler and history on the device; None for a row without a sampler
+    pages: Sequence[int]  # the row's page table, with room for the new tokens
+    position: int  # the position of the first new token
+    token_ids: tuple[int, ...]  # the new tokens; () means the one token that the slot chose last
+    method: int  # how to compute the tokens: see `StepDevice.method`; SINGLE gives each the bits of a step of its own
     choose: Choose
     logits: Logits | None = None
 
