@@ -2,27 +2,27 @@
 //           Source: HF DynamicCache.update; Qwen3Attention k_norm; arXiv 2104.09864 eq. 34
 // Shapes:   k, v [R, num_key_value_heads, HEAD_DIM] float in rows of qkv_stride, raw projections; k_norm [HEAD_DIM]
 //           float or null; cos_sin [max_seq_len, HEAD_DIM / 2] float2 or null (no rotary); rows, positions [R] int,
-//           row -1: nobody uses this lane; page_table [num_rows, pages_per_row] int; keys, values [num_pages,
+//           row -1: an unused lane; page_table [num_rows, pages_per_row] int; keys, values [num_pages,
 //           num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT, in-out; key_scales, value_scales [num_pages,
-//           num_key_value_heads, PAGE_TOKENS] float, in-out, or null where KvT is no code
-// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len; no (row, position)
-//           twice, and no page that two rows share; of rows, positions and page_table the kernel in front writes
-//           nothing, nor one that it may overlap
+//           num_key_value_heads, PAGE_TOKENS] float, in-out, or null where KvT is not a code
+// Requires: HEAD_DIM % 8 == 0; heads aligned to 16 bytes (codes: 8); 0 <= positions < max_seq_len; no (row, position)
+//           twice; no two rows share the page of a new token. The kernel in front, and those that it overlaps, write
+//           none of rows, positions and page_table
 // Launch:   grid (R, ceil(2 * num_key_value_heads / 4)), block (128), a warp a head, no shared memory; may overlap the
 //           kernel in front of it
 // Traffic:  2 * R * num_key_value_heads * HEAD_DIM * (4 + sizeof(KvT)) bytes, and 8 * R * num_key_value_heads of scales
 // Numerics: norm and rotary in fp32, one rounding to KvT. The bits are those that attention_decode would append: both
-//           call Head::load_rotated and round_head, in which every operation is written out, so that no compiler joins
-//           them here and not there
-// Choice:   one launch in front of attention_decode, since lanes of one row see each other's tokens there; rejected:
-//           rotary, head_norm and kv_append, whose sums have another order and so other bits
+//           call Head::load_rotated and round_head, which write every operation out, so that the compiler cannot join
+//           them in only one of the kernels
+// Choice:   One launch in front of attention_decode, where lanes of one row see each other's tokens. Rejected: rotary,
+//           head_norm and kv_append, whose sums have another order and so other bits
 #include "common/head.cuh"
 #include "common/kv_code.cuh"
 #include "common/launch.cuh"
 
 constexpr int WARPS = 4;
 
-// What the kernel in front writes is not declared __restrict__: loads of it might be moved before the wait.
+// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM>
 __global__ void __launch_bounds__(32 * WARPS)
     append_tokens(const float* k, const float* v, int qkv_stride, const float* __restrict__ k_norm, float eps,
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     using Pairs = Head<HEAD_DIM>;
     const int row = __ldcg(rows + blockIdx.x), position = __ldcg(positions + blockIdx.x);
     const int head = blockIdx.y * WARPS + threadIdx.x / 32;
-    if (row < 0 || head >= 2 * num_key_value_heads) {  // the kernel behind relies on the wait of at least one block
+    if (row < 0 || head >= 2 * num_key_value_heads) {  // still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
     }

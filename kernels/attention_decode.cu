@@ -2,31 +2,32 @@
 //           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
 // Shapes:   q [R, num_attention_heads, HEAD_DIM], k, v [R, num_key_value_heads, HEAD_DIM] float in rows of qkv_stride;
 //           q_norm, k_norm [HEAD_DIM] float or null; cos_sin [max_seq_len, HEAD_DIM / 2] float2 or null (no rotary);
-//           rows, positions [R] int, row -1: nobody uses this lane, nothing of it is read or written; page_table
+//           rows, positions [R] int; row -1: an unused lane, which reads and writes nothing else; page_table
 //           [num_rows, pages_per_row] int; keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT,
 //           in-out; key_scales, value_scales [num_pages, num_key_value_heads, PAGE_TOKENS] float, in-out, or null where
-//           KvT is no code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y]
+//           KvT is not a code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y]
 //           zeros, zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
-// Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8); 0 <= positions < max_seq_len; the cache holds every
-//           earlier token that the window shows; of rows, positions and page_table the kernel in front writes nothing,
-//           nor one that it may overlap. is_cached: the cache holds the new tokens too, as append_tokens writes them,
-//           and lanes may be of one row. Not is_cached: rows differ, no two have the page of a new token, and what is
-//           in front writes no earlier token either. HEAD_TILE 8 or 16, with KvT float 4 or 2; window >= 1
+// Requires: HEAD_DIM % 8 == 0; heads aligned to 16 bytes (codes: 8); 0 <= positions < max_seq_len; window >= 1;
+//           HEAD_TILE 8 or 16, with KvT float 4 or 2. The cache holds every earlier token that the window shows. The
+//           kernel in front, and those that it overlaps, write none of rows, positions and page_table. With is_cached
+//           the cache also holds the new tokens, written by append_tokens, and several lanes may belong to one row.
+//           Without it rows differ, no two rows share the page of a new token, and those kernels write no earlier token
 // Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
 //           overlap the kernel in front of it
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
 //           ceil(group / HEAD_TILE)
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). Norm and rotary
-//           in fp32; k and v rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and the
-//           weights are products of two 16-bit parts: relative 2^-16 for bfloat16, 2^-22 for fp16 and codes. Fixed
-//           trees; splits depend on the position alone: a row's bits do not depend on R, nor on pages. Tokens that the
-//           launch appends and those of is_cached take part as the same bits, so a span has the bits of single steps
-// Choice:   one block per key-value head and split, so that a group's K and V are read once; more parameters than ten,
-//           as norm, rotary, append and the combining of splits would each be a launch of its own in a 5 us kernel.
-//           Asks for earlier tokens before it waits for the kernel in front, which ends meanwhile; combines splits in
-//           one round trip to L2 for eight of them. Tiles lie as pages do, so a warp looks up one page a tile, a tile
-//           ahead; that of the first it guesses, as a third round trip would cost 1 % of a 1B model's step. Rejected,
-//           with figures in docs/performance.md: clusters that hand each other their parts. Speed:
+//           in fp32. k and v are rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and
+//           the weights are split into two 16-bit parts: relative error 2^-16 for bfloat16, 2^-22 for fp16 and codes.
+//           Sums have fixed trees, and splits depend on the position alone, so a row's bits depend neither on R nor on
+//           pages. A new token takes part with the same bits with and without is_cached, so a span has the bits of
+//           single steps
+// Choice:   One block per key-value head and split, so that a group's K and V are read once. It has more than ten
+//           parameters: norm, rotary, append and combining the splits would each be a launch beside a 5 us kernel.
+//           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
+//           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
+//           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. Rejected, with
+//           figures in docs/performance.md: clusters that hand each other their parts. Speed:
 //           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
@@ -35,18 +36,18 @@
 #include "common/launch.cuh"
 
 constexpr int WARPS = 4;
-// Fewer tokens than this in a split are read sooner than its part is combined with others.
+// The fewest tokens in a split. Fewer are read sooner than another part is combined.
 constexpr int MIN_SPLIT_TOKENS = 128;
-// Splits whose parts a thread asks for at once.
+// Parts of splits that a thread loads at once.
 constexpr int PARTS_AT_ONCE = 8;
 
-// Three blocks of 168 registers a multiprocessor where that is enough, two of 255 where more is held; of codes, whose
-// loads in flight take half the registers, four of 128.
+// Blocks a multiprocessor: three of 168 registers; two of 255 where a warp holds more; four of 128 for codes, whose
+// loads in flight take half the registers.
 __host__ __device__ constexpr int min_blocks(int head_dim, int head_tile, bool has_scales) {
     return head_dim > (head_tile == 8 ? 128 : head_tile == 4 ? 64 : 0) ? 2 : has_scales ? 4 : 3;
 }
 
-// What the kernel in front writes is not declared __restrict__: loads of it might be moved before the wait.
+// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE>
 __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES))
     attention_decode(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
@@ -70,25 +71,25 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
     const int row = __ldcg(rows + blockIdx.z), position = __ldcg(positions + blockIdx.z);
-    // The page of this warp's first tile, as it mostly is: of the row with the lane's number, without a window, in the
-    // shortest splits. Asked for beside row and position, it spares a round trip to L2.
+    // Guess the page of this warp's first tile: the row has the lane's number, there is no window, and splits are the
+    // shortest. This load runs beside those of row and position, and saves a round trip to L2.
     const int guessed_row = min(static_cast<int>(blockIdx.z), num_rows - 1);
     const int guess = min(static_cast<int>(blockIdx.x) * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
     const int guessed_page = __ldcg(page_table + size_t(guessed_row) * pages_per_row + guess);
-    if (row < 0) {  // nobody uses this lane; the kernel behind relies on the wait of at least one block
+    if (row < 0) {  // an unused lane; still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
     }
 
-    // Cached tokens [visible, position) in equal splits of whole tiles, which lie as the pages do; the last split also
-    // takes the row's own token.
+    // Splits the cached tokens [visible, position) equally, in whole tiles that begin where pages do. The last split
+    // also takes the row's own token.
     const int visible = max(0, position + 1 - window);
     const int start = visible < position ? visible / Tile::TILE_TOKENS * Tile::TILE_TOKENS : position;
     const int cached = position - start;
     const int share = max((cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x), MIN_SPLIT_TOKENS);
     const int split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
     const int num_splits = max(1, (cached + split_tokens - 1) / split_tokens), split = blockIdx.x;
-    if (split >= num_splits) return;  // others of this grid wait for the kernel in front
+    if (split >= num_splits) return;  // other blocks of this row wait for the kernel in front
     const bool has_own = split == num_splits - 1;
     const int end = min(position, start + (split + 1) * split_tokens);
 

@@ -2,8 +2,8 @@
 //           Source: arXiv 2307.08691, algorithm 1; HF LlamaAttention
 // Shapes:   q [num_tokens, num_attention_heads, HEAD_DIM] float in rows of q_stride, normed and rotated; keys, values
 //           [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT; key_scales, value_scales [num_pages,
-//           num_key_value_heads, PAGE_TOKENS] float, or null where KvT is no code; pages [pages_per_row] int, the row's;
-//           out [num_tokens, num_attention_heads * HEAD_DIM] float
+//           num_key_value_heads, PAGE_TOKENS] float, or null where KvT is no code; pages [pages_per_row] int, of the
+//           row; out [num_tokens, num_attention_heads * HEAD_DIM] float
 // Requires: HEAD_DIM % 8 == 0; 16-byte aligned heads (of codes 8) and q_stride; the row's pages hold the tokens 0 ...
 //           start + num_tokens - 1; window >= 1; scale holds a factor log2(e)
 // Launch:   grid (num_attention_heads, ceil(num_tokens / BLOCK_QUERIES)), block (128); dynamic shared memory for a
@@ -13,11 +13,11 @@
 //           L2
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). 16-bit KvT: q *
 //           scale and the weights are rounded to KvT (codes: weights times value scales, to fp16), the sum of weights
-//           is not. fp32: no rounding beyond fp32. A token's bits depend on its position alone, not on where a chunk
-//           begins or ends nor on pages: tiles of keys begin at fixed positions, queries never meet, and a tile that
-//           one does not see multiplies its sums by 1 and adds 0
-// Choice:   two tiles of 16 queries a warp to HEAD_DIM 128, as one makes shared memory the limit (16 KiB of keys for 64
-//           mma); blocks with the most keys start first. Rejected: the queries in registers (over 255). Speed:
+//           is not. fp32: no rounding beyond fp32. A token's bits depend on its position alone, neither on the ends of
+//           chunks nor on pages: tiles of keys begin at fixed positions, queries share no sums, and a tile that a query
+//           does not see multiplies its sums by 1 and adds 0
+// Choice:   A warp has two tiles of 16 queries up to HEAD_DIM 128. With one, shared memory is the limit (16 KiB of keys
+//           for 64 mma). Blocks with the most keys start first. Rejected: the queries in registers (over 255). Speed:
 //           scripts/benchmark_attention.py
 #include "common/prefill_float.cuh"
 #include "common/prefill_mma.cuh"

@@ -11,9 +11,9 @@
 //           the first; x once for every 64 rows
 // Numerics: codes are exact in fp16, products and sums fp32 in the tensor cores, scales applied in fp32: no weight is
 //           rounded; fixed order, equal bits
-// Choice:   a block is 64 rows x 16 to 64 tokens with the inputs split between two sets of four warps, so that 4096
-//           rows fill a large card without a second pass; codes go from shared memory to registers as they are and are
-//           widened there; rejected: dequantized rows in memory, 5 x the bytes
+// Choice:   A block is 64 rows x 16 to 64 tokens. Two sets of four warps split the inputs, so that 4096 rows fill a
+//           large card without a second pass. Codes go from shared memory to registers unchanged and are widened
+//           there. Rejected: dequantized rows in memory, 5 x the bytes
 #include "common/mma.cuh"
 #include "common/tile.cuh"
 
@@ -80,7 +80,7 @@ struct GemmStep {
     }
 };
 
-// The order of unpack_part made that of the inputs, which x has.
+// Undoes the order of unpack_part: x has its inputs in their own order.
 template <typename WeightT>
 __device__ __forceinline__ void order_inputs(unsigned (&v)[4]) {
     if constexpr (TileFormat<WeightT>::IS_PERMUTED) {

@@ -1,31 +1,34 @@
 // gemv: y[r,m] = f(sum_k x'[r,k] * W[m,k] + bias[m]), x' = x or w * x / sqrt(mean(x^2) + eps)
 //           Source: design 3; HF LlamaRMSNorm, LlamaMLP
 // Shapes:   tiles [num_tiles][units][1024] bytes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8 or
-//           null (common/tile.cuh); x [num_rows, x_stride] float of which num_inputs count; norm_weight [num_inputs]
+//           null (common/tile.cuh); x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs]
 //           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y;
 //           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
 // Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
 //           units; tiles, scales, zero_points, norm_weight 16-byte aligned
 // Launch:   grid (a multiple of BLOCKS), block (512), dynamic shared memory by llmcli/kernels/gemv.py, clusters of
-//           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel before
+//           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
 //           out once
-// Numerics: codes in exact integers, 16-bit weights exactly in the tensor cores; x' is right to e = 2^-22 (bf16: 2^-18)
-//           of itself, or with codes to e = 1 / 63000 of the largest in its unit of 64 (int4: 128) inputs, which below
-//           2^-100 counts as that and from 2^126 gives NaN; fp32 sums: |error| <= sqrt(K) * 2^-24 * S + e * T, S =
-//           sum|x' * W|, T = S or sum max|x' of the unit| * |W|. Of a tile's N = 16 warps (int4: 8) warp w sums units
-//           w, w + N, ..., and the warps are added in order: fixed, so equal runs give equal bits, and a row's bits
-//           depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
-//           independent)
-// Choice:   one block of 16 warps a multiprocessor, all on one tile or (int4) in halves on two; a warp works on a unit
-//           as soon as it has landed, but asks for the next only when no more than PENDING are under way; the rest of
-//           the ring carries a warp over a stall, and is filled while the block waits for the kernel before, and for x;
-//           with one or two rows no barrier of the block after the start: a warp stages its own inputs (int4: two warps
-//           theirs), and warps take turns at outputs, a tile later; with more, two blocks halve every tile's inputs
-//           between them, so that each fetches half of x; they finish tiles in turn, and sums cross over as stores that
-//           count themselves, as a fence would take 1 us a tile. Rejected, with figures in docs/performance.md: two
-//           blocks of 8 warps, registers for a second block beside, other orders of the units, two rows shared out over
-//           a cluster, a 17th warp for the outputs, codes as fp16
+// Numerics: Weights are exact: codes in integers, 16-bit weights in the tensor cores. x' has a relative error e = 2^-22
+//           (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its unit of 64 (int4: 128)
+//           inputs; that largest is clamped to 2^-100 from below, and gives NaN from 2^126 on. Sums are fp32: |error|
+//           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the unit| * |W|. The
+//           order is fixed: of a tile's N = 16 warps (int4: 8) warp w sums the units w, w + N, ..., then the warps are
+//           added in order. So equal runs give equal bits. A row's bits depend neither on the other rows nor on ROWS,
+//           STAGES, BLOCKS, chunks or the grid (columns of an mma are independent)
+// Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (int4) one half on each of two tiles.
+//           (2) A warp works on a unit as soon as it has landed. It asks for the next one only when at most PENDING are
+//           under way.
+//           (3) The rest of the ring carries a warp over a stall. It is filled while the block waits for the kernel in
+//           front and for x.
+//           (4) With one or two rows the block has no barrier after the start: a warp (int4: a pair of warps) stages
+//           its own inputs, and warps take turns at writing outputs, a tile later.
+//           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
+//           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile.
+//           (6) Rejected, with figures in docs/performance.md: two blocks of 8 warps, registers for a second block
+//           beside, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs, codes
+//           as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/gemv_output.cuh"
@@ -38,8 +41,8 @@
 constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
 
-// Blocks of a cluster, which halve the inputs of every tile between them: what every multiprocessor fetches of x is
-// what several rows wait for.
+// Blocks of a cluster. Two blocks halve every tile's inputs between them: several rows wait for x, and so each
+// multiprocessor fetches only half of it.
 template <int ROWS>
 constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 
@@ -60,13 +63,13 @@ struct ProductOf<float, ScaleT, 0, true, ROWS> {
     using Type = FloatProduct<ROWS>;
 };
 
-// The block of a cluster that has the sums of a part's tile number `local`, and finishes it.
+// The block of a cluster that collects the sums of a part's tile number `local` and writes its outputs.
 template <int BLOCKS>
 __device__ __forceinline__ constexpr int home_of(int local, int part) {
     return (local + part) % BLOCKS;
 }
 
-// Of the warps `own` of all parts of a block, which multiply the same inputs: each has staged some of them.
+// Synchronises the warps `own` of all parts of a block. They multiply the same inputs; each has staged some of them.
 template <int PARTS>
 __device__ __forceinline__ void sync_sharers(int own) {
     if constexpr (PARTS == 1) {
@@ -76,7 +79,7 @@ __device__ __forceinline__ void sync_sharers(int own) {
     }
 }
 
-// What llmcli/kernels/gemv.py takes these to be, which plans the shared memory.
+// The sizes with which llmcli/kernels/gemv.py plans shared memory; a static_assert compares them.
 template <int SLOT_BYTES_, int UNIT_BYTES_, int NUM_SUMS_, int NUM_BUFFERS_, int TILE_WARPS_>
 struct HostSizes {
     static constexpr int SLOT_BYTES = SLOT_BYTES_, UNIT_BYTES = UNIT_BYTES_, NUM_SUMS = NUM_SUMS_;
@@ -95,22 +98,22 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
     using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
-    // Warps that share a tile, in all blocks of a cluster. A tile costs a warp so much, however few units it has; units
-    // of int4 have twice as many inputs, so that there are half as many.
+    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. A unit of int4
+    // has twice as many inputs, so a tile has half as many units, and gets half as many warps.
     constexpr bool IS_INT4 = UNIT_INPUTS == 128;
     constexpr int TILE_WARPS = IS_INT4 ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
-    // A part of a block are its warps that share a tile.
+    // A part: the warps of a block that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
     using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
     constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
-    // A ring of two has no slot for a unit that waits its turn: there only the one in work must have landed.
+    // Whether the next unit must have landed when this one is done. A ring of two slots has no room for that.
     constexpr bool LANDS_AHEAD = STAGES > 2;
-    // Copies of a warp that may be under way when it asks for the next; measured.
+    // The most copies of a warp that may be under way when it asks for the next one; measured.
     constexpr int MOST_PENDING = IS_INT4 ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
     using Out = Output<ROWS, TILE_WARPS>;
-    // For the sums of so many tiles of a part; the blocks of a cluster have them in turn, and finish tiles in turn.
+    // A part has buffers for the sums of NUM_BUFFERS tiles. The blocks own them, and finish tiles, in turn.
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
     constexpr int WARP_FLOATS = ROWS * TILE_ROWS, BUFFER_FLOATS = TILE_WARPS * WARP_FLOATS;
     static_assert(NUM_BUFFERS % BLOCKS == 0, "a buffer is always in the same block");
@@ -130,8 +133,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned long long* const taken = all_taken[part];
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    // Shared memory: slots [stage][warp], a chunk of x, sums of tiles [part][own buffer][warp of the tile], sums of a
-    // warp on their way to the other block, and sums of every lane (LaneSums).
+    // Shared memory: slots [stage][warp]; a chunk of x; sums of tiles [part][own buffer][warp of the tile]; each warp's
+    // sums on their way to the other block; sums of every lane (LaneSums).
     constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
     uint4* inputs = shared + STAGES * STAGE_VECTORS;
     const int chunk_places = (shape.chunk_units + TILE_WARPS - 1) / TILE_WARPS * PART_WARPS;
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     float* lane_sums = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? NUM_WARPS * WARP_FLOATS : 0) +
                        warp * Product::NUM_SUMS * 32 + lane;
 
-    // Weights depend on no kernel before: their copies run while this block waits for the activations.
+    // No kernel writes weights: their copies run while this block waits for the activations.
     Stream stream = {
         tiles, scales, zero_points, num_tiles, num_units, G::count(num_units), shape.chunk_units, streaming_policy()};
     stream.begin(of_tile, lane);
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     }
     if (threadIdx.x < PARTS * NUM_BUFFERS) {
         barrier_init(&all_written[0][threadIdx.x], 32 * PART_WARPS);
-        // A warp that has finished a tile arrives in its own block lane by lane, in the other one as a whole.
+        // When a warp has finished a tile, all its lanes arrive in its own block, and one lane in the other block.
         const bool is_home = home_of<BLOCKS>(threadIdx.x % NUM_BUFFERS, threadIdx.x / NUM_BUFFERS) == rank;
         barrier_init(&all_taken[0][threadIdx.x], (is_home ? 32 : 1) * Out::NUM_FINISHERS);
     }
@@ -197,7 +200,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
         const int end = min(begin + shape.chunk_units, num_units);
         if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
-        // The last slots' copies queue up behind the loads of the activations, which everything waits for.
+        // Everything waits for the activations, so the last slots are copied after their loads.
         const auto fill_last_slots = [&] {
 #pragma unroll
             for (int s = FIRST_STAGES; begin == 0 && s < STAGES; ++s) {
@@ -211,7 +214,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (awaits_squares && end == num_units) {
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
-            // The first part sends what all have staged. Found here, as no register is left for it before the loop.
+            // The first part sends the squares of all. `number` is worked out here: no register keeps it from before.
             int thread = threadIdx.x;
             asm volatile("" : "+r"(thread));
             const int number = thread % 32;
@@ -237,8 +240,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 const uint4 low = shared[slot], high = shared[slot + 32];
                 const auto* unit_scales = reinterpret_cast<const unsigned char*>(shared + slot - lane + UNIT_VECTORS);
                 product.add_unit(low, high, unit_scales, unit_inputs, lane);
-                // The next unit is there, and not too many are under way. Every lane has read the slot, and sees the
-                // scales that other lanes have copied.
+                // Behind these two the next unit is there, and not too many are under way. Every lane has read the
+                // slot, and sees the scales that other lanes copied.
                 if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
                 __syncwarp();
                 stream.copy_next(shared_address(shared + slot), of_tile, lane);

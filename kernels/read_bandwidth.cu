@@ -4,8 +4,8 @@
 // Launch:   grid (any), block (512), 64 B static shared memory
 // Traffic:  16 * num_vectors bytes read, 4 bytes a block written
 // Numerics: exact
-// Choice:   the rate no other kernel can beat: plain 16-byte loads, eight in flight a thread, blocks striding together;
-//           the sum keeps the compiler from leaving the loads out, and checks them
+// Choice:   The rate that no other kernel can beat: plain 16-byte loads, eight in flight a thread, blocks striding
+//           together. The sum keeps the compiler from dropping the loads, and checks them
 #include "common/types.cuh"
 
 constexpr int BLOCK_SIZE = 512;

@@ -7,8 +7,8 @@
 // Traffic:  num_rows * (num_columns * (4 + sizeof(T)) + 4) + 4 * num_columns bytes: x is read once up to ROW_THREADS *
 //           STEPS * VECTOR columns (what is beyond is read twice), w once from memory and then from L2
 // Numerics: fp32, y = (x * w) * rsqrt (rsqrtf: 2 ulp), one rounding on store; fixed tree, so two runs agree bit for bit
-// Choice:   x * w stays in registers; the sum of squares and the largest |x * w| are found in one reduction: rounding
-//           is monotonic, so the largest |y| is exactly that times rsqrt. Short rows get a warp each: no barrier, and
+// Choice:   x * w stays in registers. One reduction finds the sum of squares and the largest |x * w|: rounding is
+//           monotonic, so the largest |y| is exactly that times rsqrt. Short rows get a warp each: no barrier, and
 //           four rows a block. Rejected: y kept and a second block reduction for its maximum; a warp a row for long
 //           rows (32 threads of a block work); 8 columns a thread for 16-byte stores (loads then lie 32 bytes apart);
 //           streaming stores (the GEMM reads y next).

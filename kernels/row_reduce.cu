@@ -10,10 +10,10 @@
 // Numerics: fp32 in a fixed tree, so two runs agree bit for bit in each form (the forms' sums may differ). NaN wins max
 //           and argmax, ties go to the lowest index. log-sum-exp: expf (1 ulp) of x - max, so no overflow; a row of
 //           -inf gives -inf, one with +inf NaN
-// Choice:   one block reads some 100 GB/s, so a vocabulary of 128,256 would take it 5 us: a few long rows are split
-//           over many blocks, and the last to arrive (an integer counter, whose order changes no result) adds the parts
-//           up in the order of their places. Rejected: float atomics (order of arrival), a second kernel for the parts
-//           (a launch costs more than the work), scalar loads (4 times the instructions).
+// Choice:   One block reads some 100 GB/s and would need 5 us for a vocabulary of 128,256. So a few long rows are split
+//           over many blocks. The last block to arrive (an integer counter) adds the parts up, in the order of their
+//           places, so the order of arrival changes no result. Rejected: float atomics (order of arrival), a second
+//           kernel for the parts (a launch costs more than the work), scalar loads (4 times the instructions).
 #include "common/arrival.cuh"
 #include "common/rows.cuh"
 

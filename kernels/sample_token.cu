@@ -1,11 +1,11 @@
 // sample_token: a row's next token, by the whole sampler chain       Source: llmcli/sampling/chain.py and what it cites
-// Shapes:   logits [num_tokens, vocab_size] float; rows, positions [num_tokens] int, row -1: nobody uses this lane,
-//           nothing of it is read or written; token_ids [num_rows], history [num_rows, max_seq_len] int; state
+// Shapes:   logits [num_tokens, vocab_size] float; rows, positions [num_tokens] int, row -1: an unused lane,
+//           which reads and writes nothing else; token_ids [num_rows], history [num_rows, max_seq_len] int; state
 //           [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS] 64-bit words of host
-//           memory. positions, token_ids, history, state are changed.
-// Requires: rows all different but for -1; positions[i] that of the row's last token; vocab_size <= 2^19; grid no larger
-//           than the number of multiprocessors, so that all blocks run at once; state zero before the first run but for
-//           what the host packs
+//           memory. positions, token_ids, history and state are changed.
+// Requires: rows all different but for -1; positions[i] is that of the row's last token; vocab_size <= 2^19. The grid
+//           has at most as many blocks as there are multiprocessors, so that all run at once. Before the first run the
+//           state is zero but for what the host packs
 // Launch:   grid (blocks per row, num_tokens), block 512, 25 KiB static shared memory; waits by itself when overlapped
 // Traffic:  per row 4 * vocab_size bytes; above temperature 0 also 8 * vocab_size written, and read back from L2 in
 //           each pass: temperature 2 (dynamic 3), top_n_sigma 3, top_k and top_p 2 each, typical_p 3, XTC 2 where it
@@ -13,8 +13,8 @@
 // Numerics: scores rounded one by one as on the host; probabilities are integers of 2^-44 of the largest, whose sums
 //           have no order: the same bits with any number of blocks. The token is the host's unless two of its sums or
 //           races lie within about 1e-11 of each other.
-// Choice:   one launch whose blocks wait for each other, so that a step that is off costs nothing; rejected: a kernel
-//           a step (about 12 in the graph, most of them empty), sorting (many passes over what one histogram tells)
+// Choice:   One launch whose blocks wait for each other, so a step that is off costs nothing. Rejected: a kernel a step
+//           (about 12 in the graph, most of them empty); sorting (many passes where one histogram is enough)
 #include "common/launch.cuh"
 #include "common/philox.cuh"
 #include "common/reduce.cuh"
@@ -27,7 +27,7 @@ namespace sampling {
 
 constexpr double LN_2 = 0.6931471805599453;
 
-// Make `kept` the highest score and a least key again after typical_p or XTC: what these removed loses its key.
+// After typical_p or XTC: set the key of every removed token to 0, so `kept` is again a highest score and a least key.
 __device__ __forceinline__ void settle(Row& row, Kept& kept) {
   Word highest = 0;
   for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void exclude_top_choices(Row& row, Kept& kept) {
   }
 }
 
-// Keep the tokens whose surprise is at most mu, and of none the likeliest.
+// Keep the tokens whose surprise is at most mu; if there is none, keep the likeliest.
 __device__ __forceinline__ void keep_unsurprising(const RowSampler& sampler, Kept& kept, double log_total) {
   const double cut = __dadd_rn(log_total, -__dmul_rn(sampler.mirostat_mu, LN_2));
   kept.raise(key_of(__dadd_rn(kept.highest, fmin(cut, 0.0))));
@@ -164,7 +164,7 @@ __device__ __forceinline__ Kept filter_candidates(
   return kept;
 }
 
-// Mirostat's next mu: lower by eta times what the token's surprise among the kept ones, in bits, is beyond tau.
+// Mirostat's next mu: mu - eta * (surprise - tau). The surprise is the token's, in bits, among the kept ones.
 __device__ __forceinline__ double next_mu(const Row& row, const Kept& kept, unsigned token_id) {
   const RowSampler& sampler = row.sampler();
   const double score = kept.relative(__ldcg(&row.keys()[token_id]));
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   __shared__ Scratch scratch;
   __shared__ Crossing crossing;
   grid_dependency_wait();
-  grid_dependency_launch();  // all blocks run by now, so what starts next cannot keep one of them out
+  grid_dependency_launch();  // takes effect when all blocks run: the next kernel keeps none of them out
   const int index = blockIdx.y;
   const int kv_row = rows[index];
   if (kv_row < 0) return;

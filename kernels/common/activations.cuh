@@ -1,15 +1,15 @@
-// activations: one warp's share of fp32 rows on their way into shared memory, eight inputs of a unit to a lane.
+// activations: puts one warp's share of fp32 rows into shared memory. A lane stages eight inputs of a unit.
 //
-// A warp multiplies the units w, w + TILE_WARPS, ... of every tile, so that of its block only the warps with the same w
-// read these inputs of x: they fetch them themselves, and no other warp waits for them before the end of a tile. How
-// inputs stand in shared memory is up to the weights' type (product_codes.cuh, product_halves.cuh, product_floats.cuh).
+// A warp multiplies the units w, w + TILE_WARPS, ... of every tile. In its block only warps with the same w need these
+// inputs of x. They fetch them themselves, so no other warp waits for them before the end of a tile. The weights' type
+// decides how inputs lie in shared memory (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
 
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "common/tile.cuh"
 
-// Rows of x as the kernel gets them. Loads come after grid_dependency_wait and miss L1, which may hold older values.
+// Rows of x. Load them after grid_dependency_wait; loads bypass L1, which may hold older values.
 struct InputRows {
     const float* x;
     const float* norm_weight;  // or null
@@ -44,7 +44,7 @@ private:
     }
 };
 
-// The largest magnitude among the 8 * LANES inputs of a unit, in all of its lanes; NaN is the largest.
+// The largest magnitude among the 8 * LANES inputs of a unit; NaN counts as the largest. All lanes of the unit get it.
 template <int LANES>
 __device__ __forceinline__ float largest_of(const float (&values)[8]) {
     float largest = 0.0f;
@@ -65,7 +65,7 @@ struct PowerScale {
     float scale, inverse;
 };
 
-// What takes a magnitude into [2^TOP, 2^(TOP + 1)), or as near to it as exponents allow.
+// The power of two that takes a magnitude into [2^TOP, 2^(TOP + 1)), or as near to it as exponents allow.
 template <int TOP>
 __device__ __forceinline__ PowerScale scale_to(float magnitude) {
     const int exponent = min(254 + TOP - static_cast<int>(__float_as_uint(magnitude) >> 23), 253);
@@ -73,8 +73,8 @@ __device__ __forceinline__ PowerScale scale_to(float magnitude) {
             __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
 }
 
-// NUM sums of a lane, taken from and left in shared memory between two chunks of the inputs. `place` is the lane's
-// first, the next ones are 32 floats apart.
+// NUM sums of a lane. Shared memory keeps them between two chunks of the inputs. `place` is the lane's first sum there;
+// the others follow, 32 floats apart.
 template <int NUM>
 struct LaneSums {
     float values[NUM];
@@ -90,10 +90,10 @@ struct LaneSums {
     __device__ __forceinline__ float& operator[](int i) { return values[i]; }
 };
 
-// Stages a warp's part of the units `begin` (a multiple of NUM_WARPS) to `end` of ROWS rows, times the norm's weights,
-// and adds the squares of what it saw of the units w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
-// own warps multiply: of TILE_WARPS units in a row its own TILE_WARPS / BLOCKS, which then follow each other. A warp
-// takes some of them, of ROWS / BLOCKS rows. `Product::Staged` puts one unit to its UNIT_VECTORS vectors of `shared`.
+// Stages a warp's part of the units `begin` (a multiple of NUM_WARPS) to `end` - 1 of ROWS rows, times the norm's
+// weights. Adds the squares of inputs of the units w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
+// own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS units. They lie side by side in `shared`. A warp
+// stages some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one unit to its UNIT_VECTORS vectors.
 // `behind_loads` is called once, as soon as loads are under way.
 template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Function>
 __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
@@ -101,11 +101,11 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
                                             const Function& behind_loads) {
     constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
     constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
-    // Passes whose loads are under way together: of several rows those of one unit, which share the norm's weights.
+    // Passes whose loads are under way together. With several rows they are of one unit, and share the norm's weights.
     constexpr int WANTED = OWN_ROWS == 1 ? 3 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
     static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a unit share the norm's weights");
-    const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // of the warps that multiply the same units
+    const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // among the warps that multiply the same units
     const int own = turn * TILE_WARPS + cluster_rank<BLOCKS>() * PART_WARPS + warp % PART_WARPS;
     const int first_row = warp / (NUM_WARPS / BLOCKS) * OWN_ROWS;
     const int eighth = lane % LANES;

@@ -1,19 +1,19 @@
-// attend: what one warp does with a tile of 16 cached tokens in decode, for caches of 16 bits or of codes on the tensor
-// cores.
+// attend: one warp's attention to a tile of 16 cached tokens in decode, on the tensor cores. For caches of 16 bits or
+// of codes.
 //
 // Scores are K * Q^T (rows: tokens, columns: heads), the result is V^T * P^T (rows: dimensions, columns: heads), so
 // keys and values go from memory to registers as they lie, and eight heads fill the columns. Queries and weights are
 // split into two 16-bit parts, high + low: 16 (bfloat16) or 22 (fp16) bits of them reach the products.
-// Scales multiply scores (of keys) and weights (of values), so that codes are never widened to what they stand for.
-// Lane 4g + t reads of the keys g and g + 8 the dimensions 32 * step + 8t + (0..7), and of the values 2t, 2t + 1,
-// 2t + 8, 2t + 9 the dimensions 64 * step + 8g + (0..7). A product's inner index may run in any order.
+// Key scales multiply scores, and value scales multiply weights, so codes need no scaling themselves.
+// Lane 4g + t reads the dimensions 32 * step + 8t + (0..7) of the keys g and g + 8, and the dimensions 64 * step + 8g +
+// (0..7) of the values 2t, 2t + 1, 2t + 8, 2t + 9. A product's inner index may run in any order.
 #pragma once
 
 #include "common/kv_code.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
-// The token nearest to this one of those that a tile has, `begin` to `end` - 1.
+// The token of the tile, `begin` to `end` - 1, that is nearest to this one.
 __device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
 
 // Over the 8 lanes that differ in g.
@@ -98,8 +98,8 @@ struct Attend {
         }
     }
 
-    // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on, which may hold anything,
-    // are not read: their neighbour in between stands in for them, and the last vector for those past HEAD_DIM.
+    // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on may hold anything and are
+    // not read: the nearest token inside is read instead. Past HEAD_DIM the last vector is read instead.
     __device__ __forceinline__ void load_keys(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -158,7 +158,7 @@ struct Attend {
         }
     }
 
-    // Take the tokens `begin` to `end` - 1 of the loaded tile in. `next_keys` is called when the keys are used up.
+    // Add the tokens `begin` to `end` - 1 of the loaded tile. `next_keys` is called when the keys have been used.
     template <typename NextKeys>
     __device__ __forceinline__ void take(const Queries& queries, int begin, int end, NextKeys next_keys) {
         const int g = threadIdx.x % 32 / 4;

@@ -1,7 +1,7 @@
 // attend_float: Attend of attend.cuh for fp32 caches: tiles of 8 tokens, plain multiply-adds.
 //
-// Lane 4g + t reads of key g the dimensions 16 * step + 4t + (0..3), and of the values l / 16, l / 16 + 2, ... (lane l)
-// the dimensions 64 * step + 4 * (l % 16) + (0..3).
+// Lane l = 4g + t reads the dimensions 16 * step + 4t + (0..3) of key g, and the dimensions 64 * step + 4 * (l % 16) +
+// (0..3) of the values l / 16, l / 16 + 2, ...
 #pragma once
 
 #include "common/attend.cuh"

@@ -1,17 +1,18 @@
-// barrier: mbarriers in shared memory, on which some threads arrive and others wait, without waiting for each other.
-// Arriving releases to the own block what the thread wrote, waiting acquires it. Nothing releases to a whole cluster:
-// that is a fence, which waits for all that a warp has under way. Instead there are stores that count themselves when
-// they are there. And __syncthreads for some warps. Source: PTX ISA, mbarrier, st.async and barrier.
+// barrier: mbarriers in shared memory, and __syncthreads for some warps. Some threads arrive at an mbarrier, others
+// wait there. Arriving releases the thread's writes to its own block, and waiting acquires them. Nothing here releases
+// to the whole cluster: that takes a fence, which waits for all that a warp has under way. Writes to the other block
+// are asynchronous stores instead, which count themselves at a barrier there. Source: PTX ISA, mbarrier, st.async and
+// barrier.
 #pragma once
 
 #include "common/mma.cuh"
 
-// By one thread, before a __syncthreads; for other blocks followed by barrier_init_fence.
+// One thread calls it, before a __syncthreads. If other blocks use the barrier, barrier_init_fence must follow.
 __device__ __forceinline__ void barrier_init(unsigned long long* barrier, int num_arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
 }
 
-// What this thread has initialised is seen by the cluster's threads that wait for its next cluster_arrive.
+// Shows this thread's initialised barriers to the cluster's threads that wait for its next cluster_arrive.
 __device__ __forceinline__ void barrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -23,7 +24,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
 }
 
-// Until the phase with this parity is over: 0 for the first, third, ... time that all have arrived, 1 for the others.
+// Waits until the phase with this parity is over. The first, third, ... phases have parity 0, the others 1.
 __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
     unsigned is_over = 0;
     while (!is_over) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     }
 }
 
-// At the barrier in this place of the cluster's block `rank`, once what this thread has read there has been used.
+// Arrives, relaxed, at block `rank`'s copy of this barrier. Call it after the values read there have been used.
 __device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -58,7 +59,8 @@ __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, int 
 #endif
 }
 
-// To this place, aligned to its size, in the cluster's block `rank`, where the barrier counts the bytes as they arrive.
+// Stores `value` in block `rank`'s copy of `place`. That block's copy of `barrier` counts the bytes when they arrive.
+// `place` is aligned to the size of the value.
 __device__ __forceinline__ void store_async(float* place, float value, unsigned long long* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -84,7 +86,7 @@ __device__ __forceinline__ void store_async(float* place, float4 value, unsigned
 #endif
 }
 
-// Until NUM_THREADS threads, of whole warps, are here. `id` 1 to 15: 0 is __syncthreads.
+// Waits until NUM_THREADS threads, in whole warps, have called this with the same `id`, 1 to 15; 0 is __syncthreads.
 template <int NUM_THREADS>
 __device__ __forceinline__ void sync_threads_of(int id) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");

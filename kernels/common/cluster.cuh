@@ -1,5 +1,5 @@
 // cluster: blocks that run side by side and write into each other's shared memory. From sm_90 on; before it a cluster
-// is one block, and all of this does nothing. Source: PTX ISA, barrier.cluster.
+// is one block, and these functions do nothing. Source: PTX ISA, barrier.cluster.
 #pragma once
 
 #if __CUDA_ARCH__ >= 900
@@ -17,8 +17,8 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// A barrier of all threads of the cluster in two halves: behind it all of them run, and the barriers that they have
-// fenced stand. Of what else they wrote it says nothing. Every arrival needs its wait.
+// A barrier of all threads of the cluster, in two halves: every arrival needs its wait. Behind it all threads run, and
+// the barriers that they initialised and fenced are visible. It orders no other writes.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

@@ -1,4 +1,4 @@
-// gemv_output: from the warps' sums of a tile to outputs, with the norm's factor, channel scale, bias and epilogue.
+// gemv_output: turns the warps' sums of a tile into outputs: norm factor, channel scale, bias, epilogue.
 #pragma once
 
 #include "common/tile.cuh"
@@ -12,7 +12,7 @@ struct GemvShape {
     __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }
 };
 
-// 1 / sqrt(mean of the squares + eps), from the warps' sums of them.
+// 1 / sqrt(mean of the squares + eps), from each warp's sum of squares.
 template <int NUM_WARPS>
 __device__ __forceinline__ float norm_factor_of(const float* squares, const GemvShape& shape) {
     float sum = squares[0];
@@ -22,8 +22,8 @@ __device__ __forceinline__ float norm_factor_of(const float* squares, const Gemv
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, shape.eps)));
 }
 
-// One lane's output of a tile: of its warp's two rows. NUM_FINISHERS warps turn the sums of a tile into outputs, the
-// next ones those of the next tile. `warp` counts those of a block that work on the same tile.
+// One lane's output of a tile. NUM_FINISHERS warps, with two rows each, write a tile's outputs; the next ones write
+// those of the next tile. `warp` is the number of this warp among those of the block that work on the tile.
 template <int ROWS, int TILE_WARPS>
 struct Output {
     static constexpr int NUM_FINISHERS = ROWS > 2 ? ROWS / 2 : 1;
@@ -35,7 +35,7 @@ struct Output {
         return warp % NUM_FINISHERS * 2 + lane / TILE_ROWS;
     }
 
-    // Asks for what is needed beside the sums.
+    // Loads everything that is needed beside the sums.
     template <bool HAS_CHANNEL_SCALE, typename ScaleT>
     __device__ __forceinline__ void begin(int tile, const ScaleT* scales, const float* biases, float* out,
                                           const GemvShape& shape, int warp, int lane) {

@@ -1,5 +1,5 @@
-// head: one query or key head spread over a warp, with what happens to it between projection and attention. Products
-// and sums that a compiler could join are written as one operation each: kernels that share them agree on every bit.
+// head: one query or key head in the registers of a warp: norm, rotation and rounding between projection and attention.
+// Products and sums that a compiler could join are written as single operations, so all kernels get the same bits.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -16,7 +16,7 @@ struct Head {
     static __device__ __forceinline__ int index(int pair) { return threadIdx.x % 32 + 32 * pair; }
     static __device__ __forceinline__ bool has(int pair) { return HALF % 32 == 0 || index(pair) < HALF; }
 
-    // Read from x [HEAD_DIM], or take zeros if there is no such head.
+    // Load x [HEAD_DIM], or zeros if the head does not exist.
     __device__ __forceinline__ void load(const float* x, bool exists) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
@@ -25,7 +25,7 @@ struct Head {
         }
     }
 
-    // What rotate wants of a position; no rotary without a table.
+    // The angles of a position, for rotate; without a table they rotate nothing.
     static __device__ __forceinline__ void load_angles(const float2* cos_sin, int position, float2 (&angles)[PAIRS]) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
@@ -34,7 +34,7 @@ struct Head {
         }
     }
 
-    // A query or key as attention wants it: normed if there is a weight, and rotated. All lanes must call it.
+    // Load a query or key, norm it if there is a weight, and rotate it. All lanes must call it.
     __device__ __forceinline__ void load_rotated(const float* x, bool exists, const float* weight, float eps,
                                                  const float2 (&angles)[PAIRS]) {
         load(x, exists);
@@ -70,7 +70,7 @@ struct Head {
         }
     }
 
-    // Beyond fp16's range its largest number.
+    // Clamp to the largest number of fp16.
     __device__ __forceinline__ void keep_within_range() {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {

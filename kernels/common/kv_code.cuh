@@ -1,5 +1,5 @@
-// kv_code: the KV cache in 8 bits. A token's vector of one head is scale * (codes - 128), scale = largest magnitude /
-// 127.
+// kv_code: the KV cache in 8 bits. A token's vector of a head is scale * (codes - 128), with scale = largest magnitude
+// / 127.
 #pragma once
 
 #include "common/head.cuh"
@@ -10,7 +10,7 @@ struct KvCode {
     unsigned char code;
 };
 
-// MmaT: what a cache's elements are multiplied in; codes less 128 are exact in fp16.
+// MmaT: the type in which the cache's elements are multiplied; code - 128 is exact in fp16.
 template <typename KvT>
 struct KvFormat {
     using MmaT = KvT;
@@ -65,7 +65,7 @@ template <>
 struct KvVector<KvCode> {
     unsigned words[2];
 
-    // 8 bytes at a time, also where 16 would be aligned: the lanes then hold the dimensions that they hold of 16 bits.
+    // Always 8 bytes at a time: each lane then holds the same dimensions as with 16-bit elements.
     __device__ __forceinline__ void load(const KvCode* address) {
         const uint2 vector = __ldcg(reinterpret_cast<const uint2*>(address));
         words[0] = vector.x, words[1] = vector.y;

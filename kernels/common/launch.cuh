@@ -1,17 +1,29 @@
-// Programmatic dependent launch: a kernel starts while the one before it still runs. Nothing before sm_90.
+// launch: programmatic dependent launch. A kernel launched with `overlaps` starts while the kernel in front still runs.
+// From sm_90 on; before it both functions do nothing.
+//
+// gemv, append_tokens, attention_decode and sample_token overlap. All other kernels start when everything in front of
+// them has ended, and call neither function. The rules for a kernel that overlaps:
+// 1. At least one of its blocks waits. So when it ends, every kernel in front has ended too, and the kernel behind need
+//    only wait for this one.
+// 2. It may overlap several kernels, back to the last one that does not overlap: gemv lets the next one start before it
+//    waits itself.
+// 3. Before it waits, a thread writes no global memory, and reads only what none of these kernels writes. gemv reads
+//    weights. append_tokens and attention_decode read rows, positions, page_table and cos_sin. attention_decode also
+//    reads earlier tokens of the cache, unless is_cached.
+// 4. embedding must not overlap. It is the first kernel of a step. In the step before, sample_token wrote positions and
+//    attention wrote the cache. Because embedding starts after their end, the reads of rule 3 find what they wrote.
 #pragma once
 
-// Waits until the kernels before this one have ended and their writes are visible. Every thread calls it before it
-// reads what they wrote or writes what they read, and every kernel calls it: the one after relies on it for what lies
-// further back. After a launch that does not overlap it costs nothing.
+// Waits until the kernels in front have ended and their writes are visible. A thread calls it before it reads what they
+// write, and before it writes what they read. In a kernel that does not overlap it costs nothing.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel start once every block has called this or ended. Calling it early is always right, since that
-// kernel's grid_dependency_wait still waits for the end of this one.
+// Lets the next kernel start, if it overlaps, once every block has called this or ended. The next kernel's
+// grid_dependency_wait still waits for the end of this one. Before that wait rule 3 alone protects what it reads.
 __device__ __forceinline__ void grid_dependency_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

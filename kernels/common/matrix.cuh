@@ -1,5 +1,5 @@
-// matrix: 8 x 8 matrices of 16-bit elements between shared memory and the lanes of a warp, pairs of such elements, and
-// 2^x. Lane 4g + t holds row g, elements 2t and 2t + 1, as the operands of mma.cuh do. Source: PTX ISA, ldmatrix,
+// matrix: loads 8 x 8 matrices of 16-bit elements from shared memory to the lanes of a warp; pairs of elements; 2^x.
+// Lane 4g + t holds the elements 2t and 2t + 1 of row g, as the operands of mma.cuh do. Source: PTX ISA, ldmatrix,
 // movmatrix, ex2.
 #pragma once
 

@@ -1,6 +1,6 @@
-// pages: the KV cache lies in pages of 16 tokens, [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim] a layer. Entry
-// i of a row's page table is the page of its tokens 16 * i ... 16 * i + 15, so pages may lie in any order and two rows
-// may share one.
+// pages: the KV cache is made of pages of 16 tokens. A layer's is [num_pages, num_key_value_heads, PAGE_TOKENS,
+// head_dim]. Entry i of a row's page table is the page of its tokens 16 * i ... 16 * i + 15. So a row's pages may lie
+// in any order, and two rows may share one.
 #pragma once
 
 constexpr int PAGE_TOKENS = 16;  // llmcli/kernels/qkv.py knows it too; a test lets the compiler compare them
@@ -12,7 +12,7 @@ struct HeadTokens {
     const float* scales;  // [tokens]
 };
 
-// How many tokens of one head lie in front of this one in [num_pages, num_key_value_heads, PAGE_TOKENS].
+// The index of a token of one head in [num_pages, num_key_value_heads, PAGE_TOKENS].
 __device__ __forceinline__ size_t token_place(int page, int num_key_value_heads, int kv_head, int position) {
     const size_t page_head = size_t(page) * num_key_value_heads + kv_head;
     return page_head * PAGE_TOKENS + position % unsigned(PAGE_TOKENS);

@@ -1,8 +1,8 @@
 // prefill_float: one block of 32 queries of one head against an fp32 cache, 32 tokens at a time, with multiply-adds.
 //
-// A thread owns the queries 4y + (0..3), of their scores the tokens x and x + 16, of their results the dimensions 64 *
-// step + 4x + (0..3); the 16 threads of the same y are half a warp. Rows of shared memory are an odd number of 16
-// bytes, so that eight rows lie in different banks.
+// Thread (x, y) owns the queries 4y + (0..3): their scores for the tokens x and x + 16, and the dimensions 64 * step +
+// 4x + (0..3) of their results. The 16 threads of the same y are half a warp. A row of shared memory is an odd number
+// of 16 bytes, so that eight rows lie in different banks.
 #pragma once
 
 #include "common/prefill_mma.cuh"

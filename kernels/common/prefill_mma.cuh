@@ -1,16 +1,17 @@
 // prefill_mma: one block of queries of one head against the cache, on the tensor cores, for caches of 16 bits or codes.
 //
-// Warps own rows of queries; keys and values of 64 tokens at a time (32 past HEAD_DIM 128, of codes past 96) lie in
-// shared memory, the next keys on their way while the values are used and the other way round. Rows of shared memory
-// are 16 bytes longer than an even number of 16 bytes, so that the eight rows of a matrix lie in different banks. Codes
-// arrive beside them and are widened by the thread that has asked for them; their scales multiply scores and weights.
+// Warps own rows of queries. Shared memory holds the keys and values of 64 tokens at a time (of 32 past HEAD_DIM 128;
+// codes: past 96). The next keys arrive while the values are used, and the next values while the keys are used. A row
+// of shared memory is an odd number of 16 bytes, so that the eight rows of a matrix lie in different banks. Codes
+// arrive in memory of their own, and the thread that asked for them widens them. Their scales multiply scores and
+// weights.
 #pragma once
 
 #include "common/kv_code.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 
-// What every block of attention_prefill is given; the queries are this block's.
+// The arguments of one block of attention_prefill.
 template <typename KvT>
 struct PrefillBlock {
     const float* q;  // this head's columns of the first token
@@ -114,7 +115,7 @@ struct PrefillMma {
         copy_async_commit();
     }
 
-    // Wait for the tokens that this thread has asked for. Others see them after a barrier.
+    // Wait for the tokens that this thread asked for. Other threads see them after a barrier.
     static __device__ __forceinline__ void finish_tokens(const Tokens& tokens) {
         copy_async_wait<0>();
         if constexpr (HAS_SCALES) {

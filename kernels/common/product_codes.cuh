@@ -1,18 +1,18 @@
 // product_codes: int8 and int4 codes times fp32 activations in integers, a unit at a time, on the int8 tensor cores.
 //
-// A unit's activations become integers, the largest magnitude 32639 = 127 * 256 + 127, and each integer two digits to
-// the base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is ever converted. So x is right
-// to 1 / 63000 of the largest in its unit, 250 times as fine as the codes of a group are of theirs (float16 inputs move
-// a trained model's logits more), and the only other roundings are those of fp32 sums of units.
-// Codes of a symmetric scheme become signed bytes by one operation on four: code - 128, or 16 * (code - 8). With zero
-// points they stay unsigned, and zero * sum(x) is taken off.
+// A unit's activations become integers; the largest magnitude becomes 32639 = 127 * 256 + 127. Each integer is split
+// into two digits to the base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is converted.
+// So the error of x is 1 / 63000 of the largest in its unit. That is 250 times finer than the codes of a group are, and
+// moves a trained model's logits less than float16 inputs do. The only other roundings are those of fp32 sums of units.
+// One operation turns four codes of a symmetric scheme into signed bytes: code - 128, or 16 * (code - 8). With zero
+// points codes stay unsigned, and zero * sum(x) is subtracted.
 //
-// Columns of the mma: a virtual row v has the columns 2v and 2v + 1, its high and its low digits. A row r of
-// activations has ACROSS_LANES virtual rows, one for each group that lies beside others in a unit: r * ACROSS_LANES +
-// group, whose digits are zero in other groups. An mma of 8 columns holds four virtual rows.
-// Vectors of 16 bytes of a unit: digits [part][row][digit][t], a part being 16 inputs of each lane t in the order in
-// which multiply takes them. Then a symmetric scheme has the scale of each row (float), the others [row][group]
-// {sum of each digit, scale, unused}.
+// Columns of the mma: virtual row v has the columns 2v (high digits) and 2v + 1 (low digits). A row r of activations
+// has ACROSS_LANES virtual rows, r * ACROSS_LANES + group: one for each group that lies beside others in a unit. Its
+// digits are zero in the other groups. An mma of 8 columns holds four virtual rows.
+// A unit in shared memory, in vectors of 16 bytes: digits [part][row][digit][t]; a part is 16 inputs of each lane t in
+// the order in which multiply takes them. Then a symmetric scheme has the scale of each row (float); others have
+// [row][group] {sum of each digit, scale, unused}.
 #pragma once
 
 #include "common/activations.cuh"
@@ -50,8 +50,7 @@ struct CodeProduct {
     // A unit of ROWS rows in shared memory.
     static constexpr int DIGIT_VECTORS = PARTS * ROWS * PART_VECTORS;
     static constexpr int UNIT_VECTORS = DIGIT_VECTORS + (IS_SYMMETRIC ? (ROWS + 3) / 4 : ROWS * G::PER_UNIT);
-    // The bits of 1.5 * 2^23: added to an integer below 2^22 they make it the mantissa of a float, which is that much
-    // too large.
+    // The bits of 1.5 * 2^23. Added to an integer below 2^22 they give the bits of the float integer + 1.5 * 2^23.
     static constexpr int MAGIC = 0x4b400000;
     static constexpr float MAGIC_VALUE = 12582912.0f;
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
@@ -72,7 +71,7 @@ struct CodeProduct {
         __device__ __forceinline__ Staged(const float (&values)[8], int eighth) {
             const float largest = largest_of<LANES>(values), bound = fmaxf(largest, 0x1p-100f);
             const float factor = __fdividef(MOST, bound);
-            // What is no number, or has no such quotient, shows as NaN.
+            // NaN, infinity, and values without a quotient give NaN.
             scale = largest < 0x1p126f ? __fmul_rn(bound, CODE_UNIT / MOST) : __uint_as_float(0x7fc00000u);
             // value * factor rounded to an integer, plus 128: then the low byte is the low digit plus 128, and the byte
             // above it the high digit.
@@ -127,11 +126,11 @@ struct CodeProduct {
         for (int within = 0; within < G::WITHIN_LANE; ++within) {
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                // Of b: the column g. Columns past the last row repeat it; nobody reads them.
+                // Column g of b. Columns past the last row repeat it; nobody reads them.
                 const int virtual_row = 4 * c + g / 2;
                 const int row = min(virtual_row / G::ACROSS_LANES, ROWS - 1);
                 const bool has_group = t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
-                // Of d: the columns 2t and 2t + 1.
+                // Columns 2t and 2t + 1 of d.
                 const int own_row = 4 * c + t;
                 const int group = own_row % G::ACROSS_LANES * G::WITHIN_LANE + within;
                 const int place = min(own_row / G::ACROSS_LANES, ROWS - 1);
@@ -157,7 +156,7 @@ struct CodeProduct {
                 }
                 sums[2 * c] = __fmaf_rn(low_scale, two_digits(d[0], d[1]), sums[2 * c]);
                 sums[2 * c + 1] = __fmaf_rn(high_scale, two_digits(d[2], d[3]), sums[2 * c + 1]);
-                // One column tile after the other: what many have loaded takes more registers than there are.
+                // One column tile after the other: the loads of many at once need too many registers.
                 if constexpr (COLUMN_TILES > 2) asm volatile("" ::: "memory");
             }
         }
@@ -186,7 +185,7 @@ private:
                          __fadd_rn(__int_as_float(second), -MAGIC_VALUE));
     }
 
-    // Adds a unit's codes times digits, of two groups within a lane only those of one.
+    // Adds a unit's codes times digits. If a lane holds two groups, adds only one of them.
     __device__ __forceinline__ static void multiply(int (&d)[4], const uint4& low, const uint4& high,
                                                     const uint4* digits, bool has_group, int within) {
 #pragma unroll

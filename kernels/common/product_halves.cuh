@@ -1,11 +1,12 @@
 // product_halves: 16-bit weights times fp32 activations on the tensor cores, with fp32 sums.
 //
-// A value x is kept as a pair in the weights' type, hi = round(x) and lo = round(x - hi), in two of the 8 columns of B;
-// so its product with a weight is right to 2^-22 (fp16) or 2^-18 (bf16) of itself. For fp16 a unit's activations are
-// first scaled by a power of two of their own that takes the largest to [2^14, 2^15): small ones are right to 2^-39 of
-// it.
+// A value x becomes a pair in the weights' type, hi = round(x) and lo = round(x - hi), in two of the 8 columns of B. So
+// its product with a weight has a relative error of 2^-22 (fp16) or 2^-18 (bf16). For fp16 each unit's activations are
+// first scaled by a power of two that takes the largest into [2^14, 2^15). Small ones then have an error of 2^-39 of
+// the largest.
 // Row r has the columns 2r (hi) and 2r + 1 (lo): an mma of 8 columns holds four rows.
-// Vectors of 16 bytes of a unit: [column][t], 8 inputs each; then for fp16 [row], the scale's inverse first.
+// A unit in shared memory, in vectors of 16 bytes: [column][t], 8 inputs each; then for fp16 [row], the scale's inverse
+// first.
 #pragma once
 
 #include "common/activations.cuh"

@@ -1,5 +1,5 @@
-// rows: how kernels share a row of float32 out: ROW_THREADS threads (32: a warp, more: the block) take VECTOR
-// neighbouring columns (4: 16 bytes, 1 where rows are not 16-byte aligned), STEPS times each, in registers.
+// rows: how ROW_THREADS threads share a row of float32 (32: a warp; more: the block). Each thread takes VECTOR
+// neighbouring columns, STEPS times, and keeps them in registers. VECTOR is 4 (16 bytes), or 1 for unaligned rows.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -8,8 +8,8 @@
 // A block of the warp form holds 4 rows, one of the block form holds one.
 __host__ __device__ constexpr int row_block_size(int row_threads) { return row_threads <= 32 ? 128 : row_threads; }
 
-// Registers for 1024 resident threads a multiprocessor (64 each): fewer do not keep enough loads in flight. With more
-// than 16 values a thread the loads of 512 do (128 registers), and 64 registers would spill.
+// Up to 4 steps: 1024 resident threads a multiprocessor (64 registers each); fewer threads have too few loads in
+// flight. More steps: 512 threads (128 registers each) have enough loads in flight, and 64 registers would spill.
 __host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
     const int blocks = (steps > 4 ? 512 : 1024) / row_block_size(row_threads);
     return blocks > 1 ? blocks : 1;
@@ -17,7 +17,7 @@ __host__ __device__ constexpr int row_min_blocks(int row_threads, int steps) {
 #define ROW_LAUNCH_BOUNDS(ROW_THREADS, STEPS) \
     __launch_bounds__(row_block_size(ROW_THREADS), row_min_blocks(ROW_THREADS, STEPS))
 
-// The row of this thread; at or past num_rows for idle warps of the last block, which leave as a whole.
+// The row of this thread. Idle warps of the last block get num_rows or more; such a warp leaves as a whole.
 template <int ROW_THREADS>
 __device__ __forceinline__ int row_of_thread() {
     if constexpr (ROW_THREADS <= 32) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ int row_of_thread() {
     }
 }
 
-// How loads and stores treat the caches: KEEP as usual; STREAM: nobody reads this again soon, evict it first.
+// What caches do with a load or store: KEEP: as usual; STREAM: evict it first, as nobody reads it again soon.
 enum class Cache { KEEP, STREAM };
 
 template <Cache CACHE = Cache::KEEP, int VECTOR>
@@ -106,7 +106,8 @@ struct RowScale {
     float inverse;
 };
 
-// 1 unless the row's largest magnitude exceeds 2^15; then what brings that magnitude into [2^14, 2^15). NaN gives 1.
+// The scale is 1 unless the row's largest magnitude exceeds 2^15; then magnitude / scale is in [2^14, 2^15). NaN gives
+// 1.
 template <typename T>
 __device__ __forceinline__ RowScale row_scale_for(float largest) {
     if (!NEEDS_ROW_SCALE<T> || !(largest > 32768.0f)) return RowScale{1.0f, 1.0f};

@@ -1,4 +1,4 @@
-// sample_scores: what biases, bans and penalties make of one row's logits, as llmcli/sampling/penalties.py has them.
+// sample_scores: applies biases, bans and penalties to one row's logits, as llmcli/sampling/penalties.py does.
 //
 // Products and sums are rounded one by one, as on the host, so the scores have its bits.
 #pragma once
@@ -17,7 +17,7 @@ __device__ __forceinline__ bool counts_generated(const RowSampler& sampler) {
     return (sampler.presence_penalty != 0) | (sampler.frequency_penalty != 0);
 }
 
-// Which of the steps before the filters act on the token behind `length` others; the same for every thread.
+// The steps before the filters that act on the token behind `length` others. Every thread has the same.
 struct Before {
     bool is_forced;  // then none of the others
     bool uses_history, uses_bias, suppresses_begin, bans_ends;
@@ -66,8 +66,8 @@ __device__ __forceinline__ bool ends_in(const Row& row, const int* history, int 
     return true;
 }
 
-// Put into `keys`, which are written anew later, what the sequences that the text has begun add to their last tokens.
-// The thread of a token's first sequence adds up all of the token's, in their order.
+// For each token that ends a sequence begun by the text: put the sum of the sequences' biases into `keys`, which are
+// overwritten later. The thread of a token's first sequence adds up all of them, in their order.
 __device__ __forceinline__ void match_sequences(const Row& row, const int* history, int length, int first_thread,
                                                 int num_threads) {
     const Sequence* sequences = row.sequences();
@@ -88,7 +88,7 @@ __device__ __forceinline__ void match_sequences(const Row& row, const int* histo
     }
 }
 
-// Note in `seen` and `repeats`, which are zero before, what is to be known of each token of the history.
+// Fill `seen` and `repeats`, which must be zero, for each token of the history.
 __device__ __forceinline__ void scan_history(const Row& row, const int* history, int length) {
     const RowSampler& sampler = row.sampler();
     const int first_thread = blockIdx.x * BLOCK_SIZE + threadIdx.x;
@@ -144,8 +144,8 @@ __device__ __forceinline__ double penalize(const Row& row, int token_id, unsigne
     return score;
 }
 
-// What the steps before the filters make of a token's score, and whether it may still be chosen. Notes in `problems`
-// behind which of them it is left.
+// Apply the steps before the filters to a token's score, and tell whether it may still be chosen. Note in `problems`
+// which of these steps left the token.
 __device__ __forceinline__ double weigh(const Row& row, const Before& before, int token_id, double score, bool& is_left,
                                         unsigned& problems) {
     const unsigned char mark = before.uses_marks() ? row.marks()[token_id] : 0;

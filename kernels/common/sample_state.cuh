@@ -1,4 +1,4 @@
-// sample_state: what the sampler keeps on the card for each KV row, and how a row's blocks wait for each other.
+// sample_state: the sampler's state on the card for each KV row, and the barrier of a row's blocks.
 //
 // A row's state is one stretch of bytes, laid out by struct Row. llmcli/kernels/sample_token.py knows its size, and
 // where the host writes: the RowSampler, bias and marks of each token, and the sequences that have a bias.
@@ -24,7 +24,7 @@ constexpr unsigned COUNT_MASK = HAS_SEQUENCE - 1;
 // In `marks`.
 constexpr unsigned char IS_END = 1, IS_BREAKER = 2, IS_SUPPRESSED = 4, IS_FORCED = 8;
 
-// In RowState::problems: what the row's logits are, and behind which of the bans tokens are left, in their order.
+// Bits of RowState::problems: what the row's logits contain; then, for each ban in order, whether it left a token.
 constexpr unsigned HAS_NAN = 1, HAS_INFINITE = 2, HAS_FINITE = 4;
 constexpr unsigned LEFT_BY_BIAS = 8, LEFT_BY_SEQUENCES = 16, LEFT_BY_BEGIN = 32, LEFT_BY_ENDS = 64, HAS_LEFT = 128;
 constexpr unsigned LEFT_BY_BANS = LEFT_BY_BIAS | LEFT_BY_SEQUENCES | LEFT_BY_BEGIN | LEFT_BY_ENDS;
@@ -74,8 +74,8 @@ struct RowState {
 };
 static_assert(sizeof(RowState) == 128, "a line of its own");
 
-// Numbers from 0 to 1 added up: in units of 2^-44, and what that rounds off in units of 2^-87. The sum of 2^19 numbers
-// fits, and is as good as exact.
+// A sum of numbers from 0 to 1, in units of 2^-44; the rest that this rounds off, in units of 2^-87. The sum of 2^19
+// numbers fits, and is as good as exact.
 struct FixedSum {
   Word whole, rest;
 

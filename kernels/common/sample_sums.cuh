@@ -1,5 +1,5 @@
-// sample_sums: what a row's blocks find out together about its candidates, in a pass each: the highest or lowest score,
-// and sums of masses and distances from the highest. The same bits with any number of blocks.
+// sample_sums: passes of a row's blocks over its candidates. They find the highest or lowest score, and sums of masses
+// and of distances from the highest. Any number of blocks gives the same bits.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -22,8 +22,8 @@ __device__ __forceinline__ Word find_extreme(Row& row, Word own) {
 //   DEVIATIONS  total: (d / scale - mean)^2, of finite scores
 enum Quantity { MASSES, DISTANCES, DEVIATIONS };
 
-// Of all that `kept`, which must be settled, starts with. `scale` is at least the largest finite d. All blocks of the
-// row must call it, and all get the same.
+// Sums over all candidates that `kept` holds; it must be settled. `scale` is at least the largest finite d. All blocks
+// of the row must call it, and all get the same.
 __device__ __forceinline__ Sums sum_up(Row& row, const Kept& kept, Quantity quantity, double scale, double mean) {
     Sums sums{};
     for (int id = blockIdx.x * BLOCK_SIZE + threadIdx.x; id < row.vocab_size; id += gridDim.x * BLOCK_SIZE) {

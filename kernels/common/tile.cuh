@@ -18,7 +18,7 @@ constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
 struct Int8 {};
 struct Int4 {};
 
-// ActivationT: what activations are multiplied in. OFFSET: the code of zero. IS_PERMUTED: the order of unpack_part.
+// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero. IS_PERMUTED: see unpack_part.
 template <typename WeightT>
 struct TileFormat;
 template <>
@@ -52,7 +52,7 @@ struct TileFormat<float> {
     static constexpr bool IS_PERMUTED = false;
 };
 
-// How a group size (in inputs, a power of two; 0: one scale a row) lies in units.
+// How groups lie in units. GROUP_SIZE is in inputs, a power of two; 0 is one scale a row.
 template <typename WeightT, int GROUP_SIZE>
 struct Groups {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
@@ -75,8 +75,8 @@ struct Groups {
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
 
-// What is subtracted from a row's codes, which stand in the mantissa of 1024 (codes of the high nibble: 64 + code
-// after the division by 16). Integers up to 2047 are exact in fp16, so every difference is.
+// The number to subtract from a row's codes, which unpack_part gives as 1024 + code (high nibbles: 64 + code, after a
+// division by 16). Integers up to 2047 are exact in fp16, so every difference is exact.
 struct CodeZero {
     __half2 low, high;
     __device__ __forceinline__ explicit CodeZero(int zero_point)

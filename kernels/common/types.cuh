@@ -24,7 +24,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
   return __float2bfloat16_rn(value);
 }
 
-// A value that T can hold: beyond its range the largest number, as infinity times zero would be NaN later.
+// Clamps a value to the range of T: an infinity times zero would be NaN later.
 template <typename T>
 __device__ __forceinline__ float within_range(float value) {
   return value;

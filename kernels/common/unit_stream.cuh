@@ -1,11 +1,12 @@
-// unit_stream: one warp's way through the weights of a cluster's tiles, as asynchronous copies into its ring of slots.
+// unit_stream: copies one warp's weights, asynchronously and unit by unit, into the warp's ring of slots.
 #pragma once
 
 #include "common/mma.cuh"
 #include "common/tile.cuh"
 
-// One warp's units in the order of their use: chunk by chunk, tile by tile, the units warp, warp + TILE_WARPS, ... All
-// blocks of a cluster share each tile, with TILE_WARPS / BLOCKS of their NUM_WARPS warps; `warp` counts a tile's warps.
+// A warp uses units chunk by chunk and, within a chunk, tile by tile: the units warp, warp + TILE_WARPS, ... All blocks
+// of a cluster share each tile: TILE_WARPS / BLOCKS of a block's NUM_WARPS warps work on it. `warp` is the number of
+// this warp among those of the tile.
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int NUM_WARPS, int TILE_WARPS,
           int BLOCKS>
 struct UnitStream {
@@ -15,7 +16,7 @@ struct UnitStream {
     static constexpr int GROUP_VECTORS = TILE_ROWS * sizeof(ScaleT) / 16;  // scales of a group
     static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_UNIT : 0;
     static constexpr int AUX_VECTORS = SCALE_VECTORS + ZERO_VECTORS, AUX_COPIES = (AUX_VECTORS + 31) / 32;
-    // Whole lines of 128 bytes: what is copied to parts of two lines takes two turns, which slows down all of DRAM.
+    // Whole lines of 128 bytes: a copy that straddles two lines takes two transactions, which slows down all of DRAM.
     static constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * AUX_VECTORS + 127) / 128 * 128;
 
     const unsigned char* tiles;
@@ -24,8 +25,8 @@ struct UnitStream {
     int num_tiles, num_units, num_groups, chunk_units;
     unsigned long long policy;
     int tile, chunk_begin, unit;
-    // This lane's 16 bytes of the unit, of its scales and of its zero points, counted in such vectors: no registers are
-    // left for pointers.
+    // Places of this lane's 16 bytes in the weights, and in scales and zero points, counted in vectors of 16 bytes. No
+    // registers are left for pointers.
     unsigned source, aux[AUX_COPIES > 0 ? AUX_COPIES : 1];
 
     __device__ __forceinline__ void begin(int warp, int lane) {
@@ -35,7 +36,7 @@ struct UnitStream {
         find_sources(lane);
     }
 
-    // Starts the copies of the next unit, if there is one, as one group. `slot` is this lane's place.
+    // Starts the copies of the next unit, if there is one, and closes their group. `slot` is this lane's place in it.
     __device__ __forceinline__ void copy_next(unsigned slot, int warp, int lane) {
         if (unit < num_units) {
             const uint4* vectors = reinterpret_cast<const uint4*>(tiles) + source;
