@@ -56,8 +56,12 @@ def kill(process: subprocess.Popen[bytes], output: Path, num_lines: int, delay: 
 
 @pytest.mark.timeout(0)  # as long as the option says
 def test_a_batch_that_is_killed_again_and_again(
-    llmcli: Callable[..., Result], tmp_path: Path, num_batch_prompts: int
+    llmcli: Callable[..., Result], tmp_path: Path, num_batch_prompts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def tell(line: str) -> None:
+        with capsys.disabled():
+            print(line)
+
     draw = random.Random(num_batch_prompts)
     lines = prompts(num_batch_prompts, draw)
     source, undisturbed, output = (tmp_path / name for name in ("in.jsonl", "undisturbed", "out"))
@@ -71,10 +75,10 @@ def test_a_batch_that_is_killed_again_and_again(
     for place in places:
         kill(start(source, output, draw.choice(ROWS)), output, place, draw.uniform(0, 0.3 if place else 3))
     last = finish(start(source, output, draw.choice(ROWS)))
-    print(f"killed {num_kills} times at {places} of {len(lines)} lines: {time.perf_counter() - begin:.0f} s")
+    tell(f"killed {num_kills} times at {places} of {len(lines)} lines: {time.perf_counter() - begin:.0f} s")
     assert "Resumed: " in last
     finish(at_rest)
-    print(f"undisturbed, at the same time: {time.perf_counter() - begin:.0f} s")
+    tell(f"undisturbed, at the same time: {time.perf_counter() - begin:.0f} s")
     whole = undisturbed.read_bytes()
     assert without_timings(output.read_bytes()) == without_timings(whole)
     assert whole.count(b"\n") == len(lines)
@@ -92,4 +96,4 @@ def test_a_batch_that_is_killed_again_and_again(
         assert found.pop("id") == index + 1
         del found["timings"], expected["timings"]
         assert found == expected
-    print(f"{len(numbers)} lines by generate --only: {time.perf_counter() - begin:.0f} s")
+    tell(f"{len(numbers)} lines by generate --only: {time.perf_counter() - begin:.0f} s")
