@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import torch
-from llmcli.runners.torch.runner import TorchRunner
 from safetensors.torch import save_file
 
 from llmcli.checkpoint.export import Exporter
@@ -22,6 +21,7 @@ from llmcli.checkpoint.layout import expected_tensors
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -58,23 +58,21 @@ def write_model(folder: Path, num_layers: int) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def open_runner(folder: Path, num_threads: int) -> TorchRunner:
-    """The model in bfloat16 with a short prompt in its row."""
-    runner = load(open_model(folder), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
-    list(runner.prefill(0, list(range(16))))
-    return runner
+def open_runner(folder: Path, num_threads: int) -> Runner:
+    """The model in bfloat16."""
+    return load(open_model(folder), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
 
 
-def seconds_per_token(runner: TorchRunner) -> float:
-    """One round of greedy decoding."""
-    steps = runner.decode([0], [Sampler(SamplingParams(temperature=0.0), seed=0)])
-    next(steps)
+def seconds_per_token(runner: Runner) -> float:
+    """One round of greedy decoding behind a short prompt."""
+    prompt = tuple(range(16))
+    row = runner.open(prompt, Sampler(SamplingParams(temperature=0.0), seed=0))
+    runner.queue([Span(row, prompt[runner.num_tokens(row) :])]).choices()
     start = time.perf_counter()
     for _ in range(TOKENS_PER_ROUND):
-        next(steps)
+        runner.queue([Span(row)]).choices()
     seconds = (time.perf_counter() - start) / TOKENS_PER_ROUND
-    steps.close()
-    runner.truncate(0, 16)
+    runner.close(row)
     return seconds
 
 

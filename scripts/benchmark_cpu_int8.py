@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from llmcli.runners.torch.runner import TorchRunner
 
 from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
@@ -26,6 +25,7 @@ from llmcli.checkpoint.random_weights import RandomReader
 from llmcli.checkpoint.shapes import shape_source
 from llmcli.config.llama import LlamaConfig
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.base import Runner, Span
 from llmcli.runners.torch.load import load
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -35,29 +35,27 @@ SAMPLERS = {"greedy": SamplingParams(temperature=0.0), "default chain": Sampling
 PROMPT_TOKENS = 16
 
 
-def open_runner(shape: str, scheme: WeightScheme, num_threads: int, scratch: Path) -> TorchRunner:
-    """The shape with random weights, written by the exporter, with a short prompt in its row."""
+def open_runner(shape: str, scheme: WeightScheme, num_threads: int, scratch: Path) -> Runner:
+    """The shape with random weights, written by the exporter."""
     model = shape_source(shape, "int8")
     source, destination = scratch / "source", scratch / f"int8-{scheme.group_size}"
     source.mkdir(exist_ok=True)
     model = replace(model, checkpoint=replace(model.checkpoint, folder=source))
     exporter = Exporter(plan_export(model, ExportOptions(scheme)), destination, shape, open_reader=RandomReader)
     exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
-    runner = load(open_model(destination), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
-    list(runner.prefill(0, list(range(PROMPT_TOKENS))))
-    return runner
+    return load(open_model(destination), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
 
 
-def decode(runner: TorchRunner, params: SamplingParams, num_tokens: int) -> float:
-    """Seconds a token, after the first."""
-    steps = runner.decode([0], [Sampler(params, seed=0)])
-    next(steps)
+def decode(runner: Runner, params: SamplingParams, num_tokens: int) -> float:
+    """Seconds a token behind a short prompt, after the first."""
+    prompt = tuple(range(PROMPT_TOKENS))
+    row = runner.open(prompt, Sampler(params, seed=0))
+    runner.queue([Span(row, prompt[runner.num_tokens(row) :])]).choices()
     start = time.perf_counter()
     for _ in range(num_tokens):
-        next(steps)
+        runner.queue([Span(row)]).choices()
     seconds = time.perf_counter() - start
-    steps.close()
-    runner.truncate(0, PROMPT_TOKENS)
+    runner.close(row)
     return seconds / num_tokens
 
 
