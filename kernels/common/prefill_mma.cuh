@@ -44,6 +44,11 @@ struct PrefillMma {
     static constexpr int BLOCK_QUERIES = 4 * WARP_QUERIES;
     // More would not leave registers enough; the scales of codes take some.
     static constexpr int BLOCK_TOKENS = HEAD_DIM <= (HAS_SCALES ? 96 : 128) ? 64 : 32;
+#if __CUDA_ARCH__ >= 900
+    static constexpr int PAGES_AT_ONCE = BLOCK_TOKENS / PAGE_TOKENS;
+#else
+    static constexpr int PAGES_AT_ONCE = 1;  // the registers for more would spill
+#endif
     static constexpr int PADDED = (HEAD_DIM + 15) / 16 * 16;
     static constexpr int STRIDE = PADDED + 8;
     // Then, of codes, those that are on their way [BLOCK_TOKENS][PADDED], and scales of keys and values [BLOCK_TOKENS].
@@ -86,7 +91,7 @@ struct PrefillMma {
         static_assert(BLOCK_TOKENS % PAGE_TOKENS == 0, "tiles begin where pages begin");
         // Page by page, so that all threads ask for the same entries of the table, and the rest of an address is known.
         const int last_page = (end - 1) / PAGE_TOKENS;
-#pragma unroll
+#pragma unroll PAGES_AT_ONCE
         for (int begin = 0; begin < BLOCK_TOKENS; begin += PAGE_TOKENS) {
             // Valid also past the last page, where nothing is read, so that no branch is taken.
             const size_t place = block.page_place(min((first + begin) / PAGE_TOKENS, last_page));

@@ -48,15 +48,14 @@ class Voice:
         """Answer the last message."""
         token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
         prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
-        generation = self.session.generation(
-            self.runner,
+        request = self.session.request(
             prompt,
             self.session.sampler(self.params, seed, prompt, SamplerFlags()),
             samples=(0,),
             max_new_tokens=self.session.resolve_max_new_tokens(None, len(token_ids), self.context),
             stop_strings=(),
-            num_alternatives=None,
         )
+        generation = self.session.generation(self.runner, request)
         (finished,) = (event for event in generation.events() if isinstance(event, Finished))
         return Reply(finished.text, finished.finish_reason == "eos")
 

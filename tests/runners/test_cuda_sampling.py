@@ -345,7 +345,7 @@ class LateEvent:
 def late_card(monkeypatch):
     card = LateCard()
     monkeypatch.setattr(arena, "pinned_bytes", lambda num_bytes: np.zeros(num_bytes, np.uint8))
-    monkeypatch.setattr(arena.cupy.cuda, "Event", card.event)
+    monkeypatch.setattr(cupy.cuda, "Event", card.event)
     return card
 
 
