@@ -44,11 +44,7 @@ struct PrefillMma {
     static constexpr int BLOCK_QUERIES = 4 * WARP_QUERIES;
     // More would not leave registers enough; the scales of codes take some.
     static constexpr int BLOCK_TOKENS = HEAD_DIM <= (HAS_SCALES ? 96 : 128) ? 64 : 32;
-#if __CUDA_ARCH__ >= 900
-    static constexpr int PAGES_AT_ONCE = BLOCK_TOKENS / PAGE_TOKENS;
-#else
-    static constexpr int PAGES_AT_ONCE = 1;  // the registers for more would spill
-#endif
+    static constexpr int PAGES_AT_ONCE = __CUDA_ARCH__ >= 900 ? BLOCK_TOKENS / PAGE_TOKENS : 1;  // or registers spill
     static constexpr int PADDED = (HEAD_DIM + 15) / 16 * 16;
     static constexpr int STRIDE = PADDED + 8;
     // Then, of codes, those that are on their way [BLOCK_TOKENS][PADDED], and scales of keys and values [BLOCK_TOKENS].
