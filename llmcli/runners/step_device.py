@@ -38,23 +38,15 @@ class Work:
 
 
 class StepDevice(Protocol):
-    """What a device does with pages and slots. It works in the order of the calls."""
+    """What a device does with pages and slots. It works in the order of the calls.
 
-    @property
-    def config(self) -> LlamaConfig:
-        """The shape of the loaded model."""
+    The attributes are those of the `Runner` over it.
+    """
 
-    @property
-    def description(self) -> str:
-        """Device and precision for the user."""
-
-    @property
-    def cache_type(self) -> str:
-        """Type of the KV cache's elements."""
-
-    @property
-    def limits(self) -> Limits:
-        """What there is room for."""
+    config: LlamaConfig
+    description: str
+    cache_type: str
+    limits: Limits
 
     def method(self, position: int, prompt_len: int) -> int:
         """The method that computes a prompt's token at `position`: SINGLE, or another number.

@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits, Span, Step
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.pages import PagePool, PromptIndex
 from llmcli.runners.step_device import SINGLE, StepDevice, Work
@@ -60,33 +59,16 @@ class SteppingRunner:
     """The `Runner` protocol over a device. See `llmcli.runners.base.Runner` for the contract."""
 
     def __init__(self, device: StepDevice):
+        self.config = device.config
+        self.description = device.description
+        self.cache_type = device.cache_type
+        self.limits = device.limits
         self._device = device
-        self._limits = device.limits
-        self._pool = PagePool(self._limits.num_pages)
+        self._pool = PagePool(self.limits.num_pages)
         self._index = PromptIndex(self._pool)
         self._rows: dict[int, _Row] = {}
-        self._free_slots = list(range(self._limits.num_rows))
+        self._free_slots = list(range(self.limits.num_rows))
         self._next_row = 0
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The shape of the loaded model."""
-        return self._device.config
-
-    @property
-    def description(self) -> str:
-        """Device and precision for the user."""
-        return self._device.description
-
-    @property
-    def cache_type(self) -> str:
-        """Type of the KV cache's elements."""
-        return self._device.cache_type
-
-    @property
-    def limits(self) -> Limits:
-        """What there is room for."""
-        return self._limits
 
     @property
     def free_pages(self) -> int:
@@ -184,8 +166,8 @@ class SteppingRunner:
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; see `Runner.reserve`."""
-        if num_tokens > self._limits.max_seq_len:
-            raise ValueError(f"{num_tokens} tokens, a row has room for {self._limits.max_seq_len}")
+        if num_tokens > self.limits.max_seq_len:
+            raise ValueError(f"{num_tokens} tokens, a row has room for {self.limits.max_seq_len}")
         this = self._rows[row]
         num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
         copies_last = self._writes_into_shared_page(this, num_tokens)
@@ -285,7 +267,7 @@ class SteppingRunner:
         if sampler is None:
             return None
         if not self._free_slots:
-            raise ValueError(f"{self._limits.num_rows} rows are open, there is no room for another one")
+            raise ValueError(f"{self.limits.num_rows} rows are open, there is no room for another one")
         return heapq.heappop(self._free_slots)
 
     def _give_slot_back(self, row: _Row) -> None:
@@ -293,8 +275,8 @@ class SteppingRunner:
             heapq.heappush(self._free_slots, row.slot)
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
-        if not 0 < len(prompt) <= self._limits.max_seq_len:
-            raise ValueError(f"a prompt of {len(prompt)} tokens, expected 1 to {self._limits.max_seq_len}")
+        if not 0 < len(prompt) <= self.limits.max_seq_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens, expected 1 to {self.limits.max_seq_len}")
         self._check_ids(prompt)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:

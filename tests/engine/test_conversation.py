@@ -273,6 +273,6 @@ def test_what_cannot_be_done_says_so_and_changes_nothing(chat_model: Load) -> No
 
 def test_a_tokenizer_of_another_model_is_refused(chat_model: Load) -> None:
     talk = scripted(chat_model, "tiny")
-    talk.runner.device.config = SimpleNamespace(vocab_size=100)
+    talk.runner.config = SimpleNamespace(vocab_size=100)
     with pytest.raises(UsageError, match="belongs to another model"):
         talk.say("Hi", "x")

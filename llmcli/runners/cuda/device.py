@@ -44,37 +44,18 @@ class CudaDevice:
         cache_type: str,
         description: str,
     ):
+        self.config: LlamaConfig = forward.config
+        self.description = description
+        self.cache_type = cache_type
+        self.limits = limits
+        self.num_steps = 0  # that have been queued
         self._forward = forward
         self._lanes = lanes
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._limits = limits
         self._is_free = is_free
-        self._cache_type = cache_type
-        self._description = description
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
-        self._num_steps = 0
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The shape of the loaded model."""
-        return self._forward.config
-
-    @property
-    def description(self) -> str:
-        """Card and precision for the user."""
-        return self._description
-
-    @property
-    def cache_type(self) -> str:
-        """Type of the KV cache's elements."""
-        return self._cache_type
-
-    @property
-    def limits(self) -> Limits:
-        """What there is room for."""
-        return self._limits
 
     def method(self, position: int, prompt_len: int) -> int:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
@@ -117,7 +98,7 @@ class CudaDevice:
             return self._run(works)
 
     def _run(self, works: Sequence[Work]) -> CudaStep:
-        self._num_steps += 1
+        self.num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
@@ -136,7 +117,7 @@ class CudaDevice:
             else:
                 last = place
                 runs[place] = self._run_span(work)
-        return CudaStep(self, works, runs, lanes, last, self._num_steps)
+        return CudaStep(self, works, runs, lanes, last, self.num_steps)
 
     def _run_lanes(self, works: Sequence[Work]) -> None:
         slots = []
@@ -236,11 +217,6 @@ class CudaDevice:
     def read_span(self, first: int, count: int) -> AllLogits:
         """The logits behind the tokens first ... count - 1 of the latest span. Shapes: result [n, vocab_size]"""
         return self._forward.logits_of_span(first, count)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps queued so far."""
-        return self._num_steps
 
 
 class CudaStep:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits, pages_of
@@ -48,33 +47,14 @@ class TorchDevice:
     """The `StepDevice` of the torch runner."""
 
     def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, cache_type: str, description: str):
-        self._llama = llama
         num_pages = num_rows * pages_of(max_seq_len)
-        self._limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
-        self._cache_type = cache_type
-        self._description = description
+        self.config = llama.config
+        self.description = description
+        self.cache_type = cache_type
+        self.limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
+        self._llama = llama
         self._cache = PagedCache(llama.config, num_pages, cache_type)
         self._slots: dict[int, _Slot] = {}
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The shape of the loaded model."""
-        return self._llama.config
-
-    @property
-    def description(self) -> str:
-        """Device and precision for the user."""
-        return self._description
-
-    @property
-    def cache_type(self) -> str:
-        """Type of the KV cache's elements."""
-        return self._cache_type
-
-    @property
-    def limits(self) -> Limits:
-        """What there is room for."""
-        return self._limits
 
     def method(self, position: int, prompt_len: int) -> int:
         """The number of tokens in the token's chunk, as a product may depend on it; the few go one by one."""
