@@ -104,8 +104,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _native(values: dict[str, Any], number: int) -> Line:
     if ("prompt" in values) == ("messages" in values):
-        both = "both" if "prompt" in values else "neither"
-        raise UsageError(f"{both} of prompt and messages, expected one of them")
+        given = "prompt and messages are both given" if "prompt" in values else "prompt and messages are both missing"
+        raise UsageError(f"{given}, expected one of them")
     return Line(
         number,
         _id_of(values.get("id", number)),

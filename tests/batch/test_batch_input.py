@@ -69,9 +69,9 @@ def test_text_is_taken_as_it_stands() -> None:
     [
         ({"prompt": "a", "temprature": 1}, "unknown key 'temprature', expected prompt, messages, id, seed"),
         ({"prompt": "a", "temprature": None}, "unknown key 'temprature'"),
-        ({}, "neither of prompt and messages, expected one of them"),
-        ({"prompt": None}, "neither of prompt and messages"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "both of prompt and messages"),
+        ({}, "prompt and messages are both missing, expected one of them"),
+        ({"prompt": None}, "prompt and messages are both missing"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt and messages are both given"),
         ({"prompt": 5}, "prompt is 5, expected a text"),
         ({"prompt": ["a"]}, r"prompt is \['a'\], expected a text"),
         ({"prompt": "a", "id": True}, "id is True, expected a text or a number"),

@@ -130,7 +130,7 @@ class TorchDevice:
             return work.token_ids
         known = [] if work.slot is None else self._slots[work.slot].token_ids
         if len(known) <= work.position:
-            raise ValueError("the row has chosen no token that it could run")
+            raise ValueError("the row has no chosen token to run next")
         return (known[work.position],)
 
     @torch.inference_mode()
