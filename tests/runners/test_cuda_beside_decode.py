@@ -1,7 +1,9 @@
 """The CUDA runner while steps are queued ahead or interrupted, on a card that numpy simulates."""
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda import arena
+from llmcli.runners.cuda import load as load_module
 from llmcli.runners.cuda.load import load
 from llmcli.runners.cuda.memory import RESERVED_BYTES
 from llmcli.sampling.sampler import Sampler
@@ -194,3 +198,27 @@ def test_less_where_memory_is_short(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert min(2, limits.num_rows) * 2500 <= limits.num_pages < 8 * 2500
     with pytest.raises(InsufficientMemoryError, match="is available: use --context"):
         load_simulated(folder, device, **options)
+
+
+def test_memory_is_free_as_soon_as_the_runner_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, device: SimulatedDevice, folder: Path
+) -> None:
+    allocated: list[weakref.ref[Any]] = []
+
+    def card_memory(num_bytes: int) -> Any:
+        memory = real_card_memory(num_bytes)
+        allocated.append(weakref.ref(memory))
+        return memory
+
+    real_card_memory = arena.card_memory
+    for module in (arena, load_module):
+        monkeypatch.setattr(module, "card_memory", card_memory)
+    gc.disable()  # who loads the next model does not wait for the collector
+    try:
+        runner = load_simulated(folder, device)
+        tell(runner, PROMPT[:20], GREEDY, 3)
+        assert [memory() is None for memory in allocated] == [False] * 3  # weights, cache, workspace
+        del runner
+        assert [memory() is None for memory in allocated] == [True] * 3
+    finally:
+        gc.enable()

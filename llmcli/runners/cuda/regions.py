@@ -89,22 +89,26 @@ def lay_out(plan: Any, memory: Any) -> Any:
     """
     if held_bytes(plan) > memory.nbytes:
         raise ValueError(f"{held_bytes(plan)} bytes do not fit a memory of {memory.nbytes}")
-    begin = 0
+    return _lay_out(plan, memory, 0)[0]
 
-    def place(part: Any) -> Any:
-        nonlocal begin
-        if isinstance(part, (Region, TiledRegion)):
-            end = begin + part.held_bytes
-            array = part.place(memory[begin:end])
-            begin = end
-            return array
-        if isinstance(part, tuple):
-            return tuple(place(one) for one in part)
-        if held_bytes(part) == 0:
-            return part
-        return replace(part, **{field.name: place(getattr(part, field.name)) for field in fields(part)})
 
-    return place(plan)
+def _lay_out(part: Any, memory: Any, begin: int) -> tuple[Any, int]:
+    """A part of a plan with arrays over `memory` from `begin` on, and where they end.
+
+    No closure: one that calls itself would keep the memory until the garbage collector comes.
+    """
+    if isinstance(part, (Region, TiledRegion)):
+        end = begin + part.held_bytes
+        return part.place(memory[begin:end]), end
+    if not isinstance(part, tuple) and held_bytes(part) == 0:
+        return part, begin
+    placed = []
+    for one in part if isinstance(part, tuple) else [getattr(part, field.name) for field in fields(part)]:
+        array, begin = _lay_out(one, memory, begin)
+        placed.append(array)
+    if isinstance(part, tuple):
+        return tuple(placed), begin
+    return replace(part, **{field.name: one for field, one in zip(fields(part), placed, strict=True)}), begin
 
 
 def _parts(plan: Any) -> Sequence[Any]:
