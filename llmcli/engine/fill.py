@@ -5,10 +5,9 @@ from typing import Generic, TypeVar
 
 from llmcli.runners.base import MAX_SPAN, Runner, Span
 
-# Running rows wait about so long for newcomers' prompts, in seconds a step; how many tokens that is, shows.
-_WAIT_SECONDS = 0.03
 _FIRST_FILL_TOKENS = 256
-_FEWEST_FILL_TOKENS, MOST_FILL_TOKENS = 64, 8192
+# Fewer tokens would hardly take less time: a span reads all weights, however short it is.
+_FEWEST_FILL_TOKENS, MOST_FILL_TOKENS = 128, 8192
 
 Owner = TypeVar("Owner", covariant=True)
 
@@ -60,22 +59,33 @@ class Fill(Generic[Owner]):
 
 
 class FillBudget:
-    """How many tokens of prompts a step may run, so that running rows need not wait longer than they may.
+    """How many tokens of prompts a step runs while rows wait for it. Learns from what earlier spans took.
 
-    Attributes: num_tokens
+    Twice the tokens take less than twice the time, since every span reads all weights. So a span that took half of the
+    time that there is may safely be twice as long.
+
+    Attributes: num_tokens: of a span at most
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_seconds: float) -> None:
+        """`most_seconds` is the time that there is in a step."""
+        self._most_seconds = most_seconds
         self.num_tokens = _FIRST_FILL_TOKENS
-        self._num_filled = 0  # in the step before
+        self._seconds: dict[int, float] = {}  # of the latest span of each size; sizes are powers of two
 
-    def adapt(self, num_filled: int, seconds: float, *, is_ahead: bool) -> None:
-        """Learn from a step that ran so many tokens and took so long; halve or double the number at most.
+    def seconds(self, num_tokens: int) -> float:
+        """The time that a span will take; all that there is if none of its size has run."""
+        return self._seconds.get(num_tokens.bit_length(), self._most_seconds)
 
-        Ahead of the device, what took so long was the step before.
-        """
-        num_waited_for, self._num_filled = self._num_filled if is_ahead else num_filled, num_filled
-        if num_waited_for:
-            wanted = num_waited_for * _WAIT_SECONDS / seconds
-            bounded = min(max(wanted, self.num_tokens / 2), self.num_tokens * 2)
-            self.num_tokens = min(max(int(bounded), _FEWEST_FILL_TOKENS), MOST_FILL_TOKENS)
+    def has_room(self, spent_seconds: float, num_tokens: int) -> bool:
+        """Whether a step may run one more span. It runs one in any case."""
+        return spent_seconds == 0 or spent_seconds + self.seconds(num_tokens) <= self._most_seconds
+
+    def learn(self, num_tokens: int, seconds: float) -> None:
+        """Take in what a span took: too much time lowers the number of tokens, time to spare raises it."""
+        self._seconds[num_tokens.bit_length()] = seconds
+        in_time = num_tokens * self._most_seconds / max(seconds, 1e-6)
+        wanted = int(min(in_time, 2 * self.num_tokens, MOST_FILL_TOKENS))
+        is_too_long = seconds > self._most_seconds
+        if is_too_long == (wanted < self.num_tokens):
+            self.num_tokens = max(wanted, _FEWEST_FILL_TOKENS)

@@ -23,14 +23,15 @@ from llmcli.runners.base import Chosen, Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
+WAIT_SECONDS = 0.04  # a person hardly sees so short a pause
 _SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory together
 
 
 class Scheduler:
     """See the module. For one thread."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer | None = None):
-        """Texts need the tokenizer; scores do not."""
+    def __init__(self, runner: Runner, tokenizer: Tokenizer | None = None, *, wait_seconds: float = WAIT_SECONDS):
+        """Texts need the tokenizer; scores do not. In a step, running rows wait `wait_seconds` for new prompts."""
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
         self._tokenizer = tokenizer
@@ -42,7 +43,8 @@ class Scheduler:
         self._events: list[Event] = []  # from the latest step
         self._num_requests = 0
         self._orders = count(1)
-        self._budget = FillBudget()
+        self._budget = FillBudget(wait_seconds)
+        self._filled: list[tuple[Step, int]] = []  # spans of prompts since the latest choices, with their tokens
 
     @property
     def num_waiting(self) -> int:
@@ -104,38 +106,36 @@ class Scheduler:
         """
         events: list[Event] = []
         self._events = events
-        begin = time.perf_counter()
-        num_others = len(self._running)
-        num_filled = self._fill(events)
-        is_ahead = False
-        if num_others or not events:  # else report a lone prompt's progress at once
+        is_alone = not self._running
+        self._fill(events)
+        if not (is_alone and events):  # else report a lone prompt's progress at once
             is_ahead = self._queue_choices() and self._works_ahead()
             while len(self._queued) > is_ahead:  # the latest step runs while the host prepares the next
                 self._collect(self._queued.popleft(), events)
-        if num_others:
-            self._budget.adapt(num_filled, time.perf_counter() - begin, is_ahead=is_ahead)
         return events
 
     # Prompts
 
-    def _fill(self, events: list[Event]) -> int:
-        """Run tokens of prompts, as many as running rows can wait for; return their number.
+    def _fill(self, events: list[Event]) -> None:
+        """Run spans of prompts, as many as running rows can wait for.
 
-        If no row runs, a step runs one span at most, and stops after an event: the user should see progress.
+        If no row runs, run one span at most, and stop after an event: the user should see progress.
         """
-        num_filled, is_alone = 0, not self._running
-        while num_filled == 0 if is_alone else num_filled < self._budget.num_tokens:
+        is_alone, seconds = not self._running, 0.0
+        while True:
             fill = self._fills[0] if self._fills else self._start_next(events)
             if fill is None or (is_alone and events):
-                break
-            most = self._budget.num_tokens - num_filled if self._running else MOST_FILL_TOKENS
-            if isinstance(fill.owner, Score):
-                most = _SCORED_TOKENS
-            span = fill.next_span(self.runner, most)
-            if not self._reserve_fill(fill, span):
-                break
-            num_filled += self._run_fill(fill, span, events)
-        return num_filled
+                return
+            most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
+            span = fill.next_span(self.runner, _SCORED_TOKENS if isinstance(fill.owner, Score) else most)
+            num_tokens = len(span.token_ids)
+            if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
+                return
+            step = self._run_fill(fill, span, events)
+            if is_alone:
+                return
+            self._filled.append((step, num_tokens))
+            seconds += self._budget.seconds(num_tokens)
 
     def _start_next(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
         """Give the first waiting text or score a row. Return the fill that must run first; None if none can start.
@@ -215,7 +215,7 @@ class Scheduler:
         if text.shared is not None:
             text.shared.num_waiting -= 1
 
-    def _run_fill(self, fill: Fill[Text | Score | Shared], span: Span, events: list[Event]) -> int:
+    def _run_fill(self, fill: Fill[Text | Score | Shared], span: Span, events: list[Event]) -> Step:
         owner = fill.owner
         step = self.runner.queue([span])
         is_said = fill.take(span)
@@ -229,7 +229,7 @@ class Scheduler:
             events.append(PrefillProgress(fill.num_computed, len(fill.prompt), number_of(owner)))
         if fill.is_done:
             self._end_fill(fill, step, span, events)
-        return len(span.token_ids)
+        return step
 
     def _end_fill(self, fill: Fill[Text | Score | Shared], step: Step, span: Span, events: list[Event]) -> None:
         owner = fill.owner
@@ -246,7 +246,7 @@ class Scheduler:
             else:
                 owner.num_queued += 1
                 insort(self._running, owner)
-                self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1]))
+                self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1], []))
                 if not owner.sample.token_ids:
                     owner.sample.prefill_tokens = fill.num_computed
                     if not self.runner.limits.works_ahead:
@@ -282,8 +282,9 @@ class Scheduler:
         for text in ready:
             text.num_queued += 1
         self._queued.append(
-            Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready))
+            Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready), self._filled)
         )
+        self._filled = []
         self._close_prompts(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
         self.usage.row_steps += len(ready)
@@ -307,6 +308,8 @@ class Scheduler:
     def _collect(self, queued: Queued, events: list[Event]) -> None:
         """Wait for a step, and take its choices."""
         chosen = queued.step.choices()
+        for step, num_tokens in queued.fills:
+            self._budget.learn(num_tokens, step.prompt_seconds())
         with interrupts_held_back():
             for place, text, turn in queued.texts:
                 if text.turn == turn and text.row is not None:

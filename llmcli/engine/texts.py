@@ -72,6 +72,7 @@ class Queued:
     step: Step
     texts: Sequence[tuple[int, Text, int]]  # place, text, the text's turn
     last_tokens: Sequence[int]  # the place of each span's last token
+    fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
 
 
 def number_of(one: Text | Score | Shared) -> int:

@@ -174,6 +174,13 @@ class Device:
             return self._driver.bind(launch, kernel.function, self.stream.ptr, overlaps)
         return RawLaunch(launch, kernel, self.stream)
 
+    def now(self) -> "Moment":
+        """The moment when everything launched so far is done."""
+        with device_errors():
+            event = self._cupy.cuda.Event()
+            event.record(self.stream)
+        return Moment(event)
+
     def synchronize(self) -> None:
         """Wait for everything launched so far.
 
@@ -181,6 +188,24 @@ class Device:
         """
         with device_errors():
             self.stream.synchronize()
+
+
+class Moment:
+    """A moment of a card's work. Made by `Device.now`."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def seconds_until(self, later: "Moment") -> float:
+        """The time from this moment to a later one of the same card. Waits for it.
+
+        Raises: DeviceError if a kernel failed
+        """
+        import cupy
+
+        with device_errors():
+            later._event.synchronize()
+            return 1e-3 * float(cupy.cuda.get_elapsed_time(self._event, later._event))
 
 
 @contextmanager

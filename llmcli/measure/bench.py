@@ -3,6 +3,7 @@
 What is timed is what `generate` does, which is checked first. Medians over a few runs, after one that warms up.
 """
 
+import math
 import random
 import statistics
 import time
@@ -153,7 +154,7 @@ class Bench:
         self._read_bytes = read_bytes
         self._options = options
         self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
-        self._tokenizer = _NoText(runner.config.vocab_size)
+        self._tokenizer = NoText(runner.config.vocab_size)
         self._meter = meter
         if meter is not None:
             meter.wait_idle(_IDLE_SECONDS)
@@ -218,7 +219,8 @@ class Bench:
         self._texts(prompts, 1)  # once they are known, all rows can begin within a few steps
 
         def run() -> tuple[float, int]:
-            scheduler = Scheduler(self._runner, self._tokenizer)
+            # All rows begin at once, so they are equally deep.
+            scheduler = Scheduler(self._runner, self._tokenizer, wait_seconds=math.inf)
             numbers = [scheduler.submit(self._request(prompt, count + SPARE_TOKENS)) for prompt in prompts]
             while scheduler.num_waiting or scheduler.usage.most_rows < num_rows:
                 scheduler.step()
@@ -280,7 +282,7 @@ class Bench:
         return [run() for _ in range(num_runs)] or [first]
 
 
-class _NoText(Tokenizer):
+class NoText(Tokenizer):
     """Stands for a tokenizer where there is none: shapes have no words, and the figures need none."""
 
     def __init__(self, vocab_size: int):
@@ -293,12 +295,15 @@ class _NoText(Tokenizer):
         return []
 
     def token_id(self, content: str) -> int | None:
+        """No word has an id."""
         return None
 
     def piece(self, token_id: int) -> str:
+        """No token has a piece."""
         return ""
 
     def token_bytes(self, token_id: int) -> bytes:
+        """No token has bytes."""
         return b""
 
 

@@ -80,6 +80,9 @@ class Step(Protocol):
         Shapes: result [number of the span's tokens - first, vocab_size]
         """
 
+    def prompt_seconds(self) -> float:
+        """How long the device worked on spans of prompts in this step; decoding is not timed. Waits for them."""
+
 
 class Runner(Protocol):
     """A model with its weights loaded and its KV cache allocated. Loading is each runner's own function `load`."""

@@ -305,6 +305,10 @@ class _SteppingStep:
         """See `Step.logits`."""
         return self._step.logits(span, first)
 
+    def prompt_seconds(self) -> float:
+        """See `Step.prompt_seconds`."""
+        return self._step.prompt_seconds()
+
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of leading tokens that are equal."""

@@ -102,6 +102,14 @@ def test_rows_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.predicted_tokens_per_second == pytest.approx(4 * 1000 / 220)
 
 
+def test_all_rows_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ClockedRunner(monkeypatch, num_rows=60)
+    runner._device.seconds = lambda num_tokens: 1.0  # type: ignore[attr-defined]  # running rows would not wait so long
+    figures = bench(runner, num_rows=60).measure_decode(50)
+    assert figures.step_seconds.median == pytest.approx(0.02 + 0.005 * 60)
+    assert runner.num_steps == 10 + 1
+
+
 def test_median_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
     runner.slows_down_by = 0.05  # and a run has two prompts
@@ -139,13 +147,14 @@ class Wrong:
         return getattr(self._runner, name)
 
     def queue(self, spans: Sequence[Span]) -> Any:
-        choices = self._runner.queue(spans).choices()
+        queued = self._runner.queue(spans)
+        choices = queued.choices()
         for place, span in enumerate(spans):
             if span.choose == "last":
                 self._num_chosen[span.row] = step = self._num_chosen.get(span.row, -1) + 1
                 if (list(self._num_chosen).index(span.row), step) == (self._wrong[0] + 2, self._wrong[1]):
                     choices[place] = (choices[place][-1]._replace(token_id=choices[place][-1].token_id + 1),)
-        return SimpleNamespace(choices=lambda: choices)
+        return SimpleNamespace(choices=lambda: choices, prompt_seconds=queued.prompt_seconds)
 
 
 @pytest.mark.parametrize(("row", "step"), [(0, 0), (0, 9), (1, 4)])

@@ -3,6 +3,7 @@
 The suite needs torch and tiny random models only. Bits are compared where bits are promised: nearly everywhere.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,17 @@ class RunnerConformance(LoadingConformance):
         assert runner.config.hidden_size == CONFIG["hidden_size"]
         assert runner.description
         assert "\n" not in runner.description
+
+    def test_prompts_are_timed_and_decoding_is_not(self, runner: Runner) -> None:
+        decoding, row = start(runner, PROMPT[:20]), runner.open(PROMPT[30:])
+        runner.queue([Span(decoding)]).choices()
+        begin = time.perf_counter()
+        end = runner.span_end(row, 1)
+        step = runner.queue([Span(decoding), Span(row, tuple(PROMPT[30 : 30 + end]), "none")])
+        assert 0 < step.prompt_seconds() < time.perf_counter() - begin
+        step = runner.queue([Span(decoding)])
+        assert step.prompt_seconds() == 0
+        step.choices()
 
     def test_a_prompt_gives_logits(self, runner: Runner) -> None:
         row = runner.open(PROMPT)

@@ -21,7 +21,10 @@ NextToken = Callable[[Sequence[int], Sampler], int]
 
 
 class PageDevice:
-    """A `StepDevice`. `chunk` is where prompts may be cut; a step is told late if `works_ahead`."""
+    """A `StepDevice`. `chunk` is where prompts may be cut; a step is told late if `works_ahead`.
+
+    `seconds` is the time that a span of so many tokens seems to take.
+    """
 
     description = "pages"
     cache_type = "tokens"
@@ -35,12 +38,14 @@ class PageDevice:
         num_pages: int | None = None,
         chunk: int = 64,
         works_ahead: bool = False,
+        seconds: Callable[[int], float] = lambda num_tokens: 1e-5 * num_tokens,
     ):
         pages = -(-max_seq_len // PAGE_TOKENS) * num_rows if num_pages is None else num_pages
         self.config: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self.limits = Limits(num_rows, max_seq_len, pages, works_ahead)
         self.next_token = next_token
         self.chunk = chunk
+        self.seconds = seconds
         self.pages: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(pages)]
         self.samplers: dict[int, Sampler] = {}
         self.chosen: dict[int, int] = {}
@@ -72,7 +77,7 @@ class PageDevice:
         for work, choices in zip(works, chosen, strict=True):
             if work.slot is not None and isinstance(choices, tuple) and choices:
                 self.chosen[work.slot] = choices[-1].token_id
-        return PageStep(chosen)
+        return PageStep(chosen, sum(self.seconds(work.num_tokens) for work in works if work.token_ids))
 
     def _run(self, work: Work) -> Chosen:
         token_ids = work.token_ids
@@ -99,8 +104,9 @@ class PageDevice:
 class PageStep:
     """What was chosen."""
 
-    def __init__(self, chosen: list[Chosen]):
+    def __init__(self, chosen: list[Chosen], prompt_seconds: float = 0.0):
         self._chosen = chosen
+        self._prompt_seconds = prompt_seconds
 
     def choices(self) -> list[Chosen]:
         return self._chosen
@@ -110,3 +116,6 @@ class PageStep:
         logits = np.zeros((1, VOCAB_SIZE), np.float32)
         logits[:, 3] = 10 + np.log(VOCAB_SIZE - 1)
         return logits
+
+    def prompt_seconds(self) -> float:
+        return self._prompt_seconds

@@ -5,9 +5,10 @@ What kernels do inside, alignment and timing it does not show: tests/kernels and
 """
 
 import functools
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,12 +51,25 @@ class SimulatedDevice:
 
     def synchronize(self) -> None: ...
 
+    def now(self) -> "SimulatedMoment":
+        return SimulatedMoment(time.perf_counter())
+
     def record(self, run: Callable[[], None], arrays: Any) -> None:
         """Nothing to start again: each layer runs by itself."""
         run()
 
     def prepare_all(self, wanted: Any, on_compile: Any = None) -> None:
         self.prepared = {stem: set(names) for stem, names in wanted.items()}
+
+
+@dataclass(frozen=True)
+class SimulatedMoment:
+    """A moment of the host."""
+
+    seconds: float
+
+    def seconds_until(self, later: "SimulatedMoment") -> float:
+        return later.seconds - self.seconds
 
 
 def send(device: Any, target: Any, source: np.ndarray) -> None:

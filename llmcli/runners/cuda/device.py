@@ -9,6 +9,7 @@ import numpy as np
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
@@ -107,17 +108,17 @@ class CudaDevice:
             self._run_lanes([works[place] for place in lanes])
             for place in lanes:
                 runs[place].append(self._count_run(works[place], works[place].position + 1))
-        last = None
         for place, work in enumerate(works):
-            if _is_lane(work):
-                continue
             if work.logits is not None:
                 self._choose_from(work, work.logits)
                 runs[place].append(self._count_run(work, work.position))
-            else:
-                last = place
-                runs[place] = self._run_span(work)
-        return CudaStep(self, works, runs, lanes, last, self.num_steps)
+        spans = [place for place, work in enumerate(works) if not _is_lane(work) and work.logits is None]
+        moments = [self._forward.device.now()] if spans else []
+        for place in spans:
+            runs[place] = self._run_span(works[place])
+        moments += [self._forward.device.now()] if spans else []
+        last_span = spans[-1] if spans else None
+        return CudaStep(self, works, runs, lanes, last_span, moments, self.num_steps)
 
     def _run_lanes(self, works: Sequence[Work]) -> None:
         slots = []
@@ -229,14 +230,20 @@ class CudaStep:
         runs: Sequence[Sequence[tuple[int, int, int]]],
         lanes: Sequence[int],
         last_span: int | None,
+        moments: Sequence[Moment],
         number: int,
     ):
-        """`runs`: each work's sampler runs (slot, number, position). `lanes`: places of the works that are lanes."""
+        """What was queued.
+
+        `runs`: each work's sampler runs (slot, number, position). `lanes`: places of the works that are lanes.
+        `moments`: before the spans that are not, and behind them; none if there are none.
+        """
         self._device = device
         self._works = works
         self._runs = runs
         self._lanes = list(lanes)
         self._last_span = last_span
+        self._moments = moments
         self._number = number
 
     def choices(self) -> list[Chosen]:
@@ -255,6 +262,10 @@ class CudaStep:
         if span in self._lanes:
             return self._device.read_lane(self._lanes.index(span))
         return self._device.read_span(first, work.num_tokens)
+
+    def prompt_seconds(self) -> float:
+        """The time of the spans that are no lanes."""
+        return self._moments[0].seconds_until(self._moments[-1]) if self._moments else 0.0
 
 
 def _is_lane(work: Work) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -85,10 +86,15 @@ class TorchDevice:
 
     def run(self, works: Sequence[Work]) -> TorchStep:
         """Run and choose; what an interrupt leaves behind nobody counts, and the same step brings it again."""
-        results = [self._run(work) for work in works]
+        results, prompt_seconds = [], 0.0
+        for work in works:
+            begin = time.perf_counter()
+            results.append(self._run(work))
+            if work.token_ids:
+                prompt_seconds += time.perf_counter() - begin
         for work, result in zip(works, results, strict=True):
             self._take(work, result)
-        return TorchStep(self._llama, results)
+        return TorchStep(self._llama, results, prompt_seconds)
 
     def _run(self, work: Work) -> _Result:
         token_ids = self._token_ids(work)
@@ -158,9 +164,10 @@ class _Result:
 class TorchStep:
     """A step that is over."""
 
-    def __init__(self, llama: Llama, results: Sequence[_Result]):
+    def __init__(self, llama: Llama, results: Sequence[_Result], prompt_seconds: float):
         self._llama = llama
         self._results = results
+        self._prompt_seconds = prompt_seconds
 
     def choices(self) -> list[Chosen]:
         """What each span has chosen."""
@@ -173,6 +180,10 @@ class TorchStep:
             return result.work.logits[None]
         assert result.hidden is not None
         return project(self._llama, result.hidden[first:], 1 if result.work.method == SINGLE else PREFILL_CHUNK)
+
+    def prompt_seconds(self) -> float:
+        """The time of spans that name their tokens."""
+        return self._prompt_seconds
 
 
 @torch.inference_mode()
