@@ -155,6 +155,7 @@ class Bench:
         self._options = options
         self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
         self._tokenizer = NoText(runner.config.vocab_size)
+        self._random = random.Random(0)
         self._meter = meter
         if meter is not None:
             meter.wait_idle(_IDLE_SECONDS)
@@ -171,8 +172,9 @@ class Bench:
         """
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
         depth = min(self._options.depths)
-        prompts = [self._prompt(depth, row % 2) for row in range(self._options.num_rows)]
-        alone = [self._texts([prompt], count)[0] for prompt in prompts[:2]]
+        two = [self._prompt(depth), self._prompt(depth)]
+        prompts = [two[row % 2] for row in range(self._options.num_rows)]
+        alone = [self._texts([prompt], count)[0] for prompt in two]
         for row, together in enumerate(self._texts(prompts, count)):
             for position, (ours, expected) in enumerate(zip(together, alone[row % 2], strict=True)):
                 if ours != expected:
@@ -184,12 +186,9 @@ class Bench:
 
     def measure_prompt(self, num_tokens: int) -> PromptFigures:
         """Time a prompt, and the choice of the token after it."""
-        number = 0
 
         def run() -> tuple[float, float]:
-            nonlocal number
-            number += 1
-            prompt = self._prompt(num_tokens, number)  # another one each time: what is known is not run again
+            prompt = self._prompt(num_tokens)
             row = self._runner.open(prompt, self._sampler)
             start = time.perf_counter()
             while (begin := self._runner.num_tokens(row)) < num_tokens:
@@ -199,7 +198,7 @@ class Bench:
             prefilled = time.perf_counter() - start
             self._runner.close(row)
             start = time.perf_counter()
-            self._texts([self._prompt(num_tokens, -number)], 1)
+            self._texts([self._prompt(num_tokens)], 1)
             return prefilled, time.perf_counter() - start
 
         runs = self._repeat(run)
@@ -215,7 +214,7 @@ class Bench:
         """Time steps of all rows, once each of them has its prompt and a token."""
         options = self._options
         count, num_rows = options.num_new_tokens, options.num_rows
-        prompts = [self._prompt(depth, row) for row in range(num_rows)]
+        prompts = [self._prompt(depth) for _ in range(num_rows)]
         self._texts(prompts, 1)  # once they are known, all rows can begin within a few steps
 
         def run() -> tuple[float, int]:
@@ -271,9 +270,9 @@ class Bench:
     def _request(self, prompt: Sequence[int], count: int) -> Request:
         return Request(tuple(prompt), self._sampler, samples=(0,), max_new_tokens=count)
 
-    def _prompt(self, num_tokens: int, number: int = 0) -> list[int]:
-        """Random ids: nothing that is timed depends on which they are. Each number has its own."""
-        return random.Random(number).choices(range(self._runner.config.vocab_size), k=num_tokens)
+    def _prompt(self, num_tokens: int) -> list[int]:
+        """Random ids, other ones in each call: what the cache holds would not be run again."""
+        return self._random.choices(range(self._runner.config.vocab_size), k=num_tokens)
 
     def _repeat(self, run: Callable[[], T]) -> list[T]:
         start = time.perf_counter()

@@ -71,3 +71,10 @@ def test_layers_stored_in_different_ways(tmp_path: Path) -> None:
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 64), skip=("up_proj", "k_proj")))
     names = needed(folder)
     assert {name.split("<")[1].split(",")[0] for name in names["gemv"]} == {"Int8", "float"}
+
+
+def test_a_chunk_has_room_for_more_lanes_than_a_row_for_tokens(tmp_path: Path) -> None:
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
+    plan = plan_memory(StoredModel.of_model(model), max_seq_len=48, num_rows=200)
+    assert plan.chunk_tokens == 200
+    assert "attention_prefill" in needed_kernels(model, plan, TYPICAL_CARD)

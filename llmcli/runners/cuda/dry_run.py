@@ -126,6 +126,7 @@ class DryModel:
         self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
         self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
         products = Products(self.device, DryCublas(self.device), self._workspace.widened)
+        self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
         self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
         self.take = dry_run.take
 
@@ -176,9 +177,9 @@ class DryModel:
             started += self.head(count)
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
         for way in WAYS[1:]:
-            ways += [(way, count) for count in (1, self._forward.chunk_tokens)]
+            ways += [(way, count) for count in (1, self._longest)]
         for way, count in ways:
-            if count <= self._forward.chunk_tokens:
+            if count <= self._longest:
                 self._run_chunk(count, 0, way)
         return started + self.take()
 
