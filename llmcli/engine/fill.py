@@ -71,11 +71,12 @@ class FillBudget:
         """`most_seconds` is the time that there is in a step."""
         self._most_seconds = most_seconds
         self.num_tokens = _FIRST_FILL_TOKENS
-        self._seconds: dict[int, float] = {}  # of the latest span of each size; sizes are powers of two
+        self._latest: dict[int, tuple[int, float]] = {}  # by size, a power of two: the latest span's tokens and seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """The time that a span will take; all that there is if none of its size has run."""
-        return self._seconds.get(num_tokens.bit_length(), self._most_seconds)
+        """The longest that a span will take, by the latest of its size; all that there is if there was none."""
+        known_tokens, seconds = self._latest.get(num_tokens.bit_length(), (num_tokens, self._most_seconds))
+        return seconds * max(1.0, num_tokens / known_tokens)
 
     def has_room(self, spent_seconds: float, num_tokens: int) -> bool:
         """Whether a step may run one more span. It runs one in any case."""
@@ -83,7 +84,7 @@ class FillBudget:
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Take in what a span took: too much time lowers the number of tokens, time to spare raises it."""
-        self._seconds[num_tokens.bit_length()] = seconds
+        self._latest[num_tokens.bit_length()] = (num_tokens, seconds)
         in_time = num_tokens * self._most_seconds / max(seconds, 1e-6)
         wanted = int(min(in_time, 2 * self.num_tokens, MOST_FILL_TOKENS))
         is_too_long = seconds > self._most_seconds

@@ -23,7 +23,7 @@ from llmcli.runners.base import Chosen, Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
-WAIT_SECONDS = 0.04  # a person hardly sees so short a pause
+WAIT_SECONDS = 0.035  # a person hardly sees so short a pause
 _SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory together
 
 
