@@ -106,11 +106,12 @@ class Scheduler:
         """
         events: list[Event] = []
         self._events = events
-        is_alone = not self._running
+        is_alone, num_earlier = not self._running, len(self._queued)
         self._fill(events)
         if not (is_alone and events):  # else report a lone prompt's progress at once
+            # Ahead of the device, wait for the step before only: this one runs while the host prepares the next.
             is_ahead = self._queue_choices() and self._works_ahead()
-            while len(self._queued) > is_ahead:  # the latest step runs while the host prepares the next
+            for _ in range(num_earlier if is_ahead else len(self._queued)):
                 self._collect(self._queued.popleft(), events)
         return events
 

@@ -5,9 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
-from page_device import PageDevice
+from page_device import PageDevice, PageStep
 from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
@@ -15,7 +16,8 @@ from llmcli.engine.fill import FillBudget
 from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
-from llmcli.runners.base import PAGE_TOKENS
+from llmcli.runners.base import PAGE_TOKENS, Chosen
+from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -239,6 +241,47 @@ def test_newcomers_hold_running_rows_up_for_a_moment_only(tokenizer: Tokenizer, 
         fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // device.seconds(num_tokens))
         assert num_steps <= 1.5 * fewest + 12  # some to learn in
     assert max(held) <= 0.05
+
+
+class TimedDevice(FreeDevice):
+    """Works one step after the other, 3 ms for choices, while the host goes on until it waits. Attributes: now"""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(lambda history, sampler: 65, works_ahead=True, **options)
+        self.now = self._is_done = 0.0
+
+    def run(self, works: Sequence[Work]) -> PageStep:
+        seconds = sum(self.seconds(work.num_tokens) for work in works if work.token_ids)
+        is_decoding = any(not work.token_ids for work in works)
+        self._is_done = max(self._is_done, self.now) + seconds + 0.003 * is_decoding
+        return _TimedStep(self, super().run(works).choices(), seconds, self._is_done)
+
+
+class _TimedStep(PageStep):
+    def __init__(self, device: TimedDevice, chosen: list[Chosen], seconds: float, is_done: float):
+        super().__init__(chosen, seconds)
+        self._device = device
+        self._is_done = is_done
+
+    def choices(self) -> list[Chosen]:
+        self._device.now = max(self._device.now, self._is_done)
+        return super().choices()
+
+
+def test_tokens_are_told_while_the_next_prompt_runs(tokenizer: Tokenizer) -> None:
+    device = TimedDevice(num_rows=8, max_seq_len=20_000, seconds=lambda num_tokens: 0.01 + 2.5e-5 * num_tokens)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 10_000))
+    while not scheduler.usage.steps:
+        scheduler.step()
+    for number in range(20):
+        scheduler.submit(make_request([4 + number] * 2000, 1, (0,), 3))
+    told, num_finished = [device.now], 0
+    while num_finished < 20:
+        events = scheduler.step()
+        told += [device.now for event in events if isinstance(event, Token) and event.request == first]
+        num_finished += sum(isinstance(event, Finished) for event in events)
+    assert max(later - earlier for earlier, later in zip(told, told[1:], strict=False)) < 0.05
 
 
 def test_the_youngest_gives_its_pages_back(tokenizer: Tokenizer) -> None:
