@@ -1,7 +1,9 @@
 """The matrix library of CUDA for prefill: out = x @ W.T with plain rows, accumulated and written in float32.
 
 cuBLASLt, whose algorithms we choose, and keep: none that adds up parts of a sum apart, since how many parts there are
-depends on the number of tokens. CuPy has no binding for it, so the functions are called by themselves.
+depends on the number of tokens. So it gets no workspace either. With one it seeks among algorithms that split sums,
+strikes them out, and may be left with one that is ten times slower than the best (docs/performance.md). CuPy has no
+binding for it, so the functions are called by themselves.
 """
 
 import ctypes
@@ -35,9 +37,6 @@ _PREF_MIN_ALIGNMENT_C_BYTES = 7
 _REDUCTION_SCHEME_NONE = 0
 
 _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
-
-# What the library asks for by default on the largest cards; on others a part of it stays unused.
-WORKSPACE_BYTES = 32 * 2**20
 
 _Sizes = tuple[int, int, int]
 _Operands = tuple[tuple[int, int, int], ...]  # type, leading dimension and alignment of each
@@ -94,17 +93,11 @@ class _Library:
 
 
 class Cublas:
-    """The library on one card: one handle, a workspace of our own, no allocation on the card in a call."""
+    """The library on one card: one handle, no memory of the card."""
 
-    def __init__(self, device: Device, workspace: Any) -> None:
-        """`workspace` is used by every product and must live as long as this.
-
-        Shapes: workspace uint8 [WORKSPACE_BYTES], aligned to 256 bytes
-        Raises: DeviceError
-        """
-        check("cublas", "workspace", workspace, dtype="uint8", shape=(None,), aligned=256)
+    def __init__(self, device: Device) -> None:
+        """Raises: DeviceError"""
         self._device = device
-        self._workspace = workspace
         self._library = library = _Library(_load())
         self._handle = library.create("cublasLt", self)
         self._operation = library.create("cublasLtMatmulDesc", self, _COMPUTE_32F, _FLOAT32)
@@ -112,7 +105,7 @@ class Cublas:
         self._set("cublasLtMatmulDesc", self._operation, _DESC_TRANSA, transposed)
         self._preference = library.create("cublasLtMatmulPreference", self)
         for attribute, value in (
-            (_PREF_MAX_WORKSPACE_BYTES, ctypes.c_uint64(workspace.nbytes)),
+            (_PREF_MAX_WORKSPACE_BYTES, ctypes.c_uint64(0)),
             (_PREF_REDUCTION_SCHEME_MASK, ctypes.c_uint32(_REDUCTION_SCHEME_NONE)),
         ):
             self._set("cublasLtMatmulPreference", self._preference, attribute, value)
@@ -120,11 +113,7 @@ class Cublas:
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         # All that is the same in every product.
         self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
-        self._workspace_arguments = (
-            ctypes.c_void_p(workspace.data.ptr),
-            ctypes.c_size_t(workspace.nbytes),
-            ctypes.c_void_p(device.stream.ptr),
-        )
+        self._workspace_and_stream = (None, ctypes.c_size_t(0), ctypes.c_void_p(device.stream.ptr))
 
     def matmul(self, *, x: Any, weight: Any, out: Any) -> None:
         """out = x @ weight.T, in the order of the device's stream.
@@ -164,7 +153,7 @@ class Cublas:
             out,
             of_out,
             product.algorithm,
-            *self._workspace_arguments,
+            *self._workspace_and_stream,
         )
 
     def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
@@ -176,10 +165,11 @@ class Cublas:
     def _algorithm(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
         """What the library chooses for a product; asked once. One that is chosen for more tokens may refuse fewer."""
         if (sizes, operands) not in self._algorithms:
-            self._algorithms[sizes, operands] = self._choose(sizes, operands)
+            self._algorithms[sizes, operands] = self.propose(sizes, operands).algorithm
         return self._algorithms[sizes, operands]
 
-    def _choose(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
+    def propose(self, sizes: _Sizes, operands: _Operands) -> _Heuristic:
+        """What the library proposes for a product. Raises: DeviceError"""
         for attribute, (_, _, alignment) in zip(_PREF_MIN_ALIGNMENT_BYTES, operands, strict=True):
             self._set("cublasLtMatmulPreference", self._preference, attribute, ctypes.c_uint32(alignment))
         of_out = ctypes.c_uint32(operands[-1][2])
@@ -201,7 +191,7 @@ class Cublas:
         )
         if num_found.value != 1 or found.state != 0:
             raise DeviceError(f"the matrix library has no algorithm for a product of {sizes} (rows, tokens, inputs)")
-        return _Algorithm.from_buffer_copy(found.algorithm)
+        return found
 
     def _layouts(self, owner: Any, sizes: _Sizes, operands: _Operands) -> list[ctypes.c_void_p]:
         """Where weight, x and output lie, for as long as `owner` lives.

@@ -20,7 +20,7 @@ from llmcli.kernels.spec import Cost
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import MemoryPlan
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, WAYS, Products, Way, way_of
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.workspace import Cache, Workspace, num_lanes
@@ -176,9 +176,7 @@ class DryModel:
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
-        for way in WAYS[1:]:
-            ways += [(way, count) for count in (1, self._longest)]
-        for way, count in ways:
+        for way, count in [*ways, ("widened", 1), ("widened", self._longest)]:
             if count <= self._longest:
                 self._run_chunk(count, 0, way)
         return started + self.take()

@@ -88,7 +88,7 @@ def load(
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
         Upload(device, pieces, staging.slots, timeline) as uploading,
     ):
-        opening = beside.submit(_open_library, device, workspace.library, timeline)
+        opening = beside.submit(_open_library, device, timeline)
         _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
@@ -152,9 +152,9 @@ def _prepare(
     timeline.note("kernels", f"{len(wanted)} files, {source}")
 
 
-def _open_library(device: Device, workspace: Any, timeline: Timeline) -> Cublas:
+def _open_library(device: Device, timeline: Timeline) -> Cublas:
     with timeline.beside("matrix library"):
-        return Cublas(device, workspace)
+        return Cublas(device)
 
 
 def rotary_table(config: LlamaConfig, max_seq_len: int) -> npt.NDArray[np.float32]:

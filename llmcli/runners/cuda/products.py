@@ -16,27 +16,17 @@ from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import tiles_at_a_time
 
 # How to multiply a prompt's tokens. Packed: from the codes, if the matrix has any. Widened: the matrix library, after
-# the weights have been widened for it. Mixed: some matrices packed, others widened. The two round differently.
-Way = Literal["packed", "mixed", "widened"]
+# the weights have been widened for it. The two round differently.
+Way = Literal["packed", "widened"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 # The most tokens for "packed": here widening would take longer than the product itself.
 MAX_PACKED_TOKENS = 64
-# The most tokens for "mixed". A matrix with at least _MANY_INPUTS times as many inputs as rows stays packed: the
-# library may not share a sum among several multiprocessors, so it would leave most of them idle.
-MAX_MIXED_TOKENS = 256
-_MANY_INPUTS = 4
 
 
 def way_of(num_tokens: int) -> Way:
     """The way of products for a chunk of `num_tokens` tokens."""
-    return "packed" if num_tokens <= MAX_PACKED_TOKENS else "mixed" if num_tokens <= MAX_MIXED_TOKENS else "widened"
-
-
-def is_packed(layout: TileLayout, way: Way) -> bool:
-    """Whether a matrix is multiplied from its codes."""
-    has_many_inputs = layout.num_inputs >= _MANY_INPUTS * layout.num_rows
-    return takes(layout) and (way == "packed" or (way == "mixed" and has_many_inputs))
+    return "packed" if num_tokens <= MAX_PACKED_TOKENS else "widened"
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class Products:
                 rows may be further apart
         """
         matrix, layout = projection.matrix, projection.layout
-        if is_packed(layout, way):
+        if way == "packed" and takes(layout):
             gemm_packed(self._device, matrix=matrix, x=x, out=out)
             return
         pieces = self._pieces_of(layout, x.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcli.errors import InsufficientMemoryError
-from llmcli.kernels.cublas import WORKSPACE_BYTES, Cublas
+from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.residual_add import residual_add
@@ -72,7 +72,7 @@ def measure_flops(device: Device, kind: str) -> float:
     Raises: as `measure_rates`
     """
     dtype = ARRAY_DTYPES[kind]
-    workspace, out = _array((WORKSPACE_BYTES,), "uint8"), _array((_NUM_TOKENS, _NUM_ROWS), "float32")
+    out = _array((_NUM_TOKENS, _NUM_ROWS), "float32")
     x, weight = _array((_NUM_TOKENS, _NUM_INPUTS), dtype), _array((_NUM_ROWS, _NUM_INPUTS), dtype)
     # Not zeros: they cost less power than weights, and would run faster.
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
@@ -80,7 +80,7 @@ def measure_flops(device: Device, kind: str) -> float:
     for target in (x, weight):
         for part in target.reshape(-1, len(stored)):
             send(device, part, stored)
-    library = Cublas(device, workspace)
+    library = Cublas(device)
 
     work = functools.partial(library.matmul, x=x, weight=weight, out=out)
     seconds = _median_seconds(device, work, _MATMUL_WARM_SECONDS)
@@ -98,10 +98,9 @@ def measure_launch_seconds(device: Device) -> float:
         for _ in range(_OWN_KERNELS):
             residual_add(device, x=out, row_scale=None, bias=None, hidden=hidden)
 
-    workspace = _array((WORKSPACE_BYTES,), "uint8")
     x, weight = _array((_SMALL, _SMALL), "float16"), _array((_SMALL, _SMALL), "float16")
     out, hidden = _array((_SMALL, _SMALL), "float32"), _array((_SMALL, _SMALL), "float32")
-    library = Cublas(device, workspace)
+    library = Cublas(device)
     times: list[float] = []
     with device_errors():
         replay = device.record(run, ())

@@ -7,7 +7,6 @@ import numpy as np
 
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.cublas import WORKSPACE_BYTES
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Region
@@ -57,7 +56,7 @@ class Workspace(Generic[A]):
     - For a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
       zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
       float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
-      [chunk]; widened, library uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+      [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]
@@ -78,7 +77,6 @@ class Workspace(Generic[A]):
     gated_scale: A
     unit_scale: A
     widened: A
-    library: A
     score_logits: A
     lane_rows: A
     lane_positions: A
@@ -126,7 +124,6 @@ def plan_workspace(
         gated_scale=scales,
         unit_scale=scales,
         widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
-        library=Region((WORKSPACE_BYTES,), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
