@@ -14,7 +14,7 @@ from llmcli.runners.cuda.pricing import Pricing, Rates
 # Host overhead, while the card waits, in units of a replayed launch. A new launch is checked and planned first, which
 # takes 6 to 9 times as long as a replay. A chunk's tokens are sent and its arrays are cut. Fitted to prompts of 40 to
 # 2,048 tokens, ten models, three hosts. Times of models of 1B and less differ by 20 % from one process to the next.
-NEW_LAUNCH, CHUNK_LAUNCHES = 7, 60
+NEW_LAUNCH, CHUNK_LAUNCHES = 7, 140
 # From asking for a token to having it, without the sampling kernel: sending to the card, and launching one graph.
 FIRST_TOKEN_SECONDS = 150e-6
 

@@ -32,8 +32,11 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
-ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 9900, 2574
+# A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
+# bytes take longer.
+ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 9900, 700
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
+FURTHER_ROWS_SLOWNESS = 1.58
 # Clocks of sampling a token greedily, and of the start and end of any other kernel.
 SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # A product of the matrix library: its share of the rate of a large product, and its share of the reading rate when
@@ -95,8 +98,9 @@ class Pricing:
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE
+        slowness = (1 + (cost.num_rows - 1) * FURTHER_ROWS_SLOWNESS) / cost.num_rows
         start = ATTENTION_CLOCKS + (cost.num_rows - 1) * ATTENTION_ROW_CLOCKS
-        return cost.stored_bytes / (share * self._rates.read_bytes) + start / self._card.clock_hertz
+        return cost.stored_bytes * slowness / (share * self._rates.read_bytes) + start / self._card.clock_hertz
 
     def _prefill(self, stem: str, cost: KernelCost) -> float:
         kind = "float32" if cost.element_bits == 32 else "float16"
