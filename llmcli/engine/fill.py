@@ -61,8 +61,7 @@ class Fill(Generic[Owner]):
 class FillBudget:
     """How many tokens of prompts a step runs while rows wait for it. Learns from what earlier spans took.
 
-    Twice the tokens take less than twice the time, since every span reads all weights. So a span that took half of the
-    time that there is may safely be twice as long.
+    A quarter more tokens may take half as much time more: the matrix library's products grow by leaps.
 
     Attributes: num_tokens: of a span at most
     """
@@ -83,10 +82,11 @@ class FillBudget:
         return spent_seconds == 0 or spent_seconds + self.seconds(num_tokens) <= self._most_seconds
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Take in what a span took: too much time lowers the number of tokens, time to spare raises it."""
+        """Take in what a span took: too much time lowers the number of tokens, much time to spare raises it."""
         self._latest[num_tokens.bit_length()] = (num_tokens, seconds)
-        in_time = num_tokens * self._most_seconds / max(seconds, 1e-6)
-        wanted = int(min(in_time, 2 * self.num_tokens, MOST_FILL_TOKENS))
-        is_too_long = seconds > self._most_seconds
-        if is_too_long == (wanted < self.num_tokens):
-            self.num_tokens = max(wanted, _FEWEST_FILL_TOKENS)
+        share = seconds / self._most_seconds
+        if share > 1:
+            self.num_tokens = max(min(self.num_tokens, int(num_tokens / share)), _FEWEST_FILL_TOKENS)
+        else:
+            growth = 2 if share < 1 / 3 else 5 / 4 if share < 4 / 5 else 1
+            self.num_tokens = max(self.num_tokens, min(int(num_tokens * growth), MOST_FILL_TOKENS))

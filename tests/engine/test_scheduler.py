@@ -12,7 +12,7 @@ from page_device import PageDevice, PageStep
 from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
-from llmcli.engine.fill import FillBudget
+from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
@@ -343,7 +343,7 @@ def test_spans_become_shorter_when_tokens_become_dearer() -> None:
     for per_token in (5e-5, 1.5e-4, 5e-5):
         for _ in range(40):
             budget.learn(budget.num_tokens, 0.01 + per_token * budget.num_tokens)
-        assert 0.03 / per_token * 0.95 < budget.num_tokens <= 0.03 / per_token + 1
+        assert 0.022 / per_token * 0.95 < budget.num_tokens <= 0.03 / per_token + 1
 
 
 def test_a_longer_span_is_taken_to_last_longer_than_the_latest_of_its_size() -> None:
@@ -352,3 +352,10 @@ def test_a_longer_span_is_taken_to_last_longer_than_the_latest_of_its_size() -> 
     assert budget.has_room(0.019, 1000)
     assert not budget.has_room(0.021, 1000)
     assert budget.has_room(0.029, 515)
+
+
+def test_a_fast_card_soon_runs_long_spans() -> None:
+    budget = FillBudget(0.04)
+    for _ in range(6):
+        budget.learn(budget.num_tokens, 0.001 + 1e-6 * budget.num_tokens)
+    assert budget.num_tokens == MOST_FILL_TOKENS
