@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import MAX_SPAN, AllLogits, Chosen, Limits, pages_of
+from llmcli.runners.base import AllLogits, Chosen, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.runners.torch.cache import PagedCache
 from llmcli.runners.torch.llama import Llama
@@ -58,10 +58,9 @@ class TorchDevice:
         self._slots: dict[int, _Slot] = {}
 
     def method(self, position: int, prompt_len: int) -> int:
-        """The number of tokens in the token's chunk, as a product may depend on it; the few go one by one."""
+        """The number of tokens in the token's chunk, as a product may depend on it."""
         begin = self.cut(position, prompt_len)
-        num_tokens = min(chunk_end(begin), prompt_len) - begin
-        return SINGLE if num_tokens <= MAX_SPAN else num_tokens
+        return min(chunk_end(begin), prompt_len) - begin
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The beginning of the chunk that `position` is in."""

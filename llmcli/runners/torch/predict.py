@@ -14,7 +14,7 @@ from torch import Tensor
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS
+from llmcli.runners.base import PAGE_TOKENS
 from llmcli.runners.torch.cache import cache_bytes
 from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
@@ -81,13 +81,10 @@ class HostPredictor:
         while begin < num_tokens:
             end = min(chunk_end(begin), num_tokens)
             count = end - begin
-            if count <= MAX_SPAN:  # one by one
-                total += sum(self.decode_seconds(depth) for depth in range(begin, end))
-            else:
-                for form, size in self._sizes.items():
-                    one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
-                    total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
-                total += self._attention_seconds(begin, count) + self._overhead()
+            for form, size in self._sizes.items():
+                one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
+                total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
+            total += self._attention_seconds(begin, count) + self._overhead()
             begin = end
         return total
 
