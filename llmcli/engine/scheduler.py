@@ -185,7 +185,7 @@ class Scheduler:
         elif isinstance(owner, Shared):
             prompt = owner.request.prompt_token_ids
         else:
-            self._waiting.remove(owner)  # a preempted sample of a shared prompt has been counted off before
+            self._forget_waiting(owner)
             prompt, said = owner.sample.request.prompt_token_ids, owner.sample.token_ids
             owner.turn += 1
             owner.num_queued = len(said)
@@ -213,7 +213,7 @@ class Scheduler:
 
     def _forget_waiting(self, text: Text) -> None:
         self._waiting.remove(text)
-        if text.shared is not None:
+        if text.shared is not None and not text.sample.token_ids:  # one that has tokens was counted off before
             text.shared.num_waiting -= 1
 
     def _run_fill(self, fill: Fill[Text | Score | Shared], span: Span, events: list[Event]) -> Step:

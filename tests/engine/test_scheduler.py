@@ -359,3 +359,25 @@ def test_a_fast_card_soon_runs_long_spans() -> None:
     for _ in range(6):
         budget.learn(budget.num_tokens, 0.001 + 1e-6 * budget.num_tokens)
     assert budget.num_tokens == MOST_FILL_TOKENS
+
+
+def test_a_preempted_sample_that_fails_leaves_the_prompt_to_the_others(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=160, num_pages=12)
+    runner = SteppingRunner(device)
+    scheduler = Scheduler(runner, tokenizer)
+    scheduler.submit(make_request([1] * 20, 1, (0, 1, 2), 100))
+    events: list[Event] = []
+    while not scheduler.usage.preemptions:
+        events += scheduler.step()
+
+    def fail(prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+        monkeypatch.undo()
+        raise CheckpointError("this row cannot be opened")
+
+    monkeypatch.setattr(runner, "open", fail)
+    events += run(scheduler)
+    ends = {event.sample: type(event) for event in events if isinstance(event, (Finished, Failed))}
+    assert ends == {0: Finished, 1: Failed, 2: Finished}
+    assert runner.free_pages == runner.limits.num_pages

@@ -1,0 +1,56 @@
+"""What `plan` predicts for a decoding step, beside what was measured on cards."""
+
+import pytest
+
+from llmcli.checkpoint.shapes import shape_model
+from llmcli.kernels.card_facts import CardFacts
+from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.predict import CardPredictor
+from llmcli.runners.cuda.pricing import Rates
+from llmcli.runners.cuda.stored import StoredModel
+
+H100 = CardFacts(132, 227 * 1024, True, 1.98e9, 50 * 2**20)
+H200 = CardFacts(132, 227 * 1024, True, 1.98e9, 60 * 2**20)
+
+# Card, shape, format, rows, tokens in the cache, GB/s that the process measured, milliseconds of a step.
+MEASURED = [
+    (H200, "Llama-3.1-8B", "int8", 1, 144, 4529, 2.28),
+    (H200, "Llama-3.1-8B", "int8", 1, 2064, 4529, 2.37),
+    (H200, "Llama-3.1-8B", "int8", 1, 8016, 4529, 2.57),
+    (H200, "Llama-3.1-8B", "int8", 1, 32128, 4530, 3.374),
+    (H200, "Llama-3.1-8B", "int8", 2, 144, 4376, 2.45),
+    (H200, "Llama-3.1-8B", "int8", 4, 2064, 4545, 2.82),
+    (H200, "Llama-3.1-8B", "int8", 8, 144, 4547, 2.88),
+    (H200, "Llama-3.1-8B", "int8", 8, 2064, 4547, 3.67),
+    (H200, "Llama-3.1-8B", "int8", 16, 144, 4363, 5.50),
+    (H200, "Llama-3.1-8B", "int8", 64, 144, 4546, 21.75),
+    (H200, "Llama-3.1-8B", "int8", 64, 2064, 4546, 27.85),
+    (H200, "Llama-3.1-8B", "int8", 256, 144, 4439, 89.94),
+    (H200, "Llama-3.1-8B", "int4", 1, 144, 4443, 1.62),
+    (H200, "Llama-3.1-8B", "int4", 8, 144, 4441, 2.33),
+    (H200, "Llama-3.2-1B", "int8", 1, 144, 4530, 0.56),
+    (H200, "Llama-3.2-1B", "int8", 1, 2064, 4530, 0.60),
+    (H200, "Llama-3.2-1B", "int8", 8, 144, 4540, 0.78),
+    (H200, "Llama-3.2-1B", "int8", 16, 1016, 4437, 1.59),
+    (H200, "Llama-3.2-1B", "int8", 64, 144, 4538, 5.53),
+    (H200, "Llama-3.2-1B", "int8", 256, 1016, 4444, 26.03),
+    (H200, "Llama-3.2-1B", "bf16", 1, 144, 4437, 0.76),
+    (H200, "Llama-3.2-1B", "bf16", 8, 144, 4442, 0.98),
+    (H200, "Llama-3.2-1B", "bf16", 64, 144, 4391, 6.97),
+    (H100, "Llama-2-7B", "int8", 1, 144, 3111, 1e3 / 390),
+    (H100, "Llama-2-13B", "int8", 1, 144, 3120, 1e3 / 205),
+    (H100, "Llama-3.1-8B", "int4", 1, 144, 3061, 1e3 / 514),
+    (H100, "Qwen3-4B", "bf16", 1, 144, 2970, 1e3 / 327),
+    (H100, "Llama-3.2-1B", "int8", 1, 144, 3097, 1e3 / 1460),
+]
+
+
+@pytest.mark.parametrize(("card", "shape", "form", "num_rows", "depth", "gbps", "milliseconds"), MEASURED)
+def test_steps_as_measured(
+    card: CardFacts, shape: str, form: str, num_rows: int, depth: int, gbps: float, milliseconds: float
+) -> None:
+    plan = plan_memory(
+        StoredModel.of_model(shape_model(shape, form)), max_seq_len=depth + 16, num_rows=num_rows, card=card
+    )
+    predicted = CardPredictor(plan, Rates(1e9 * gbps, {}), card).decode_seconds(depth, num_rows)
+    assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
