@@ -27,7 +27,7 @@
 //           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
 //           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. Rejected, with
-//           figures in docs/performance.md: clusters that hand each other their parts. Speed:
+//           figures in docs/performance/attention.md: clusters that hand each other their parts. Speed:
 //           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"

@@ -26,9 +26,9 @@
 //           its own inputs, and warps take turns at writing outputs, a tile later.
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
 //           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile.
-//           (6) Rejected, with figures in docs/performance.md: two blocks of 8 warps, registers for a second block
-//           beside, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs, codes
-//           as fp16
+//           (6) Rejected, with figures in docs/performance/products.md: two blocks of 8 warps, registers for a second
+//           block beside, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs,
+//           codes as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/gemv_output.cuh"

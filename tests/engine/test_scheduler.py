@@ -5,19 +5,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-from page_device import PageDevice, PageStep
+from page_device import PageDevice
 from tiny_models import EOS_ID, write_byte_tokenizer
 
 from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
-from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import CheckpointError
-from llmcli.runners.base import PAGE_TOKENS, Chosen
-from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -183,107 +179,6 @@ def test_what_a_prompt_shares_is_counted(tokenizer: Tokenizer) -> None:
     assert scheduler.usage.prompt_tokens_computed == 101 + 9 * 5
 
 
-def test_running_rows_go_on_while_a_long_prompt_is_run(tokenizer: Tokenizer) -> None:
-    device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=20_000, chunk=256)
-    scheduler = Scheduler(SteppingRunner(device), tokenizer)
-    first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 1000))
-    while not scheduler.usage.steps:
-        scheduler.step()
-    scheduler.submit(make_request([5] * 10_000, 1, (0,), 1))
-    waits = 0
-    while True:
-        events = scheduler.step()
-        if any(isinstance(event, Finished) and event.request != first for event in events):
-            break
-        assert sum(isinstance(event, Token) and event.request == first for event in events) == 1
-        waits += 1
-    assert waits > 1
-
-
-class FreeDevice(PageDevice):
-    """Prompts may be cut at every page."""
-
-    def method(self, position: int, prompt_len: int) -> int:
-        return 1
-
-    def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        end = max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
-        return min(end, prompt_len)
-
-
-# A card that takes long for any span, one for which tokens are dear, and a fast one.
-@pytest.mark.parametrize(("start", "per_token"), [(0.031, 1.5e-5), (0.008, 9e-5), (0.002, 1e-5)])
-def test_newcomers_hold_running_rows_up_for_a_moment_only(tokenizer: Tokenizer, start: float, per_token: float) -> None:
-    device = FreeDevice(
-        lambda history, sampler: 65,
-        num_rows=40,
-        max_seq_len=20_000,
-        works_ahead=True,
-        seconds=lambda num_tokens: start + per_token * num_tokens,
-    )
-    scheduler = Scheduler(SteppingRunner(device), tokenizer)
-    scheduler.submit(make_request([1, 2, 3], 1, (0,), 10_000))
-    while not scheduler.usage.steps:
-        scheduler.step()
-    first, held = 3, []
-    for num_tokens, count in ((12, 30), (10_000, 3), (12, 30), (128, 30), (10_000, 3)):
-        for _ in range(count):
-            scheduler.submit(make_request([first := first + 1] * num_tokens, 1, (0,), 1))
-        num_steps = scheduler.usage.steps
-        while scheduler.num_waiting or len(scheduler._fills):
-            device.works.clear()
-            scheduler.step()
-            held.append(
-                sum(device.seconds(work.num_tokens) for works in device.works for work in works if work.token_ids)
-            )
-        num_steps = scheduler.usage.steps - num_steps
-        room = (0.035 - start) / per_token  # tokens of the longest span
-        fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // device.seconds(num_tokens))
-        assert num_steps <= 1.5 * fewest + 12  # some to learn in
-    assert max(held) <= 0.05
-
-
-class TimedDevice(FreeDevice):
-    """Works one step after the other, 3 ms for choices, while the host goes on until it waits. Attributes: now"""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(lambda history, sampler: 65, works_ahead=True, **options)
-        self.now = self._is_done = 0.0
-
-    def run(self, works: Sequence[Work]) -> PageStep:
-        seconds = sum(self.seconds(work.num_tokens) for work in works if work.token_ids)
-        is_decoding = any(not work.token_ids for work in works)
-        self._is_done = max(self._is_done, self.now) + seconds + 0.003 * is_decoding
-        return _TimedStep(self, super().run(works).choices(), seconds, self._is_done)
-
-
-class _TimedStep(PageStep):
-    def __init__(self, device: TimedDevice, chosen: list[Chosen], seconds: float, is_done: float):
-        super().__init__(chosen, seconds)
-        self._device = device
-        self._is_done = is_done
-
-    def choices(self) -> list[Chosen]:
-        self._device.now = max(self._device.now, self._is_done)
-        return super().choices()
-
-
-def test_tokens_are_told_while_the_next_prompt_runs(tokenizer: Tokenizer) -> None:
-    device = TimedDevice(num_rows=8, max_seq_len=20_000, seconds=lambda num_tokens: 0.01 + 2.5e-5 * num_tokens)
-    scheduler = Scheduler(SteppingRunner(device), tokenizer)
-    first = scheduler.submit(make_request([1, 2, 3], 1, (0,), 10_000))
-    while not scheduler.usage.steps:
-        scheduler.step()
-    for number in range(20):
-        scheduler.submit(make_request([4 + number] * 2000, 1, (0,), 3))
-    told, num_finished = [device.now], 0
-    while num_finished < 20:
-        events = scheduler.step()
-        told += [device.now for event in events if isinstance(event, Token) and event.request == first]
-        num_finished += sum(isinstance(event, Finished) for event in events)
-    assert max(later - earlier for earlier, later in zip(told, told[1:], strict=False)) < 0.05
-
-
 def test_the_youngest_gives_its_pages_back(tokenizer: Tokenizer) -> None:
     device = PageDevice(lambda history, sampler: 65, num_rows=2, max_seq_len=160, num_pages=12)
     scheduler = Scheduler(SteppingRunner(device), tokenizer)
@@ -336,29 +231,6 @@ def test_an_interrupt_ends_what_runs_and_forgets_the_rest(tokenizer: Tokenizer) 
         (1, "interrupted"),
     ]
     assert scheduler.is_idle
-
-
-def test_spans_become_shorter_when_tokens_become_dearer() -> None:
-    budget = FillBudget(0.04)
-    for per_token in (5e-5, 1.5e-4, 5e-5):
-        for _ in range(40):
-            budget.learn(budget.num_tokens, 0.01 + per_token * budget.num_tokens)
-        assert 0.022 / per_token * 0.95 < budget.num_tokens <= 0.03 / per_token + 1
-
-
-def test_a_longer_span_is_taken_to_last_longer_than_the_latest_of_its_size() -> None:
-    budget = FillBudget(0.04)
-    budget.learn(520, 0.01)
-    assert budget.has_room(0.019, 1000)
-    assert not budget.has_room(0.021, 1000)
-    assert budget.has_room(0.029, 515)
-
-
-def test_a_fast_card_soon_runs_long_spans() -> None:
-    budget = FillBudget(0.04)
-    for _ in range(6):
-        budget.learn(budget.num_tokens, 0.001 + 1e-6 * budget.num_tokens)
-    assert budget.num_tokens == MOST_FILL_TOKENS
 
 
 def test_a_preempted_sample_that_fails_leaves_the_prompt_to_the_others(

@@ -229,16 +229,6 @@ def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
     assert fast.first_token_seconds(100) is None
 
 
-# Steps of one H200 in seconds, and its bandwidth (docs/performance.md); the last one of an H100.
-@pytest.mark.parametrize(
-    ("depth", "num_rows", "read_bytes", "seconds"),
-    [(128, 1, 4.474e12, 2.007e-3), (128, 8, 4.540e12, 2.837e-3), (128, 1, 3.137e12, 2.564e-3)],
-)
-def test_decode_takes_as_long_as_was_measured(depth: int, num_rows: int, read_bytes: float, seconds: float) -> None:
-    predicted = CardPredictor(shape_7b(), Rates(read_bytes, {}), TYPICAL_CARD).decode_seconds(depth + 128, num_rows)
-    assert predicted == pytest.approx(seconds, rel=0.07)
-
-
 def test_a_slower_clock_and_a_step_without_overlap_take_longer() -> None:
     plan = shape_7b()
     slow_clock = replace(TYPICAL_CARD, clock_hertz=TYPICAL_CARD.clock_hertz / 2)
