@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmcli.batch.estimate import estimate_seconds
+from llmcli.batch.rows_over_time import RowsOverTime
 from llmcli.batch.run import Progress, Usage
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
@@ -51,7 +52,7 @@ def _plan(job: Job) -> TargetPlan:
     return planned if planned.num_rows <= limit else target.plan(subject, context=run.context, num_rows=limit)
 
 
-def show_stats(progress: Progress, usage: Usage, load_seconds: float, run_seconds: float) -> None:
+def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, load_seconds: float, run_seconds: float) -> None:
     """What the run took, on stderr."""
     mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
     facts = {
@@ -61,6 +62,7 @@ def show_stats(progress: Progress, usage: Usage, load_seconds: float, run_second
         "new tokens": f"{progress.num_tokens}, {progress.num_tokens / run_seconds:.1f} tokens/s",
         "prompt tokens": f"{usage.prompt_tokens_computed} computed, {usage.prompt_tokens_shared} shared",
         "rows in use": f"{mean_rows:.1f} of {usage.num_rows} on average",
+        "rows over time": f"{' '.join(f'{mean:.3g}' for mean in rows.means(10))} in tenths of the run",
         "preemptions": f"{usage.preemptions}",
     }
     for name, text in facts.items():

@@ -9,6 +9,7 @@ import typer
 
 from llmcli.batch.output import InOrder, Journal
 from llmcli.batch.record import Record, refuse_other_settings, save_record
+from llmcli.batch.rows_over_time import RowsOverTime
 from llmcli.batch.run import Progress, run_batch
 from llmcli.batch.values import LineId
 from llmcli.cli import lazy
@@ -39,7 +40,7 @@ def run_job(job: Job) -> None:
     _settle_record(job, loaded.runner.description)
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer)
     terminal.info(f"{num_prompts} prompts, {scheduler.usage.num_rows} side by side")
-    progress = Progress()
+    progress, rows = Progress(), RowsOverTime()
     start_time = time.perf_counter()
     with _Sink(job) as sink:
 
@@ -57,6 +58,8 @@ def run_job(job: Job) -> None:
 
                 def on_step() -> None:
                     nonlocal last_drawing
+                    usage = scheduler.usage
+                    rows.note(time.perf_counter() - start_time, usage.steps, usage.row_steps)
                     if time.monotonic() - last_drawing >= _SECONDS_BETWEEN_DRAWINGS:
                         last_drawing = time.monotonic()
                         on_progress(progress.num_finished + progress.num_failed, num_prompts)
@@ -70,7 +73,7 @@ def run_job(job: Job) -> None:
             terminal.info(f"Interrupted: {ended} of {num_prompts} prompts ended{remedy}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if options.stats is not None:
-        show_stats(progress, scheduler.usage, loaded.load_seconds, time.perf_counter() - start_time)
+        show_stats(progress, scheduler.usage, rows, loaded.load_seconds, time.perf_counter() - start_time)
     if progress.num_failed:
         where = "the output" if job.output is None else str(job.output)
         again = "" if job.output is None else "; run the same command again to try them again"

@@ -325,7 +325,7 @@ def test_ordered_rows_and_stats(
     told = llmcli("batch", source, output, "-m", tiny_llama, "--ordered", "--stats", "--rows", 2)
     assert told.exit_code == 0
     assert list(results(output)) == [1, 2, 3]
-    stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-7:]}
+    stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-8:]}
     assert stats["prompts"] == "3 finished, 0 failed"
     assert stats["rows in use"].endswith(" of 3 on average")
     assert stats.keys() >= {"load", "run", "new tokens", "prompt tokens", "preemptions"}
@@ -343,13 +343,17 @@ def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny
         assert told.exit_code == 0, told.stderr
         assert f"7 prompts, {num_rows} side by side\n" in told.stderr
         found.append([without_times(value) for value in results(output).values()])
-        stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-7:]}
+        stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-8:]}
         computed, shared = (int(part.split()[0]) for part in stats["prompt tokens"].split(","))
         assert computed + shared == sum(len(value["prompt_token_ids"]) for value in found[-1])
         assert shared >= 6 * 48
         mean, most = re.fullmatch(r"(.*) of (.*) on average", stats["rows in use"]).groups()  # type: ignore[union-attr]
         assert int(most) == num_rows
         assert num_rows * 0.6 < float(mean) <= num_rows
+        tenths = [float(rows) for rows in stats["rows over time"].removesuffix(" in tenths of the run").split()]
+        assert len(tenths) == 10
+        assert max(tenths) >= float(mean) - 0.05
+        assert max(tenths) <= num_rows
         assert stats["preemptions"] == "0"
     assert all(other == found[0] for other in found[1:])
 
