@@ -260,7 +260,7 @@ def test_products_of_the_library_are_replayed_too(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("llmcli.kernels.cublas._load", NotingLibrary)
     card = DriverlessCard()
-    library = Cublas(card, Array((1024,), U8))
+    library = Cublas(card)
 
     def arrays(ptr: int) -> Sequence[Any]:
         return Array((5, 64), F16, ptr), Array((32, 64), F16, 2 * ptr), Array((5, 32), F32, 4 * ptr)

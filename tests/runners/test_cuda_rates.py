@@ -67,7 +67,7 @@ def test_a_launch_is_what_the_host_takes_not_the_card(monkeypatch: pytest.Monkey
         clock.now += 1.0
 
     library = SimpleNamespace(matmul=lambda **arrays: start("product", 6e-6, arrays))
-    monkeypatch.setattr(rates, "Cublas", lambda device, workspace: library)
+    monkeypatch.setattr(rates, "Cublas", lambda device: library)
     monkeypatch.setattr(rates, "residual_add", lambda device, **arrays: start("add", 10e-6, arrays))
     monkeypatch.setattr(rates, "_array", lambda shape, dtype: np.empty(shape, dtype))
     monkeypatch.setattr(rates.time, "perf_counter", lambda: clock.now)

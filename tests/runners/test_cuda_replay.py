@@ -70,7 +70,7 @@ def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
         cards = NotingCard(), CardWithoutReplays()
         for card in cards:
-            products = Products(card, Cublas(card, workspace.library), workspace.widened)
+            products = Products(card, Cublas(card), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
             for count in (1, 2, 9, 64, 65, 200):
                 for way in ("packed", "widened"):
