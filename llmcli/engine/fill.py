@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from llmcli.runners.base import MAX_SPAN, Runner, Span
 
 _FIRST_FILL_TOKENS = 256
-# Fewer tokens would hardly take less time: a span reads all weights, however short it is.
+# Fewer tokens take hardly less time: even a short span reads all weights.
 _FEWEST_FILL_TOKENS, MOST_FILL_TOKENS = 128, 8192
 
 Owner = TypeVar("Owner", covariant=True)
@@ -59,30 +59,30 @@ class Fill(Generic[Owner]):
 
 
 class FillBudget:
-    """How many tokens of prompts a step runs while rows wait for it. Learns from what earlier spans took.
+    """Decides how many tokens of prompts a step runs while rows wait. It learns from the times of earlier spans.
 
-    A quarter more tokens may take half as much time more: the matrix library's products grow by leaps.
+    It raises the number in small steps: a quarter more tokens may take half as much time again.
 
-    Attributes: num_tokens: of a span at most
+    Attributes: num_tokens: the most tokens of a span
     """
 
     def __init__(self, most_seconds: float) -> None:
-        """`most_seconds` is the time that there is in a step."""
+        """`most_seconds` is the time that prompts may take in a step."""
         self._most_seconds = most_seconds
         self.num_tokens = _FIRST_FILL_TOKENS
         self._latest: dict[int, tuple[int, float]] = {}  # by size, a power of two: the latest span's tokens and seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """The longest that a span will take, by the latest of its size; all that there is if there was none."""
+        """Estimate a span's time from the latest span of its size. Without one, assume all of `most_seconds`."""
         known_tokens, seconds = self._latest.get(num_tokens.bit_length(), (num_tokens, self._most_seconds))
         return seconds * max(1.0, num_tokens / known_tokens)
 
     def has_room(self, spent_seconds: float, num_tokens: int) -> bool:
-        """Whether a step may run one more span. It runs one in any case."""
+        """Whether a step may run one more span. Its first span always may."""
         return spent_seconds == 0 or spent_seconds + self.seconds(num_tokens) <= self._most_seconds
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Take in what a span took: too much time lowers the number of tokens, much time to spare raises it."""
+        """Learn a span's time. If it took too long, lower `num_tokens`; if much time was left, raise it."""
         self._latest[num_tokens.bit_length()] = (num_tokens, seconds)
         share = seconds / self._most_seconds
         if share > 1:

@@ -175,7 +175,7 @@ class Device:
         return RawLaunch(launch, kernel, self.stream)
 
     def now(self) -> "Moment":
-        """The moment when everything launched so far is done."""
+        """Mark the moment when all work launched so far is done."""
         with device_errors():
             event = self._cupy.cuda.Event()
             event.record(self.stream)

@@ -81,7 +81,7 @@ class Step(Protocol):
         """
 
     def prompt_seconds(self) -> float:
-        """How long the device worked on spans of prompts in this step; decoding is not timed. Waits for them."""
+        """How long the device worked on this step's prompts. Waits for them. Decoding is not timed."""
 
 
 class Runner(Protocol):

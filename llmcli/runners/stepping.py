@@ -167,7 +167,7 @@ class SteppingRunner:
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; see `Runner.reserve`."""
         if num_tokens > self.limits.max_seq_len:
-            raise ValueError(f"{num_tokens} tokens, a row has room for {self.limits.max_seq_len}")
+            raise ValueError(f"a row has room for {self.limits.max_seq_len} tokens, not for {num_tokens}")
         this = self._rows[row]
         num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
         copies_last = self._writes_into_shared_page(this, num_tokens)
@@ -267,7 +267,7 @@ class SteppingRunner:
         if sampler is None:
             return None
         if not self._free_slots:
-            raise ValueError(f"{self.limits.num_rows} rows are open, there is no room for another one")
+            raise ValueError(f"all {self.limits.num_rows} rows are open; close one first")
         return heapq.heappop(self._free_slots)
 
     def _give_slot_back(self, row: _Row) -> None:
@@ -276,7 +276,7 @@ class SteppingRunner:
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not 0 < len(prompt) <= self.limits.max_seq_len:
-            raise ValueError(f"a prompt of {len(prompt)} tokens, expected 1 to {self.limits.max_seq_len}")
+            raise ValueError(f"a prompt has {len(prompt)} tokens, expected 1 to {self.limits.max_seq_len}")
         self._check_ids(prompt)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:

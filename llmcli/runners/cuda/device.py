@@ -113,12 +113,13 @@ class CudaDevice:
                 self._choose_from(work, work.logits)
                 runs[place].append(self._count_run(work, work.position))
         spans = [place for place, work in enumerate(works) if not _is_lane(work) and work.logits is None]
-        moments = [self._forward.device.now()] if spans else []
+        if not spans:  # a moment takes the host some microseconds, and decoding is not timed
+            return CudaStep(self, works, runs, lanes, None, None, self.num_steps)
+        begin = self._forward.device.now()
         for place in spans:
             runs[place] = self._run_span(works[place])
-        moments += [self._forward.device.now()] if spans else []
-        last_span = spans[-1] if spans else None
-        return CudaStep(self, works, runs, lanes, last_span, moments, self.num_steps)
+        timed = begin, self._forward.device.now()
+        return CudaStep(self, works, runs, lanes, spans[-1], timed, self.num_steps)
 
     def _run_lanes(self, works: Sequence[Work]) -> None:
         slots = []
@@ -230,20 +231,20 @@ class CudaStep:
         runs: Sequence[Sequence[tuple[int, int, int]]],
         lanes: Sequence[int],
         last_span: int | None,
-        moments: Sequence[Moment],
+        timed: tuple[Moment, Moment] | None,
         number: int,
     ):
         """What was queued.
 
         `runs`: each work's sampler runs (slot, number, position). `lanes`: places of the works that are lanes.
-        `moments`: before the spans that are not, and behind them; none if there are none.
+        `timed`: the moments before and behind all other spans; None if there are none.
         """
         self._device = device
         self._works = works
         self._runs = runs
         self._lanes = list(lanes)
         self._last_span = last_span
-        self._moments = moments
+        self._timed = timed
         self._number = number
 
     def choices(self) -> list[Chosen]:
@@ -264,8 +265,11 @@ class CudaStep:
         return self._device.read_span(first, work.num_tokens)
 
     def prompt_seconds(self) -> float:
-        """The time of the spans that are no lanes."""
-        return self._moments[0].seconds_until(self._moments[-1]) if self._moments else 0.0
+        """See `Step.prompt_seconds`."""
+        if self._timed is None:
+            return 0.0
+        begin, end = self._timed
+        return begin.seconds_until(end)
 
 
 def _is_lane(work: Work) -> bool:
