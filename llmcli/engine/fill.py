@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from llmcli.runners.base import MAX_SPAN, Runner, Span
+from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Runner, Span
 
-_FIRST_FILL_TOKENS = 256
-# Fewer tokens take hardly less time: even a short span reads all weights.
-_FEWEST_FILL_TOKENS, MOST_FILL_TOKENS = 128, 8192
+_FIRST_FILL_TOKENS, MOST_FILL_TOKENS = 256, 8192
 
 Owner = TypeVar("Owner", covariant=True)
 
@@ -61,20 +59,21 @@ class Fill(Generic[Owner]):
 class FillBudget:
     """Decides how many tokens of prompts a step runs while rows wait. It learns from the times of earlier spans.
 
-    It raises the number in small steps: a quarter more tokens may take half as much time again.
+    It raises the number by one block: a quarter more tokens may take half as much time again. One block is the least:
+    fewer tokens take hardly less time, as even a short span reads all weights.
 
-    Attributes: num_tokens: the most tokens of a span
+    Attributes: num_tokens: the most tokens of a span, whole blocks
     """
 
     def __init__(self, most_seconds: float) -> None:
         """`most_seconds` is the time that prompts may take in a step."""
         self._most_seconds = most_seconds
         self.num_tokens = _FIRST_FILL_TOKENS
-        self._latest: dict[int, tuple[int, float]] = {}  # by size, a power of two: the latest span's tokens and seconds
+        self._latest: dict[int, tuple[int, float]] = {}  # by blocks: the latest span's tokens and seconds
 
     def seconds(self, num_tokens: int) -> float:
-        """Estimate a span's time from the latest span of its size. Without one, assume all of `most_seconds`."""
-        known_tokens, seconds = self._latest.get(num_tokens.bit_length(), (num_tokens, self._most_seconds))
+        """Estimate a span's time from the latest span of as many blocks. Without one, assume all of `most_seconds`."""
+        known_tokens, seconds = self._latest.get(_num_blocks(num_tokens), (num_tokens, self._most_seconds))
         return seconds * max(1.0, num_tokens / known_tokens)
 
     def has_room(self, spent_seconds: float, num_tokens: int) -> bool:
@@ -82,11 +81,18 @@ class FillBudget:
         return spent_seconds == 0 or spent_seconds + self.seconds(num_tokens) <= self._most_seconds
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Learn a span's time. If it took too long, lower `num_tokens`; if much time was left, raise it."""
-        self._latest[num_tokens.bit_length()] = (num_tokens, seconds)
+        """Learn a span's time. If it took too long, run fewer tokens; if much time was left, run more."""
+        num_blocks = _num_blocks(num_tokens)
+        self._latest[num_blocks] = (num_tokens, seconds)
         share = seconds / self._most_seconds
         if share > 1:
-            self.num_tokens = max(min(self.num_tokens, int(num_tokens / share)), _FEWEST_FILL_TOKENS)
+            fewer = max(int(num_tokens / share) // BLOCK_TOKENS, 1) * BLOCK_TOKENS
+            self.num_tokens = min(self.num_tokens, fewer)
         else:
-            growth = 2 if share < 1 / 3 else 5 / 4 if share < 4 / 5 else 1
-            self.num_tokens = max(self.num_tokens, min(int(num_tokens * growth), MOST_FILL_TOKENS))
+            more = num_blocks if share < 1 / 3 else 1 if share < 4 / 5 else 0
+            self.num_tokens = max(self.num_tokens, min((num_blocks + more) * BLOCK_TOKENS, MOST_FILL_TOKENS))
+
+
+def _num_blocks(num_tokens: int) -> int:
+    """Blocks that a span takes, the last one perhaps in part."""
+    return -(-num_tokens // BLOCK_TOKENS)

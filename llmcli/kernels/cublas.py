@@ -36,6 +36,7 @@ _PREF_MIN_ALIGNMENT_BYTES = (5, 6, 8)  # of A, B and D
 _PREF_MIN_ALIGNMENT_C_BYTES = 7
 _REDUCTION_SCHEME_NONE = 0
 
+_BLOCK_TOKENS = 128
 _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
 
 _Sizes = tuple[int, int, int]
@@ -80,6 +81,10 @@ class _Library:
         if status != 0:
             raise DeviceError(f"the matrix library's {function} failed with status {status}")
 
+    def succeeds(self, function: str, *arguments: Any) -> bool:
+        """Call one; whether it did what it was asked."""
+        return int(getattr(self._functions, function)(*arguments)) == 0
+
     def create(self, kind: str, owner: Any, *arguments: Any) -> ctypes.c_void_p:
         """Make one of the library's objects, which lives as long as `owner`.
 
@@ -95,9 +100,15 @@ class _Library:
 class Cublas:
     """The library on one card: one handle, no memory of the card."""
 
-    def __init__(self, device: Device) -> None:
-        """Raises: DeviceError"""
+    def __init__(self, device: Device, *, in_blocks: bool = False) -> None:
+        """With `in_blocks` all numbers of tokens in a block of 128 run the same kernel.
+
+        It may take a fifth longer than the one for this number. But the card loads each kernel when it first runs, and
+        has nothing else to do meanwhile: 2 ms for each matrix.
+        Raises: DeviceError
+        """
         self._device = device
+        self._in_blocks = in_blocks
         self._library = library = _Library(_load())
         self._handle = library.create("cublasLt", self)
         self._operation = library.create("cublasLtMatmulDesc", self, _COMPUTE_32F, _FLOAT32)
@@ -158,15 +169,31 @@ class Cublas:
 
     def _product(self, sizes: _Sizes, operands: _Operands) -> "_Product":
         product = _Product(self, sizes, operands)
-        product.algorithm = ctypes.byref(self._algorithm(sizes, operands))
         product.layouts = self._layouts(product, sizes, operands)
+        product.algorithm = ctypes.byref(self._algorithm(product))
         return product
 
-    def _algorithm(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
-        """What the library chooses for a product; asked once. One that is chosen for more tokens may refuse fewer."""
+    def _algorithm(self, product: "_Product") -> _Algorithm:
+        num_rows, num_tokens, num_inputs = product.sizes
+        if self._in_blocks:
+            num_blocks = -(-num_tokens // _BLOCK_TOKENS)
+            algorithm = self._chosen((num_rows, num_blocks * _BLOCK_TOKENS, num_inputs), product.operands)
+            if self._takes(algorithm, product.layouts):
+                return algorithm
+        return self._chosen(product.sizes, product.operands)
+
+    def _chosen(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:
+        """What the library chooses for a product; asked once."""
         if (sizes, operands) not in self._algorithms:
             self._algorithms[sizes, operands] = self.propose(sizes, operands).algorithm
         return self._algorithms[sizes, operands]
+
+    def _takes(self, algorithm: _Algorithm, layouts: Sequence[ctypes.c_void_p]) -> bool:
+        """Whether an algorithm that was chosen for more tokens takes these arrays."""
+        of_weight, of_x, of_out = layouts
+        arguments = (self._handle, self._operation, of_weight, of_x, of_out, of_out, ctypes.byref(algorithm))
+        found = _Heuristic()
+        return self._library.succeeds("cublasLtMatmulAlgoCheck", *arguments, ctypes.byref(found)) and found.state == 0
 
     def propose(self, sizes: _Sizes, operands: _Operands) -> _Heuristic:
         """What the library proposes for a product. Raises: DeviceError"""

@@ -11,7 +11,7 @@ from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.bench import NoText
-from llmcli.runners.base import PAGE_TOKENS, Chosen
+from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
@@ -56,15 +56,20 @@ class FreeDevice(PageDevice):
         return min(end, prompt_len)
 
 
-# A card that takes long for any span, one for which tokens are dear, and a fast one.
-@pytest.mark.parametrize(("start", "per_token"), [(0.031, 1.5e-5), (0.008, 9e-5), (0.002, 1e-5)])
-def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_token: float) -> None:
+# A card that takes long for any span, one for which tokens are dear, a fast one, and one with slow attention.
+@pytest.mark.parametrize(
+    ("start", "per_token", "per_key"), [(0.031, 1.5e-5, 0), (0.008, 9e-5, 0), (0.002, 1e-5, 0), (0.012, 2.5e-5, 3e-9)]
+)
+def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_token: float, per_key: float) -> None:
+    def seconds(position: int, num_tokens: int) -> float:
+        return start + per_token * num_tokens + per_key * num_tokens * position
+
     device = FreeDevice(
         lambda history, sampler: 65,
         num_rows=40,
         max_seq_len=20_000,
         works_ahead=True,
-        seconds=lambda num_tokens: start + per_token * num_tokens,
+        seconds=seconds,
     )
     scheduler = scheduler_of(device)
     submit(scheduler, [1, 2, 3], 10_000)
@@ -78,12 +83,12 @@ def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_toke
         while scheduler.num_waiting or len(scheduler._fills):
             device.works.clear()
             scheduler.step()
-            held.append(
-                sum(device.seconds(work.num_tokens) for works in device.works for work in works if work.token_ids)
-            )
+            spans = [work for works in device.works for work in works if work.token_ids]
+            held.append(sum(seconds(work.position, work.num_tokens) for work in spans))
         num_steps = scheduler.usage.steps - num_steps
-        room = (0.035 - start) / per_token  # tokens of the longest span
-        fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // device.seconds(num_tokens))
+        room = (0.035 - start) / (per_token + per_key * num_tokens / 2)  # tokens of the longest span
+        room = room // BLOCK_TOKENS * BLOCK_TOKENS
+        fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // seconds(0, num_tokens))
         assert num_steps <= 1.5 * fewest + 12  # some to learn in
     assert max(held) <= 0.05
 
@@ -96,7 +101,7 @@ class TimedDevice(FreeDevice):
         self.now = self._is_done = 0.0
 
     def run(self, works: Sequence[Work]) -> PageStep:
-        seconds = sum(self.seconds(work.num_tokens) for work in works if work.token_ids)
+        seconds = sum(self.seconds(work.position, work.num_tokens) for work in works if work.token_ids)
         is_decoding = any(not work.token_ids for work in works)
         self._is_done = max(self._is_done, self.now) + seconds + 0.003 * is_decoding
         return _TimedStep(self, super().run(works).choices(), seconds, self._is_done)
@@ -114,7 +119,9 @@ class _TimedStep(PageStep):
 
 
 def test_tokens_are_told_while_the_next_prompt_runs() -> None:
-    device = TimedDevice(num_rows=8, max_seq_len=20_000, seconds=lambda num_tokens: 0.01 + 2.5e-5 * num_tokens)
+    device = TimedDevice(
+        num_rows=8, max_seq_len=20_000, seconds=lambda position, num_tokens: 0.01 + 2.5e-5 * num_tokens
+    )
     scheduler = scheduler_of(device)
     first = submit(scheduler, [1, 2, 3], 10_000)
     while not scheduler.usage.steps:
@@ -131,18 +138,19 @@ def test_tokens_are_told_while_the_next_prompt_runs() -> None:
 
 def test_spans_become_shorter_when_tokens_become_dearer() -> None:
     budget = FillBudget(0.04)
-    for per_token in (5e-5, 1.5e-4, 5e-5):
+    for per_token, fewest, most in ((5e-5, 512, 640), (1.5e-4, 128, 256), (5e-5, 512, 640)):
         for _ in range(40):
             budget.learn(budget.num_tokens, 0.01 + per_token * budget.num_tokens)
-        assert 0.022 / per_token * 0.95 < budget.num_tokens <= 0.03 / per_token + 1
+        assert fewest <= budget.num_tokens <= most
 
 
-def test_a_longer_span_is_taken_to_last_longer_than_the_latest_of_its_size() -> None:
+def test_a_span_takes_as_long_as_the_latest_of_as_many_blocks() -> None:
     budget = FillBudget(0.04)
-    budget.learn(520, 0.01)
-    assert budget.has_room(0.019, 1000)
-    assert not budget.has_room(0.021, 1000)
-    assert budget.has_room(0.029, 515)
+    budget.learn(540, 0.01)
+    assert budget.has_room(0.03, 530)
+    assert not budget.has_room(0.031, 530)
+    assert not budget.has_room(0.03, 640)  # it is longer
+    assert not budget.has_room(0.001, 512)  # nothing is known of four blocks
 
 
 def test_a_fast_card_soon_runs_long_spans() -> None:
@@ -150,3 +158,11 @@ def test_a_fast_card_soon_runs_long_spans() -> None:
     for _ in range(6):
         budget.learn(budget.num_tokens, 0.001 + 1e-6 * budget.num_tokens)
     assert budget.num_tokens == MOST_FILL_TOKENS
+
+
+def test_spans_are_whole_blocks() -> None:
+    budget = FillBudget(0.04)
+    for num_tokens, seconds in ((256, 0.02), (100, 0.05), (200, 0.01), (300, 0.041), (700, 0.001)):
+        budget.learn(num_tokens, seconds)
+        assert budget.num_tokens % BLOCK_TOKENS == 0
+        assert budget.num_tokens >= BLOCK_TOKENS

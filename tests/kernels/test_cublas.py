@@ -71,12 +71,14 @@ NUMBERS_OF_TOKENS = [9, 10, 15, 16, 17, 31, 33, 64, 65, 100, 127, 128, 200, 256,
     ("num_inputs", "num_rows"),
     [(8192, 2048), (14336, 4096), (11008, 4096), (4096, 4096), (4096, 14336), (2048, 3072), (896, 128)],
 )
+@pytest.mark.parametrize("in_blocks", [False, True])
 def test_a_tokens_bits_do_not_depend_on_the_others(
-    device: Device, cublas: Cublas, num_inputs: int, num_rows: int
+    device: Device, cublas: Cublas, num_inputs: int, num_rows: int, in_blocks: bool
 ) -> None:
     """Cards differ in what the library chooses: this is what the promise of `is_independent_of_tokens` rests on."""
     import cupy
 
+    other = Cublas(device, in_blocks=in_blocks)
     x, weight = (cupy.asarray(array) for array in operands(2048, num_rows, num_inputs, np.float16))
     whole = cupy.empty((2048, num_rows), dtype=np.float32)
     cublas.matmul(x=x, weight=weight, out=whole)
@@ -87,10 +89,11 @@ def test_a_tokens_bits_do_not_depend_on_the_others(
                 continue
             # Rows further apart, as those of a fused projection.
             out = cupy.empty((num_tokens, num_rows + 16), dtype=np.float32)[:, :num_rows]
-            cublas.matmul(x=x[begin : begin + num_tokens], weight=weight, out=out)
+            other.matmul(x=x[begin : begin + num_tokens], weight=weight, out=out)
             same = out.view(np.uint32) == whole[begin : begin + num_tokens].view(np.uint32)
             if not bool(same.all()):
                 differing.append((num_tokens, begin))
+    device.synchronize()
     assert is_independent_of_tokens(np.float16)
     assert not differing
 
@@ -104,6 +107,25 @@ def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, 
     for num_tokens in NUMBERS_OF_TOKENS:
         proposed = cublas.propose((num_rows, num_tokens, num_inputs), (of_inputs, of_inputs, of_out))
         assert proposed.waves > 0.35, num_tokens
+
+
+@pytest.mark.cuda
+def test_all_numbers_of_tokens_in_a_block_run_one_kernel(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    cublas = Cublas(device, in_blocks=True)
+    asked, propose = [], cublas.propose
+
+    def count(sizes: Any, operands: Any) -> Any:
+        asked.append(sizes)
+        return propose(sizes, operands)
+
+    monkeypatch.setattr(cublas, "propose", count)
+    x, weight = cupy.zeros((256, 4096), np.float16), cupy.zeros((4096, 4096), np.float16)
+    for num_tokens in (256, 129, 150, 200, 255):
+        cublas.matmul(x=x[:num_tokens], weight=weight, out=cupy.empty((num_tokens, 4096), np.float32))
+    device.synchronize()
+    assert asked == [(4096, 256, 4096)]
 
 
 @pytest.mark.cuda

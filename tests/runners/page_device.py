@@ -23,7 +23,7 @@ NextToken = Callable[[Sequence[int], Sampler], int]
 class PageDevice:
     """A `StepDevice`. `chunk` is where prompts may be cut; a step is told late if `works_ahead`.
 
-    `seconds` is the time that a span of so many tokens seems to take.
+    `seconds` is the time that a span seems to take, by its position and number of tokens.
     """
 
     description = "pages"
@@ -38,7 +38,7 @@ class PageDevice:
         num_pages: int | None = None,
         chunk: int = 64,
         works_ahead: bool = False,
-        seconds: Callable[[int], float] = lambda num_tokens: 1e-5 * num_tokens,
+        seconds: Callable[[int, int], float] = lambda position, num_tokens: 1e-5 * num_tokens,
     ):
         pages = -(-max_seq_len // PAGE_TOKENS) * num_rows if num_pages is None else num_pages
         self.config: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
@@ -77,7 +77,7 @@ class PageDevice:
         for work, choices in zip(works, chosen, strict=True):
             if work.slot is not None and isinstance(choices, tuple) and choices:
                 self.chosen[work.slot] = choices[-1].token_id
-        return PageStep(chosen, sum(self.seconds(work.num_tokens) for work in works if work.token_ids))
+        return PageStep(chosen, sum(self.seconds(work.position, work.num_tokens) for work in works if work.token_ids))
 
     def _run(self, work: Work) -> Chosen:
         token_ids = work.token_ids

@@ -16,6 +16,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
+from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import plan_memory
@@ -49,20 +50,24 @@ class CardWithoutReplays(NotingCard):
 
 
 @pytest.fixture
-def check_replays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded."""
+def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needs a card, and each product has its sizes and operands: the library keeps them behind handles."""
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
     monkeypatch.setattr("llmcli.kernels.cublas._load", MatrixLibrary)
 
     find_product = Cublas._product
 
     def note_product(library: Cublas, *shapes: Any) -> Any:
-        """Sizes and operands: the library keeps them behind handles."""
         product: Any = find_product(library, *shapes)
         product.noted = shapes
         return product
 
     monkeypatch.setattr(Cublas, "_product", note_product)
+
+
+@pytest.fixture
+def check_replays(noted_products: None) -> Callable[..., None]:
+    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded."""
 
     def check(folder: Path, num_kinds: int, **options: Any) -> None:
         stored = StoredModel.of_model(open_model(folder), **options)
@@ -110,3 +115,30 @@ def test_quantized_models_with_biases(name: str, skip: tuple[str, ...], check_re
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=skip))
     check_replays(folder, 2 if skip == ("layers.1.",) else 1)
+
+
+@pytest.mark.parametrize("skip", [(), ("k_proj",), ("layers.1.",)])
+def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_products: None, tmp_path: Path) -> None:
+    """Those that the card meets while rows wait: each has run before, with the same operands."""
+    sizes = {**SIZES, "num_hidden_layers": 3}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128), skip=skip))
+    stored = StoredModel.of_model(open_model(folder))
+    plan = plan_memory(stored, max_seq_len=1280, num_rows=2, chunk_tokens=1280)
+    weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
+    card = NotingCard()
+    forward = Forward(card, plan, weights, cache, workspace, Products(card, Cublas(card), workspace.widened))
+
+    def products() -> set[Any]:
+        found = {one[:2] for one in card.started if len(one[0]) == 3}  # sizes, operands; others begin with a label
+        card.started.clear()
+        return found
+
+    forward.prepare_products()
+    prepared = products()
+    for count in range(128, 1025, 128):
+        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+        forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 20, "widened"))
+        run = products()
+        assert run
+        assert run <= prepared

@@ -28,7 +28,7 @@ from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
-from llmcli.runners.base import AllLogits
+from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.arena import fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
@@ -36,6 +36,9 @@ from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace
+
+# Longer spans mostly run the kernels of this one.
+_MOST_PREPARED_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,22 @@ class Forward:
             self._many_tokens(layer.weights, activations, chunk.way, attend)
 
         self._run_layers(run)
+
+    def prepare_products(self) -> None:
+        """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
+
+        It loads a kernel when the card has nothing else to do. Later, rows would wait for that.
+        """
+        firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
+        most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
+        for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
+            activations = Activations(self._workspace, count, self._qkv.width)
+            for weights in firsts.values():
+                for part in weights.qkv:
+                    self._products.multiply(part, activations.inputs(part), activations.qkv_of(part), "widened")
+                for part in (weights.o, weights.gate_up, weights.down):
+                    outputs = activations.outputs(part.num_rows)
+                    self._products.multiply(part, activations.inputs(part), outputs, "widened")
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""

@@ -76,6 +76,8 @@ def load(
         chunk_tokens=prefill_chunk,
         card=device.facts,
     )
+    is_free = all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections)
+    beside_rows = is_free and plan.num_rows > 1  # prompts are cut, and run while other rows wait
     with timeline.part("card's memory"):
         weights: Weights[Any] = on_card(plan.weights)
         cache: Cache[Any] = on_card(plan.cache)
@@ -88,7 +90,7 @@ def load(
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
         Upload(device, pieces, staging.slots, timeline) as uploading,
     ):
-        opening = beside.submit(_open_library, device, timeline)
+        opening = beside.submit(_open_library, device, beside_rows, timeline)
         _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
@@ -103,6 +105,10 @@ def load(
         send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
     forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace.widened))
+    if beside_rows:
+        with timeline.part("products of prompts"):
+            forward.prepare_products()
+            device.synchronize()
     mailbox = Mailbox(device, MAILBOX_BYTES)
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
     lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
@@ -115,7 +121,7 @@ def load(
             workspace,
             mailbox,
             limits=Limits(plan.num_rows, max_seq_len, plan.num_pages, works_ahead=True),
-            is_free=all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections),
+            is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
         )
@@ -152,9 +158,9 @@ def _prepare(
     timeline.note("kernels", f"{len(wanted)} files, {source}")
 
 
-def _open_library(device: Device, timeline: Timeline) -> Cublas:
+def _open_library(device: Device, in_blocks: bool, timeline: Timeline) -> Cublas:
     with timeline.beside("matrix library"):
-        return Cublas(device)
+        return Cublas(device, in_blocks=in_blocks)
 
 
 def rotary_table(config: LlamaConfig, max_seq_len: int) -> npt.NDArray[np.float32]:
