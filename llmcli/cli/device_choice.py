@@ -104,12 +104,15 @@ def _card_problem(index: int) -> str | None:
     return lazy.find_problem(index)
 
 
-def require_room_for_torch() -> None:
-    """Refuse a limit on address space under which importing torch would end the process.
+def prepare_for_torch(num_threads: int | None) -> None:
+    """Say how its threads wait, and refuse a limit on address space under which importing it would end the process.
 
     Raises: InsufficientMemoryError.
     """
-    if sys.platform != "win32" and "torch" not in sys.modules:
+    if "torch" in sys.modules:
+        return
+    lazy.choose_waiting(num_threads)
+    if sys.platform != "win32":
         lazy.require_room_for_torch()
 
 
@@ -134,7 +137,7 @@ def load_runner(
     with timeline.part("driver and CuPy"):
         card = options.card
     if card is None:
-        require_room_for_torch()
+        prepare_for_torch(options.num_threads)
         with timeline.part("import of torch"):
             load_on_host = lazy.load_on_host
         return load_on_host(

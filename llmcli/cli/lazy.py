@@ -34,6 +34,7 @@ PLACES = {
     "SourceState": "checkpoint.export_source:SourceState",
     "Subject": "measure.subject:Subject",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
+    "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "diff": "measure.diff:diff",
     "distant_card": "cli.card_target:distant_card",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset

@@ -114,7 +114,7 @@ ThreadsOption = Annotated[
         max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
         metavar="N",
         help="CPU threads.",
-        show_default="one per core",
+        show_default="one per core; one for a model below 128 MiB",
         rich_help_panel=MODEL_PANEL,
     ),
 ]

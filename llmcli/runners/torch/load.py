@@ -10,8 +10,9 @@ from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.device import TorchDevice
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
-from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory
+from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory, plan_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 from llmcli.timeline import Timeline
 
@@ -35,9 +36,9 @@ def load(
             the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        check_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
+        sizes = {"max_seq_len": max_seq_len, "num_rows": num_rows}
+        set_threads(num_threads, plan_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache).weight_bytes)
+        check_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache)
         with (timeline or Timeline()).part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
             llama = _build(model, weights, DTYPES[dtype])

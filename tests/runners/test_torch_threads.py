@@ -1,0 +1,34 @@
+"""The number of threads: all, as many as asked for, and one where a model is small."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.model import open_model
+from llmcli.runners.torch import threads
+from llmcli.runners.torch.load import load
+
+
+@pytest.fixture(autouse=True)
+def three_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_ALL", 3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_small_model_has_one_thread_and_a_large_one_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
+    assert load(model, max_seq_len=100).description == "CPU, float32, 1 thread"
+    monkeypatch.setattr(threads, "_LEAST_BYTES", 1000)
+    assert load(model, max_seq_len=100).description == "CPU, float32, 3 threads"  # also behind a small one
+    assert torch.get_num_threads() == 3
+
+
+def test_a_number_that_is_asked_for_holds(tmp_path: Path) -> None:
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
+    load(model, max_seq_len=100, num_threads=2)
+    assert torch.get_num_threads() == 2
