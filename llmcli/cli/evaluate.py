@@ -12,7 +12,7 @@ import typer
 
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
-from llmcli.cli.prompt import read_prompt
+from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models, require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import terminal
@@ -91,7 +91,7 @@ def evaluate(
     """
     options = devices.checked()
     name = names.chosen
-    text = read_prompt(None, file)
+    text = read_text(file)
     sessions = [open_session(name)]
     if against is not None:
         sessions.append(open_session(against))

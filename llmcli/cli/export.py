@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmcli.cli import lazy
 from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.prompt import read_prompt
+from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models
 from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
@@ -91,4 +91,4 @@ def read_evaluation_text(choice: str) -> tuple[str, str]:
     if choice == BUILTIN_TEXT:
         path = resource_folder("configs") / "texts" / "stories.txt"
         return path.read_text(encoding="utf-8"), "the built-in stories"
-    return read_prompt(None, Path(choice), "--eval"), Path(choice).name
+    return read_text(Path(choice), "--eval"), Path(choice).name

@@ -1,39 +1,70 @@
 """Where a prompt comes from: the argument, a file, or standard input."""
 
+import os
+import select
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
+_PATIENCE_SECONDS = 2
 MAX_BYTES = 64 * 1024**2  # far beyond any context; ends what would never end, such as `yes | llmcli generate`
 
 
-def read_prompt(argument: str | None, file: Path | None, flag: str = "--file") -> str:
-    """The prompt. Of a file or standard input one final newline is dropped: editors and echo add it.
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt: the argument or the file, and behind it, after a blank line, what is piped in; or that alone.
 
-    `flag` is the option that names the file.
-    A pipe is waited for, as `--file <(git diff)` wants it.
-    Raises: UsageError if there is none or more than one, if the file cannot be read, is too long, or is not UTF-8 text.
+    Raises: UsageError if there is none, or an argument and a file; as `read_text`.
     """
     if argument is not None and file is not None:
         raise UsageError("a prompt and --file are both given; give one of them")
+    if argument in (None, "-") and file is None:
+        return read_text(None)
+    if argument is None:
+        given = read_text(file)
+    else:
+        refuse_undecoded(argument, "the prompt")
+        given = argument
+    return "\n\n".join(part for part in (given, _read_piped()) if part)
+
+
+def read_text(file: Path | None, flag: str = "--file") -> str:
+    """The text of a file, else of standard input. One final newline is dropped: editors and echo add it.
+
+    `flag` is the option that names the file.
+    A pipe is waited for, as `--file <(git diff)` wants it.
+    Raises: UsageError if it cannot be read, is too long, or is not UTF-8 text.
+    """
     if file is not None:
         try:
             with file.open("rb") as opened:
                 return _read(opened, str(file))
         except OSError as error:
             raise UsageError(f"{flag} {file} cannot be read: {error.strerror}") from error
-    if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # None: the caller closed it
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give the text as an argument or with --file")
+    if sys.stdin.isatty():
         raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
-    if argument in (None, "-"):
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; give the prompt as an argument or with --file")
-        return _read(sys.stdin.buffer, "standard input")
-    assert argument is not None
-    refuse_undecoded(argument, "the prompt")
-    return argument
+    return _read(sys.stdin.buffer, "standard input")
+
+
+def _read_piped() -> str:
+    """What is piped in; nothing from a terminal or a device."""
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or not the system's
+        return ""
+    if stat.S_ISFIFO(mode):
+        if sys.platform != "win32" and not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
+            terminal.info("waiting for standard input, which joins the prompt; `< /dev/null` leaves it out")
+    elif not stat.S_ISREG(mode):
+        return ""
+    return _read(sys.stdin.buffer, "standard input")
 
 
 def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:

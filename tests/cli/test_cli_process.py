@@ -186,3 +186,9 @@ def test_a_terminal_shows_the_prompt_before_its_continuation(tiny_llama: Path, n
     assert process.wait(60) == 0
     assert (b"\x1b[2mOnce upon\x1b[0m" in seen) == (not no_color)
     assert b"Once upon" in seen
+
+
+def test_a_pipe_joins_the_prompt() -> None:
+    command = [sys.executable, "-m", "llmcli", "generate", "Tell this again:", "--max-new-tokens", "1", "--show-prompt"]
+    run = subprocess.run(command, input="A fox.\n", capture_output=True, text=True, check=True, timeout=120)
+    assert "Tell this again:\n\nA fox." in run.stderr

@@ -4,6 +4,8 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,66 @@ def test_the_limit_counts_for_standard_input_too(monkeypatch):
     monkeypatch.setattr(sys, "stdin", Stdin(b"123456789"))
     with pytest.raises(UsageError, match="standard input is longer than 0 MiB"):
         prompt.read_prompt(None, None)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A pipe for standard input: where to write."""
+    reader, writer = os.pipe()
+    with open(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield writer
+
+
+def fill(writer: int, content: bytes) -> None:
+    os.write(writer, content)
+    os.close(writer)
+
+
+def test_what_is_piped_in_joins_the_argument(pipe: int) -> None:
+    fill(pipe, b"first line\nsecond\n")
+    assert prompt.read_prompt("Summarize this:", None) == "Summarize this:\n\nfirst line\nsecond"
+
+
+def test_what_is_piped_in_joins_a_file(pipe: int, tmp_path: Path) -> None:
+    path = tmp_path / "prompt"
+    path.write_text("Summarize this:\n")
+    fill(pipe, b"a text")
+    assert prompt.read_prompt(None, path) == "Summarize this:\n\na text"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n"])
+def test_an_empty_pipe_adds_nothing(content: bytes, pipe: int) -> None:
+    fill(pipe, content)
+    assert prompt.read_prompt("Once", None) == "Once"
+
+
+def test_a_pipe_alone_is_the_prompt(pipe: int) -> None:
+    fill(pipe, b"Once\n")
+    assert prompt.read_prompt("-", None) == "Once"
+
+
+def test_a_redirected_file_joins_and_a_device_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_text("a text\n")
+    for path, expected in ((tmp_path / "text", "Once\n\na text"), (Path("/dev/zero"), "Once")):
+        with path.open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert prompt.read_prompt("Once", None) == expected
+
+
+def test_a_pipe_that_says_nothing_is_waited_for_with_a_word(
+    pipe: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prompt, "_PATIENCE_SECONDS", 0.01)
+    writer = threading.Timer(0.3, fill, (pipe, b"late"))
+    writer.start()
+    assert prompt.read_prompt("Once", None) == "Once\n\nlate"
+    assert "waiting for standard input, which joins the prompt" in capsys.readouterr().err
+    writer.join()
+
+
+def test_an_evaluation_takes_no_pipe_beside_its_file(pipe: int, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("a text")
+    fill(pipe, b"another")
+    assert prompt.read_text(path) == "a text"
