@@ -100,7 +100,8 @@ class Prompts:
         else:
             assert line.prompt is not None
             prompt = self._session.encode_prompt(line.prompt)
-        limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context)
+        can_end = not self.request.flags.ignore_eos and self._session.can_end(prompt)
+        limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context, can_end=can_end)
         packed = array("I", prompt.token_ids)
         task = Task(replace(line, prompt=None, messages=None), packed, replace(prompt, text="", token_ids=()), limit)
         if line.sampling or line.logit_bias:  # those of the run are checked once

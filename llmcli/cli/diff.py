@@ -84,7 +84,7 @@ def _follow(
     context = len(prompt.token_ids) + max_new_tokens
     for session in sessions:
         longest = session.model.config.max_position_embeddings
-        session.resolve_max_new_tokens(max_new_tokens, len(prompt.token_ids), longest)
+        session.limit_new_tokens(max_new_tokens, len(prompt.token_ids), longest)
     first = sessions[0].load_runner(options.with_usual_cache, context)[0]
     second = sessions[1].load_runner(options, context)[0]
     terminal.info(f"{sessions[0].name} against {sessions[1].name}: {first.description}{options.note}")

@@ -23,6 +23,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
+from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.run import check_run, open_run
@@ -150,11 +151,15 @@ def generate(
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)
-    max_new_tokens = session.resolve_max_new_tokens(stopping.max_new_tokens, len(encoded.token_ids), run.context)
+    can_end = not stopping.ignore_eos and session.can_end(encoded)
+    requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
+    max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
     loaded = run.load(len(samples.indices), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
-    outputs = open_outputs(output, facts)
+    longest = session.model.config.max_position_embeddings
+    cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
+    outputs = [*open_outputs(output, facts), cut_notice]
     wanted = session.request(
         encoded,
         chosen_sampler,

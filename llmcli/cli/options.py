@@ -280,7 +280,7 @@ class StoppingOptions:
             min=1,
             metavar="N",
             help="Stop after this many tokens.",
-            show_default=f"the model's, or {DEFAULT_MAX_NEW_TOKENS}, or fewer where the context is full",
+            show_default=f"the model's; else none, or {DEFAULT_MAX_NEW_TOKENS} for a model without an end token",
             rich_help_panel=STOPPING_PANEL,
         ),
     ] = None

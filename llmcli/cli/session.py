@@ -181,26 +181,26 @@ class Session:
         if keys := self._generation_defaults.not_applied:
             terminal.warn(f"{self.name}: generation_config.json sets {', '.join(keys)}; not applied here")
 
-    def resolve_max_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
-        """How many tokens to generate; None is until the context is full, where that comes before the default.
+    def can_end(self, prompt: EncodedPrompt) -> bool:
+        """Whether a text behind this prompt can end by itself."""
+        return bool(self.eos_token_ids | prompt.turn_end_token_ids)
 
-        The default is max_new_tokens of generation_config.json, or ours. An explicit number must fit.
+    def limit_new_tokens(
+        self, requested: int | None, num_prompt_tokens: int, context: int, *, can_end: bool = False
+    ) -> int | None:
+        """How many tokens to generate; None is until the text ends by itself or the context is full.
+
+        The default is max_new_tokens of generation_config.json. Without it there is no limit if the text can end by
+        itself, else ours. An explicit number must fit.
 
         Raises: UsageError with the counts and the remedy if prompt and new tokens exceed the context; CheckpointError
         if the model's default is no positive number.
         """
-        limit = self.limit_new_tokens(requested, num_prompt_tokens, context)
-        if limit is None:
-            room = context - num_prompt_tokens
-            terminal.info(f"room for {room} new tokens: prompt {num_prompt_tokens}, context {context}")
-        return limit
-
-    def limit_new_tokens(self, requested: int | None, num_prompt_tokens: int, context: int) -> int | None:
-        """As `resolve_max_new_tokens`, which also says it where the context comes before the default."""
         room = context - num_prompt_tokens
         if requested is None and room >= 1:
-            default = self._generation_config.positive_int("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-            return default if room >= default else None
+            usual = room if can_end else DEFAULT_MAX_NEW_TOKENS
+            default = self._generation_config.positive_int("max_new_tokens", usual)
+            return default if default < room else None
         new_tokens = 1 if requested is None else requested
         if new_tokens <= room:
             return new_tokens

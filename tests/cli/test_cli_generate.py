@@ -145,18 +145,38 @@ def test_prompt_from_a_file(generate: Callable[..., Result], tmp_path: Path) -> 
     assert json.loads(generate("--file", path, "--json").stdout)["prompt_token_ids"] == [256, *b"Hi"]
 
 
-def test_the_default_number_of_new_tokens_is_cut_to_the_context_and_says_so(
-    llmcli: Callable[..., Result], tiny_llama: Path
+def test_a_text_runs_to_its_own_end_within_the_context(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    never_ends = ("--logit-bias", "257=-100", "--temperature", 0, "--json")
+    result = llmcli("generate", "Hello", "-m", tiny_llama, "--context", 300, *never_ends)
+    assert len(json.loads(result.stdout)["token_ids"]) == 294
+    assert "stopped: the context of 300 tokens is full; --context N for more" in result.stderr
+
+
+@pytest.mark.parametrize("requested", [(), ("--max-new-tokens", 3)])
+def test_a_default_that_cuts_a_text_says_so(
+    requested: tuple[object, ...], llmcli: Callable[..., Result], damaged: Path
 ) -> None:
-    result = llmcli("generate", "Hello", "-m", tiny_llama, "--context", 16, "--temperature", 0, "--json")
-    assert "room for 10 new tokens: prompt 6, context 16" in result.stderr
-    assert len(json.loads(result.stdout)["token_ids"]) <= 10
+    (damaged / "generation_config.json").write_text(json.dumps({"max_new_tokens": 3}))
+    result = llmcli("generate", "Hello", "-m", damaged, "--ignore-eos", "--json", *requested)
+    assert len(json.loads(result.stdout)["token_ids"]) == 3
+    assert ("stopped at 3 new tokens; --max-new-tokens N for more" in result.stderr) == (not requested)
+
+
+def test_a_text_that_cannot_end_by_itself_has_a_limit(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
+    result = llmcli("generate", "Hello", "-m", tiny_llama, "--context", 300, "--ignore-eos", "--json")
+    assert len(json.loads(result.stdout)["token_ids"]) == 256
+    assert "stopped at 256 new tokens; --max-new-tokens N for more" in result.stderr
 
 
 def test_a_text_that_fills_the_context_says_so(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     arguments = ("generate", "Hello", "-m", tiny_llama, "--context", 16, "--ignore-eos", "--json")
-    assert json.loads(llmcli(*arguments).stdout)["finish_reason"] == "context"
-    assert json.loads(llmcli(*arguments, "--max-new-tokens", 10).stdout)["finish_reason"] == "length"
+    result = llmcli(*arguments)
+    assert json.loads(result.stdout)["finish_reason"] == "context"
+    assert "stopped: the context of 16 tokens is full; --context N for more" in result.stderr
+    result = llmcli(*arguments, "--max-new-tokens", 10)
+    assert json.loads(result.stdout)["finish_reason"] == "length"
+    assert "stopped" not in result.stderr
+    assert "stopped" not in llmcli(*arguments, "--quiet").stderr
 
 
 def test_bfloat16(generate: Callable[..., Result]) -> None:
