@@ -11,6 +11,7 @@ from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import duration, size
 
 if TYPE_CHECKING:
     from llmcli.measure.subject import TargetPlan
@@ -29,13 +30,13 @@ def show_check(job: Job) -> None:
     memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
     seconds = estimate_seconds(predictor, sizes, num_rows)
     rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
-    duration = "not known" if seconds is None else f"about {_duration(seconds)}"
+    needed = "not known" if seconds is None else f"about {duration(seconds)}"
     facts = {
         "prompts": f"{len(lengths)}" + (f", {len(sizes)} of them to run" if len(sizes) < len(lengths) else ""),
         "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",
         "new tokens": f"at most {sum(new for _, new in sizes)}",
-        "memory": f"{_size(memory.total_bytes)} needed, {_size(memory.available_bytes)} free",
-        "time": f"{duration}: an estimate, if every text gets as long as it may, in {rows}",
+        "memory": f"{size(memory.total_bytes)} needed, {size(memory.available_bytes)} free",
+        "time": f"{needed}: an estimate, if every text gets as long as it may, in {rows}",
     }
     terminal.write("".join(f"{name:<15}{text}\n" for name, text in facts.items()))
 
@@ -66,14 +67,4 @@ def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, load_second
         "preemptions": f"{usage.preemptions}",
     }
     for name, text in facts.items():
-        terminal.info(f"{name:<15}{text}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
+        terminal.show(f"{name:<15}{text}\n")

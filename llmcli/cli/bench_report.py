@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.tables import format_table
+from llmcli.cli.units import duration, rate
 
 if TYPE_CHECKING:
     from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
@@ -30,11 +32,11 @@ def tables_text(report: BenchReport) -> str:
     prompts = [
         [
             str(item.num_tokens),
-            f"{item.tokens_per_second:,.1f}",
+            rate(item.tokens_per_second),
             _spread(item.num_tokens, item.seconds),
-            _or_dash(item.predicted_tokens_per_second, ",.1f"),
-            f"{item.first_token_seconds.median * 1e3:,.1f} ms",
-            f"{_milliseconds(item.predicted_first_token_seconds)}",
+            _or_dash(item.predicted_tokens_per_second, rate),
+            duration(item.first_token_seconds.median),
+            _or_dash(item.predicted_first_token_seconds, duration),
             str(item.seconds.num_runs),
         ]
         for item in report.prompts
@@ -47,9 +49,9 @@ def tables_text(report: BenchReport) -> str:
         [
             str(item.depth),
             str(item.num_rows),
-            f"{item.tokens_per_second:,.1f}",
+            rate(item.tokens_per_second),
             _spread(item.num_rows, item.step_seconds),
-            f"{item.predicted_tokens_per_second:,.1f}",
+            rate(item.predicted_tokens_per_second),
             f"{item.bytes_per_second / 1e9:,.1f}",
             f"{item.bandwidth_share:.1%}",
             str(item.step_seconds.num_runs),
@@ -67,19 +69,15 @@ def _energy_fact(report: BenchReport) -> str:
 
 
 def _energy_cells(item: DecodeFigures) -> list[str]:
-    return [_or_dash(item.joules_per_token, ".3g"), _or_dash(item.average_watts, ".0f")]
+    return [_or_dash(item.joules_per_token, "{:.3g}".format), _or_dash(item.average_watts, "{:.0f}".format)]
 
 
 def _spread(count: int, seconds: Spread) -> str:
-    return f"{count / seconds.slowest:,.1f} to {count / seconds.fastest:,.1f}"
+    return f"{rate(count / seconds.slowest)} to {rate(count / seconds.fastest)}"
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
+    return "-" if value is None else written(value)
 
 
 def as_json(report: BenchReport) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from llmcli.cli.groups import with_groups
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
 from llmcli.cli.session import open_session
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import size
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
     """The table, top to bottom; a name of spaces continues the row above."""
     shape = facts.shape
     heads = f"{shape['num_attention_heads']} heads over {shape['num_key_value_heads']} key-value heads"
-    dtypes = ", ".join(f"{dtype} {_size(num_bytes)}" for dtype, num_bytes in facts.bytes_by_dtype.items())
+    dtypes = ", ".join(f"{dtype} {size(num_bytes)}" for dtype, num_bytes in facts.bytes_by_dtype.items())
     rows = [
         ("model", facts.folder),
         ("model type", facts.model_type),
@@ -80,13 +81,13 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
     rows += [
         ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {facts.num_shards} file(s)"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
-        ("read per token", f"{_size(facts.decode_bytes_per_token)} of weights as stored"),
-        ("", f"+ {_size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
+        ("read per token", f"{size(facts.decode_bytes_per_token)} of weights as stored"),
+        ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
     ]
     for precision, need in facts.memory.items():
         total = need.weights_bytes + need.kv_cache_bytes
-        parts = f"weights {_size(need.weights_bytes)} + KV cache {_size(need.kv_cache_bytes)}"
-        rows.append((f"memory, {precision}", f"{_size(total)} at context {facts.context}: {parts}"))
+        parts = f"weights {size(need.weights_bytes)} + KV cache {size(need.kv_cache_bytes)}"
+        rows.append((f"memory, {precision}", f"{size(total)} at context {facts.context}: {parts}"))
     eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())
     rows += [
         ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
@@ -116,11 +117,3 @@ def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("", f"mean KL {evaluation['mean_kl']:.3g} nats, top-1 agreement {evaluation['top1_agreement']:.2%}"),
         ]
     return rows
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} GiB"

@@ -24,6 +24,7 @@ from llmcli.cli.session import resolve_context
 from llmcli.cli.tables import format_table
 from llmcli.cli.targets import LENGTHS, open_subject, open_target
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import duration, rate, size
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,14 +124,14 @@ def plan(
 
 def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
     memory = facts.memory
-    cache = f"KV cache {_size(memory.cache_bytes)} ({memory.cache_type})"
-    parts = f"weights {_size(memory.weight_bytes)} + {cache}"
+    cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
+    parts = f"weights {size(memory.weight_bytes)} + {cache}"
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
     return [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
         ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
-        ("memory", f"{_size(memory.total_bytes)} of {_size(memory.available_bytes)} that are free"),
-        ("", f"{parts} + workspace {_size(memory.workspace_bytes)}"),
+        ("memory", f"{size(memory.total_bytes)} of {size(memory.available_bytes)} that are free"),
+        ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
         ("context", f"{facts.context} tokens{rows}; {memory.largest_context} would fit"),
     ]
 
@@ -138,8 +139,7 @@ def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
 def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
     header = ["depth", "read per step", "tokens/s"]
     rows = [
-        [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", f"{item.tokens_per_second:,.1f}"]
-        for item in facts.decode
+        [str(item.depth), f"{item.bytes_per_step / 1e9:.3f} GB", rate(item.tokens_per_second)] for item in facts.decode
     ]
     return header, rows
 
@@ -149,8 +149,8 @@ def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             str(item.num_tokens),
-            f"{item.tokens_per_second:,.0f}",
-            f"{item.first_token_seconds * 1e3:,.1f} ms",
+            rate(item.tokens_per_second),
+            duration(item.first_token_seconds),
         ]
         for item in facts.prompts
         if item.tokens_per_second is not None and item.first_token_seconds is not None
@@ -163,7 +163,3 @@ def _as_json(facts: Plan) -> dict[str, object]:
         return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
 
     return {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"

@@ -223,7 +223,7 @@ def test_plan_table(llmcli: Llmcli, model: Path) -> None:
     layer = 2 * 128 * 128 + 2 * 128 * 32 + 3 * 128 * 256 + 2 * 128
     assert lines[0].split(maxsplit=1) == ["model", f"model, bfloat16, {2 * layer + 2 * 320 * 128 + 128:,} parameters"]
     assert re.fullmatch(r"device +CPU, float32, reads [\d.,]+ GB/s \(measured\)", lines[1])
-    assert re.search(r"\+ KV cache [\d.]+ MiB \(float32\) \+", lines[3])
+    assert re.search(r"\+ KV cache [\d.]+ [KM]iB \(float32\) \+", lines[3])
     assert re.fullmatch(r"context +512 tokens; 512 would fit", lines[4])
     assert lines[6].split() == ["depth", "read", "per", "step", "tokens/s"]
     assert [line.split()[0] for line in lines[7:9]] == ["128", "511"]

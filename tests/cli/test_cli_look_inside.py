@@ -70,7 +70,7 @@ def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     assert lines["ends with"] == "<|end|> (257)"
     assert lines["chat template"] == "none"
     assert lines["temperature"] == "0.8 (default)"
-    assert lines["memory, float32"].endswith("KV cache 192 KiB")  # 2 * 3 layers * 16 * 512 tokens * 4 bytes
+    assert lines["memory, float32"].endswith("KV cache 192.0 KiB")  # 2 * 3 layers * 16 * 512 tokens * 4 bytes
 
 
 def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class StartOutput:
     def finish(self, finished: list[Finished]) -> None:
         """Print the table."""
         for line in start_table(self._timeline):
-            terminal.info(line)
+            terminal.show(f"{line}\n")
 
 
 def start_table(timeline: Timeline) -> list[str]:

@@ -52,7 +52,7 @@ class StatsOutput:
         rows["seed"] = str(facts.seed)
         width = max(map(len, rows))
         for name, text in rows.items():
-            terminal.info(f"{name:<{width}}  {text}")
+            terminal.show(f"{name:<{width}}  {text}\n")
 
     def _energy(self, num_tokens: int) -> dict[str, str]:
         """A row for decoding; none without a meter."""

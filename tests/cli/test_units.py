@@ -1,0 +1,26 @@
+"""Sizes, times and rates as people read them."""
+
+import pytest
+
+from llmcli.cli.units import duration, rate, size
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (6 * 2**20, "6.0 MiB"), (3 * 2**40, "3072.00 GiB")],
+)
+def test_size(num_bytes: int, expected: str) -> None:
+    assert size(num_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(4.46e-2, "44.6 ms"), (1, "1.0 s"), (98.8, "98.8 s"), (600, "10 min"), (25149.1658, "7.0 h")],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(("per_second", "expected"), [(0.0421, "0.042"), (1, "1.0"), (12345.6, "12,345.6")])
+def test_rate(per_second: float, expected: str) -> None:
+    assert rate(per_second) == expected
