@@ -25,6 +25,8 @@ class CardTarget:
         rates: Rates,
         available_bytes: int,
         facts: CardFacts = TYPICAL_CARD,
+        *,
+        is_here: bool = True,
     ):
         self.description = description
         self.read_bytes = rates.read_bytes
@@ -33,6 +35,7 @@ class CardTarget:
         self._rates = rates
         self._available_bytes = available_bytes
         self._facts = facts
+        self._is_here = is_here
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
         """See `Target`."""
@@ -44,6 +47,7 @@ class CardTarget:
             num_rows=self._most_rows(stored, context) if num_rows is None else num_rows,
             available=self._available_bytes,
             card=self._facts,
+            is_here=self._is_here,
         )
         largest = fitting_context(
             stored,
@@ -74,7 +78,8 @@ class CardTarget:
 def distant_card(memory_gib: float, read_gbps: float, dtype: str, kv_cache: str) -> CardTarget:
     """A card that is not in this machine, as its maker describes it."""
     rates = Rates(read_gbps * 1e9, {})
-    return CardTarget(f"a card of {memory_gib:g} GiB", dtype, kv_cache, rates, int(memory_gib * 2**30))
+    num_bytes = int(memory_gib * 2**30)
+    return CardTarget(f"a card of {memory_gib:g} GiB", dtype, kv_cache, rates, num_bytes, is_here=False)
 
 
 def product_types(model: Model, dtype: str) -> list[str]:

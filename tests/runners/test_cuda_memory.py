@@ -107,6 +107,25 @@ def test_a_refusal_names_the_smaller_cache_where_it_fits() -> None:
         fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=5 * 2**30)
 
 
+@pytest.mark.parametrize(
+    ("gib", "remedy"),
+    [
+        (6.5, "make it int4 with llmcli quantize --bits 4"),
+        (5, r"make it int4 with llmcli quantize --bits 4 and use --context \d+ or less"),
+        (3, "use a smaller model"),
+    ],
+)
+@pytest.mark.parametrize("scheme", [None, WeightScheme(8, 128)])
+def test_a_refusal_names_int4_where_it_fits_and_the_cpu_where_it_is(
+    gib: float, remedy: str, scheme: WeightScheme | None
+) -> None:
+    stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=scheme)
+    available = int(gib * 2**30)
+    for is_here, end in ((True, ", or use --device cpu"), (False, "")):
+        with pytest.raises(InsufficientMemoryError, match=f"is available: {remedy}{end}$"):
+            fit_memory(stored, "here", max_seq_len=4096, num_rows=1, available=available, is_here=is_here)
+
+
 def test_the_context_that_fits_is_the_largest() -> None:
     stored = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(4, 128))
     available = 6 * 2**30
@@ -127,15 +146,6 @@ def test_rows_are_given_up_before_the_run_is() -> None:
     assert fit_memory(stored, "here", allows_less=True, **room).num_rows == 1
     with pytest.raises(InsufficientMemoryError, match="--context"):
         fit_memory(stored, "here", **room)
-
-
-def test_a_model_too_large_for_any_context_names_another_way() -> None:
-    plain = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16")
-    with pytest.raises(InsufficientMemoryError, match="llmcli quantize"):
-        fit_memory(plain, "here", max_seq_len=512, num_rows=1, available=2**32)
-    packed = StoredModel.of_config(config(**LLAMA2_7B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    with pytest.raises(InsufficientMemoryError, match="a smaller model"):
-        fit_memory(packed, "here", max_seq_len=512, num_rows=1, available=2**32)
 
 
 @pytest.mark.parametrize(

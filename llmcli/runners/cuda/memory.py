@@ -10,6 +10,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
+from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
 from llmcli.runners.cuda.regions import Region, held_bytes
 from llmcli.runners.cuda.staging import Staging, plan_staging
@@ -112,8 +113,9 @@ def fit_memory(
     allows_less: bool = False,
     chunk_tokens: int | None = None,
     card: CardFacts = TYPICAL_CARD,
+    is_here: bool = True,
 ) -> MemoryPlan:
-    """The plan with the widest prefill that fits `available` bytes.
+    """The plan with the widest prefill that fits `available` bytes. `is_here`: of a card of this machine.
 
     If less is allowed, rows share as many pages as there is room for, but enough for two full rows; where even these
     do not fit, there are fewer rows.
@@ -152,10 +154,16 @@ def fit_memory(
         remedy = f"use --context {context} or less"
         if narrow.total_bytes <= available:
             remedy += f", or --kv-cache {CODES}"
-    elif stored.packed:
-        remedy = "use a smaller model, or --device cpu"
     else:
-        remedy = "make it smaller with llmcli quantize, or use --device cpu"
+        scheme = WeightScheme(4, 128)
+        int4 = StoredModel.of_config(stored.config, stored_dtype="float16", scheme=scheme, kv_cache=stored.kv_cache)
+        context = fitting_context(int4, num_rows=plan.num_rows, available=available, chunk_tokens=chunks[-1], card=card)
+        if context < _SMALLEST_USEFUL_CONTEXT:
+            remedy = "use a smaller model"
+        else:
+            remedy = "make it int4 with llmcli quantize --bits 4"
+            remedy += f" and use --context {context} or less" if context < max_seq_len else ""
+        remedy += ", or use --device cpu" if is_here else ""
     raise InsufficientMemoryError(
         f"{where} with context {max_seq_len} needs {_gib(plan.total_bytes)} of the card's memory (weights "
         f"{_gib(plan.weight_bytes)}, KV cache {_gib(plan.cache_bytes)}), {_gib(available)} is available: {remedy}"
