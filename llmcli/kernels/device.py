@@ -270,7 +270,7 @@ def _cupy_problem(cuda_version: tuple[int, int]) -> str | None:
 def _import_problem() -> str | None:
     keep_cupy_out_of_home()
     try:
-        environment.prefer_libraries_of_cupy()
+        environment.prepare_cupy()
         import cupy
 
         cupy.cuda.runtime.getDeviceCount()

@@ -1,13 +1,16 @@
-"""What this machine offers to CUDA kernels: driver, cards, CuPy, compiler, headers. Asks, never changes anything.
+"""What this machine offers to CUDA kernels: driver, cards, CuPy, compiler, headers.
 
-The driver is asked through its own library, so that a card is seen even where CuPy is missing or broken.
+All but `prepare_cupy` only ask. The driver is asked through its own library, so that a card is seen even where CuPy is
+missing or broken.
 """
 
+import atexit
 import ctypes
 import functools
 import importlib
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -113,11 +116,20 @@ def cupy_cuda_major() -> int:
 
 
 @functools.cache
-def prefer_libraries_of_cupy() -> None:
-    """Load the libraries of CUDA 12 for a CuPy that wants them, before it looks for them itself.
+def prepare_cupy() -> None:
+    """Do what CuPy needs before it is imported.
 
-    It would take those of CUDA 13 where both are installed, and torch's packages for Linux bring them.
+    It gets a cache folder where the home folder cannot be written, which would end its import; nothing of ours is in
+    it. A CuPy for CUDA 12 gets the libraries of CUDA 12: where those of 13 are installed too, it would take these, and
+    torch's packages for Linux bring them.
     """
+    if "CUPY_CACHE_DIR" not in os.environ:
+        try:
+            os.makedirs(os.path.expanduser("~/.cupy/kernel_cache"), exist_ok=True)
+        except OSError:
+            temporary = tempfile.TemporaryDirectory(prefix="llmcli-cupy-")
+            atexit.register(temporary.cleanup)
+            os.environ["CUPY_CACHE_DIR"] = temporary.name
     if cupy_cuda_major() != 12:
         return
     for name in _CUDA12_LIBRARIES:
@@ -130,7 +142,7 @@ def prefer_libraries_of_cupy() -> None:
 def nvrtc_version() -> tuple[int, int] | str:
     """The version of the compiler library that CuPy finds, or why there is none."""
     try:
-        prefer_libraries_of_cupy()
+        prepare_cupy()
         # Not at module level: without CuPy, this module still says what is missing.
         nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
         major, minor = nvrtc.getVersion()

@@ -1,6 +1,10 @@
 """What the machine is said to offer, on a machine of whatever kind."""
 
 import ctypes
+import os
+import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -120,7 +124,7 @@ def test_libraries_of_cuda_12_are_loaded_before_those_of_13(
     seen: list[str] = []
     monkeypatch.setattr(environment, "cupy_distributions", lambda: {cupy: "14.2.0"})
     monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: seen.append(Path(path).name))
-    environment.prefer_libraries_of_cupy.__wrapped__()
+    environment.prepare_cupy.__wrapped__()
     assert seen == loaded
 
 
@@ -152,3 +156,20 @@ def test_the_driver_and_cupy_describe_the_same_card() -> None:
     assert driver.cards[0].memory_bytes == properties["totalGlobalMem"]
     assert driver.cuda_version[0] * 1000 <= cupy.cuda.runtime.driverGetVersion()
     assert environment.header_folder() is not None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nobody can write into Linux's /proc")
+def test_a_home_that_cannot_be_written_keeps_nothing_from_compiling() -> None:
+    """CuPy's import makes a folder there, and fails where it cannot."""
+    pytest.importorskip("cupy")
+    variables = {name: value for name, value in os.environ.items() if name != "CUPY_CACHE_DIR"}
+    told = subprocess.run(
+        [sys.executable, "-m", "llmcli", "doctor"],
+        env={**variables, "HOME": "/proc/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    ).stdout
+    assert re.search(r"^ok +NVRTC", told, re.MULTILINE), told
+    assert "/proc/nowhere/.cache" in told
