@@ -9,13 +9,13 @@ from llmcli.cli.terminal import OnProgress, terminal
 
 
 @contextmanager
-def progress(what: str, unit: str = "bytes", note: Callable[[], str] = str) -> Iterator[OnProgress]:
+def progress(what: str, unit: str = "bytes", note: Callable[[], str] = str, *, first: str = "") -> Iterator[OnProgress]:
     """A bar with what is done and the time left on a terminal, unless quiet was asked for; elsewhere nothing.
 
-    `note` gives a text that stands at the end of the bar.
+    `note` gives a text that stands at the end of the bar; `first` stands there until something is done.
     """
     if terminal.is_quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    with lazy.draw_bar(what, unit, note) as on_progress:
+    with lazy.draw_bar(what, unit, note, first) as on_progress:
         yield on_progress

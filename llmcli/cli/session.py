@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.device_choice import RunnerOptions, load_runner
+from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import TokenizerError, UsageError
@@ -236,7 +236,8 @@ class Session:
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
-        with progress(f"loading {self.name}") as on_progress:
+        first = "importing torch" if options.device == "cpu" or not has_driver() else "starting the card"
+        with progress(f"loading {self.name}", first=first) as on_progress:
             runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
 
