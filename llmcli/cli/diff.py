@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
 # black and with white.
 NOTABLE_CHANGE = 0.02
-MORE_LIKELY, LESS_LIKELY, DIVERGED, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[7m", "\x1b[0m"
+MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 
 
 @with_groups
@@ -48,8 +48,8 @@ def diff(
 ) -> None:
     r"""Follow model A's likeliest text and ask model B about every token of it.
 
-    On a terminal a token is tinted where B finds it more or less likely, and reversed where B would have gone another
-    way; elsewhere the divergences are marked as \[token>other]. --kv-cache int8 is for B.
+    Where B would have gone another way stands \[token>other]. On a terminal a token is tinted where B finds it more or
+    less likely. --kv-cache int8 is for B.
 
     [bold]Examples[/bold]
 
@@ -99,12 +99,12 @@ def _follow(
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     """A token's text; it is empty while a character that spans tokens is unfinished."""
+    marked = text if token.agrees else f"[{text}>{other}]"
     if not with_color:
-        return text if token.agrees else f"[{text}>{other}]"
+        return marked
     change = token.second_probability - token.first_probability
     style = MORE_LIKELY if change >= NOTABLE_CHANGE else LESS_LIKELY if change <= -NOTABLE_CHANGE else ""
-    style += "" if token.agrees else DIVERGED
-    return f"{style}{visible(text)}{RESET}" if style else visible(text)
+    return f"{style}{visible(marked)}{RESET}" if style else visible(marked)
 
 
 def _sentence(numbers: Verdict) -> str:

@@ -1,6 +1,7 @@
 """`llmcli eval` and `llmcli diff` as a user runs them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from results import Result
 from tiny_models import write_tiny_llama
+
+from llmcli.cli.terminal import visible
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -75,7 +78,9 @@ def test_diff_of_an_int8_cache(llmcli: Callable[..., Result], tiny_llama: Path) 
     assert 0 < json.loads(llmcli(*arguments, "--kv-cache", "int8").stdout)["mean_kl"] < 1e-3
 
 
-def test_diff_marks_divergences(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
+def test_diff_marks_divergences(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = write_tiny_llama(tmp_path / "other", seed=5)
     arguments = ("diff", tiny_llama, other, "Hi", "--max-new-tokens", 12)
     answer = json.loads(llmcli(*arguments, "--json").stdout)
@@ -85,6 +90,10 @@ def test_diff_marks_divergences(llmcli: Callable[..., Result], tiny_llama: Path,
     result = llmcli(*arguments)
     assert result.stdout.count(">") >= answer["num_divergences"]
     assert f"the first {answer['num_agreeing']} tokens are the same; B would choose another token" in result.stdout
+    monkeypatch.setattr("llmcli.cli.diff.has_color", lambda stream: True)
+    tinted = llmcli(*arguments).stdout
+    assert tinted != result.stdout
+    assert re.sub(r"\x1b\[[\d;]*m", "", tinted) == visible(result.stdout)
 
 
 def test_diff_of_a_model_with_itself(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
