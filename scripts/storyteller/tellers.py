@@ -52,7 +52,7 @@ class Voice:
             prompt,
             self.session.sampler(self.params, seed, prompt, SamplerFlags()),
             samples=(0,),
-            max_new_tokens=self.session.resolve_max_new_tokens(None, len(token_ids), self.context),
+            max_new_tokens=self.session.limit_new_tokens(None, len(token_ids), self.context),
             stop_strings=(),
         )
         generation = self.session.generation(self.runner, request)

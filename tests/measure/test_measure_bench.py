@@ -108,7 +108,7 @@ def test_rows_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_rows_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch, num_rows=60)
-    runner._device.seconds = lambda num_tokens: 1.0  # type: ignore[attr-defined]  # running rows would not wait so long
+    runner._device.seconds = lambda position, num_tokens: 1.0  # type: ignore[attr-defined]  # running rows would not wait so long
     figures = bench(runner, num_rows=60).measure_decode(50)
     assert figures.step_seconds.median == pytest.approx(0.02 + 0.005 * 60)
     assert runner.num_steps == 10 + 1
