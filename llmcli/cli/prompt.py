@@ -22,8 +22,12 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     """
     if argument is not None and file is not None:
         raise UsageError("a prompt and --file are both given; give one of them")
+    if argument is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
     if argument in (None, "-") and file is None:
-        return read_text(None)
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give the prompt as an argument or with --file")
+        return _read(sys.stdin.buffer, "standard input")
     if argument is None:
         given = read_text(file)
     else:
@@ -45,10 +49,8 @@ def read_text(file: Path | None, flag: str = "--file") -> str:
                 return _read(opened, str(file))
         except OSError as error:
             raise UsageError(f"{flag} {file} cannot be read: {error.strerror}") from error
-    if sys.stdin is None:
-        raise UsageError("standard input is closed; give the text as an argument or with --file")
-    if sys.stdin.isatty():
-        raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
+    if sys.stdin is None or sys.stdin.isatty():  # None: the caller closed it
+        raise UsageError(f"no text: give it with {flag}, or on standard input")
     return _read(sys.stdin.buffer, "standard input")
 
 
@@ -61,7 +63,7 @@ def _read_piped() -> str:
         return ""
     if stat.S_ISFIFO(mode):
         if sys.platform != "win32" and not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
-            terminal.info("waiting for standard input, which joins the prompt; `< /dev/null` leaves it out")
+            terminal.info("waiting for standard input, to join it to the prompt; add `< /dev/null` to leave it out")
     elif not stat.S_ISREG(mode):
         return ""
     return _read(sys.stdin.buffer, "standard input")

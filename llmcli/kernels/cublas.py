@@ -36,7 +36,6 @@ _PREF_MIN_ALIGNMENT_BYTES = (5, 6, 8)  # of A, B and D
 _PREF_MIN_ALIGNMENT_C_BYTES = 7
 _REDUCTION_SCHEME_NONE = 0
 
-_BLOCK_TOKENS = 128
 _MAX_ALIGNMENT = 16  # bytes; what the widest loads ask for
 
 _Sizes = tuple[int, int, int]
@@ -100,15 +99,15 @@ class _Library:
 class Cublas:
     """The library on one card: one handle, no memory of the card."""
 
-    def __init__(self, device: Device, *, in_blocks: bool = False) -> None:
-        """With `in_blocks` all numbers of tokens in a block of 128 run the same kernel.
+    def __init__(self, device: Device, *, block_tokens: int = 1) -> None:
+        """All numbers of tokens within a block of `block_tokens` run the same kernel.
 
-        It may take a fifth longer than the one for this number. But the card loads each kernel when it first runs, and
-        has nothing else to do meanwhile: 2 ms for each matrix.
+        That kernel may take a fifth longer than one chosen for the number itself. But a card stops all other work to
+        load a kernel that is new to it, 2 ms for each matrix.
         Raises: DeviceError
         """
         self._device = device
-        self._in_blocks = in_blocks
+        self._block_tokens = block_tokens
         self._library = library = _Library(_load())
         self._handle = library.create("cublasLt", self)
         self._operation = library.create("cublasLtMatmulDesc", self, _COMPUTE_32F, _FLOAT32)
@@ -174,12 +173,12 @@ class Cublas:
         return product
 
     def _algorithm(self, product: "_Product") -> _Algorithm:
+        """What is chosen for whole blocks of tokens; if that does not take this product, what is chosen for itself."""
         num_rows, num_tokens, num_inputs = product.sizes
-        if self._in_blocks:
-            num_blocks = -(-num_tokens // _BLOCK_TOKENS)
-            algorithm = self._chosen((num_rows, num_blocks * _BLOCK_TOKENS, num_inputs), product.operands)
-            if self._takes(algorithm, product.layouts):
-                return algorithm
+        whole = -(-num_tokens // self._block_tokens) * self._block_tokens
+        algorithm = self._chosen((num_rows, whole, num_inputs), product.operands)
+        if whole == num_tokens or self._takes(algorithm, product.layouts):
+            return algorithm
         return self._chosen(product.sizes, product.operands)
 
     def _chosen(self, sizes: _Sizes, operands: _Operands) -> _Algorithm:

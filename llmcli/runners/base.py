@@ -23,7 +23,7 @@ AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
-BLOCK_TOKENS = 128  # runners are prepared for spans of whole blocks: use no others while rows wait, but for the last
+BLOCK_TOKENS = 128  # while rows wait, run whole blocks of a prompt: runners have prepared these sizes
 # The longest span outside a prompt. It gives, bit for bit, what single steps give.
 MAX_SPAN = 8
 

@@ -100,7 +100,7 @@ def test_a_pipe_that_says_nothing_is_waited_for_with_a_word(
     writer = threading.Timer(0.3, fill, (pipe, b"late"))
     writer.start()
     assert prompt.read_prompt("Once", None) == "Once\n\nlate"
-    assert "waiting for standard input, which joins the prompt" in capsys.readouterr().err
+    assert "waiting for standard input, to join it to the prompt" in capsys.readouterr().err
     writer.join()
 
 
@@ -109,3 +109,18 @@ def test_an_evaluation_takes_no_pipe_beside_its_file(pipe: int, tmp_path: Path) 
     path.write_text("a text")
     fill(pipe, b"another")
     assert prompt.read_text(path) == "a text"
+
+
+def test_without_a_text_the_message_names_what_the_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = Stdin(b"typed")
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    for stdin in (typed, None):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UsageError, match="no prompt: give it as an argument"):
+            prompt.read_prompt(None, None)
+        with pytest.raises(UsageError, match="^no text: give it with --file, or on standard input$"):
+            prompt.read_text(None)
+    with pytest.raises(UsageError, match="standard input is closed; give the prompt as an argument"):
+        prompt.read_prompt("-", None)
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert prompt.read_prompt("-", None) == "typed"

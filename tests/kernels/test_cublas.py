@@ -71,14 +71,14 @@ NUMBERS_OF_TOKENS = [9, 10, 15, 16, 17, 31, 33, 64, 65, 100, 127, 128, 200, 256,
     ("num_inputs", "num_rows"),
     [(8192, 2048), (14336, 4096), (11008, 4096), (4096, 4096), (4096, 14336), (2048, 3072), (896, 128)],
 )
-@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("block_tokens", [1, 128])
 def test_a_tokens_bits_do_not_depend_on_the_others(
-    device: Device, cublas: Cublas, num_inputs: int, num_rows: int, in_blocks: bool
+    device: Device, cublas: Cublas, num_inputs: int, num_rows: int, block_tokens: int
 ) -> None:
     """Cards differ in what the library chooses: this is what the promise of `is_independent_of_tokens` rests on."""
     import cupy
 
-    other = Cublas(device, in_blocks=in_blocks)
+    other = Cublas(device, block_tokens=block_tokens)
     x, weight = (cupy.asarray(array) for array in operands(2048, num_rows, num_inputs, np.float16))
     whole = cupy.empty((2048, num_rows), dtype=np.float32)
     cublas.matmul(x=x, weight=weight, out=whole)
@@ -113,7 +113,7 @@ def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, 
 def test_all_numbers_of_tokens_in_a_block_run_one_kernel(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
 
-    cublas = Cublas(device, in_blocks=True)
+    cublas = Cublas(device, block_tokens=128)
     asked, propose = [], cublas.propose
 
     def count(sizes: Any, operands: Any) -> Any:

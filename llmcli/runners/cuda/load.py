@@ -13,7 +13,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.base import Limits
+from llmcli.runners.base import BLOCK_TOKENS, Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.dry_run import DryModel, kernel_names, phantoms
@@ -90,7 +90,7 @@ def load(
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
         Upload(device, pieces, staging.slots, timeline) as uploading,
     ):
-        opening = beside.submit(_open_library, device, beside_rows, timeline)
+        opening = beside.submit(_open_library, device, BLOCK_TOKENS if beside_rows else 1, timeline)
         _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
         total = sum(info.num_bytes for info in model.tensors.tensors.values())
         send(device, staging.flags, np.zeros(staging.flags.shape, np.int32))
@@ -158,9 +158,9 @@ def _prepare(
     timeline.note("kernels", f"{len(wanted)} files, {source}")
 
 
-def _open_library(device: Device, in_blocks: bool, timeline: Timeline) -> Cublas:
+def _open_library(device: Device, block_tokens: int, timeline: Timeline) -> Cublas:
     with timeline.beside("matrix library"):
-        return Cublas(device, in_blocks=in_blocks)
+        return Cublas(device, block_tokens=block_tokens)
 
 
 def rotary_table(config: LlamaConfig, max_seq_len: int) -> npt.NDArray[np.float32]:
