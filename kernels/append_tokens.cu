@@ -12,7 +12,7 @@
 //           kernel in front of it
 // Traffic:  2 * R * num_key_value_heads * HEAD_DIM * (4 + sizeof(KvT)) bytes, and 8 * R * num_key_value_heads of scales
 // Numerics: norm and rotary in fp32, one rounding to KvT. The bits are those that attention_decode would append: both
-//           call Head::load_rotated and round_head, which write every operation out, so that the compiler cannot join
+//           call Head::norm_and_rotate and round_head, which write every operation out: the compiler cannot join
 //           them in only one of the kernels
 // Choice:   One launch in front of attention_decode, where lanes of one row see each other's tokens. Rejected: rotary,
 //           head_norm and kv_append, whose sums have another order and so other bits
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(32 * WARPS)
                   int pages_per_row, KvT* keys, KvT* values, float* key_scales, float* value_scales,
                   int num_key_value_heads) {
     using Pairs = Head<HEAD_DIM>;
-    const int row = __ldcg(rows + blockIdx.x), position = __ldcg(positions + blockIdx.x);
+    const int row = load_here(rows + blockIdx.x), position = load_here(positions + blockIdx.x);
     const int head = blockIdx.y * WARPS + threadIdx.x / 32;
     if (row < 0 || head >= 2 * num_key_value_heads) {  // still wait: rule 1 of launch.cuh
         grid_dependency_wait();
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(32 * WARPS)
 
     const float* source = (is_value ? v : k) + blockIdx.x * size_t(qkv_stride) + kv_head * HEAD_DIM;
     Pairs vector;
+    vector.load(source, true);
     if (is_value) {
-        vector.load(source, true);
         round_head(vector, values + place * HEAD_DIM, value_scales + place, true);
     } else {
-        vector.load_rotated(source, true, k_norm, eps, angles);
+        vector.norm_and_rotate(k_norm, eps, angles);
         round_head(vector, keys + place * HEAD_DIM, key_scales + place, true);
     }
 }

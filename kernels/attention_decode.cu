@@ -26,14 +26,16 @@
 //           parameters: norm, rotary, append and combining the splits would each be a launch beside a 5 us kernel.
 //           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
-//           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. Rejected, with
-//           figures in docs/performance/attention.md: clusters that hand each other their parts. Speed:
+//           It guesses the first tile's page: a third round trip would cost 1 % of a 1B model's step. What it reads at
+//           the start, and behind the wait, is asked for together (common/load.cuh). Rejected, with figures in
+//           docs/performance/attention.md: clusters that hand each other their parts. Speed:
 //           scripts/benchmark_attention.py
 #include "common/arrival.cuh"
 #include "common/attend.cuh"
 #include "common/attend_float.cuh"
 #include "common/head.cuh"
 #include "common/launch.cuh"
+#include "common/load.cuh"
 
 constexpr int WARPS = 4;
 // The fewest tokens in a split. Fewer are read sooner than another part is combined.
@@ -58,6 +60,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
                      unsigned* __restrict__ counters, float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     static_assert(PAGE_TOKENS % Tile::TILE_TOKENS == 0, "a tile lies in one page");
+    static_assert(MIN_SPLIT_TOKENS % Tile::TILE_TOKENS == 0, "splits are whole tiles");
     constexpr int STEP = WARPS * Tile::TILE_TOKENS;  // from one tile of a warp to its next
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
     __shared__ typename Tile::Queries queries;
@@ -70,31 +73,34 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int group = num_attention_heads / num_key_value_heads, tiles = (group + HEAD_TILE - 1) / HEAD_TILE;
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
-    const int row = __ldcg(rows + blockIdx.z), position = __ldcg(positions + blockIdx.z);
+    const int row = load_here(rows + blockIdx.z), position = load_here(positions + blockIdx.z);
     // Guess the page of this warp's first tile: the row has the lane's number, there is no window, and splits are the
     // shortest. This load runs beside those of row and position, and saves a round trip to L2.
     const int guessed_row = min(static_cast<int>(blockIdx.z), num_rows - 1);
     const int guess = min(static_cast<int>(blockIdx.x) * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
-    const int guessed_page = __ldcg(page_table + size_t(guessed_row) * pages_per_row + guess);
-    if (row < 0) {  // an unused lane; still wait: rule 1 of launch.cuh
-        grid_dependency_wait();
-        return;
-    }
+    const int guessed_page = load_here(page_table + size_t(guessed_row) * pages_per_row + guess);
 
     // Splits the cached tokens [visible, position) equally, in whole tiles that begin where pages do. The last split
     // also takes the row's own token.
     const int visible = max(0, position + 1 - window);
     const int start = visible < position ? visible / Tile::TILE_TOKENS * Tile::TILE_TOKENS : position;
-    const int cached = position - start;
-    const int share = max((cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x), MIN_SPLIT_TOKENS);
-    const int split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
-    const int num_splits = max(1, (cached + split_tokens - 1) / split_tokens), split = blockIdx.x;
+    const int cached = position - start, split = blockIdx.x;
+    int split_tokens = MIN_SPLIT_TOKENS, num_splits = max(1, (cached + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS);
+    if (num_splits > static_cast<int>(gridDim.x)) {  // two divisions, which short rows need not wait for
+        const int share = (cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+        split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
+        num_splits = (cached + split_tokens - 1) / split_tokens;
+    }
     if (split >= num_splits) return;  // other blocks of this row wait for the kernel in front
+    if (row < 0) {                    // an unused lane; still wait: rule 1 of launch.cuh
+        grid_dependency_wait();
+        return;
+    }
     const bool has_own = split == num_splits - 1;
     const int end = min(position, start + (split + 1) * split_tokens);
 
     const int* pages = page_table + size_t(row) * pages_per_row;
-    const auto page_of = [&](int token) { return __ldcg(pages + token / unsigned(PAGE_TOKENS)); };
+    const auto page_of = [&](int token) { return load_here(pages + token / unsigned(PAGE_TOKENS)); };
     const auto place_of = [&](int page, int token) { return token_place(page, num_key_value_heads, kv_head, token); };
     const auto load_keys = [&](Tile& tile, size_t place, int begin, int count) {
         tile.load_keys(HeadTokens<KvT>{keys + place * HEAD_DIM, key_scales + place}, begin, count);
@@ -102,6 +108,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const auto load_values = [&](Tile& tile, size_t place, int begin, int count) {
         tile.load_values(HeadTokens<KvT>{values + place * HEAD_DIM, value_scales + place}, begin, count);
     };
+    const int own_page = has_own ? page_of(position) : 0;
     if (is_cached) grid_dependency_wait();  // the kernel in front has appended what is read here
     Tile tile;
     tile.clear();
@@ -115,46 +122,45 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
         load_keys(tile, place, begin, end - first);
         load_values(tile, place, begin, end - first);
     }
-    const size_t own_place = has_own ? place_of(page_of(position), position) : 0;
 
     using Pairs = Head<HEAD_DIM>;
     float2 angles[Pairs::PAIRS];
     Pairs::load_angles(cos_sin, position, angles);
+    constexpr int HEADS = (HEAD_TILE + WARPS - 1) / WARPS;  // of this warp: warp, warp + WARPS, ...
+    const size_t lane_begin = blockIdx.z * size_t(qkv_stride);
+    const float* new_k = k + lane_begin + kv_head * HEAD_DIM;
+    const float* new_v = v + lane_begin + kv_head * HEAD_DIM;
+    const float* new_q = q + lane_begin + (first_head + warp) * HEAD_DIM;
     grid_dependency_wait();
     grid_dependency_launch();
 
-    Pairs own_key;
-    if (has_own) {  // in every warp, which spares a barrier before the scores
-        const bool stores = !is_cached && first_in_group == 0;
-        const float* new_key = k + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM;
-        own_key.load_rotated(new_key, true, k_norm, eps, angles);
-        round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && warp == 0);
-        const float* new_value = v + blockIdx.z * size_t(qkv_stride) + kv_head * HEAD_DIM;
-        KvT* stored_value = values + own_place * HEAD_DIM;
-        if constexpr (KvFormat<KvT>::HAS_SCALES) {
-            if (warp == WARPS - 1) {  // the scale wants the whole vector in one warp
-                Pairs value;
-                value.load(new_value, true);
-                round_head(value, stored_value, value_scales + own_place, stores);
+    // Everything that the kernel in front has written is asked for before the first of it is used.
+    Pairs own_key, new_value, own_queries[HEADS];
+    own_key.load(new_k, has_own);  // in every warp: no barrier before the scores
+    new_value.load(new_v, has_own && warp == WARPS - 1);
 #pragma unroll
-                for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
-                    if (!Pairs::has(pair)) continue;
-                    own_value[Pairs::index(pair)] = value.first[pair];
-                    own_value[Pairs::index(pair) + Pairs::HALF] = value.second[pair];
-                }
-            }
-        } else {
-            for (int i = threadIdx.x; i < HEAD_DIM; i += 32 * WARPS) {
-                const KvT rounded = from_float<KvT>(within_range<KvT>(new_value[i]));
-                own_value[i] = to_float(rounded);
-                if (stores) stored_value[i] = rounded;
+    for (int i = 0; i < HEADS; ++i) own_queries[i].load(new_q + i * WARPS * HEAD_DIM, warp + i * WARPS < heads);
+    if (has_own) {
+        const bool stores = !is_cached && first_in_group == 0;
+        const size_t own_place = place_of(own_page, position);
+        own_key.norm_and_rotate(k_norm, eps, angles);
+        round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && warp == 0);
+        if (warp == WARPS - 1) {
+            round_head(new_value, values + own_place * HEAD_DIM, value_scales + own_place, stores);
+#pragma unroll
+            for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
+                if (!Pairs::has(pair)) continue;
+                own_value[Pairs::index(pair)] = new_value.first[pair];
+                own_value[Pairs::index(pair) + Pairs::HALF] = new_value.second[pair];
             }
         }
     }
-    for (int head = warp; head < HEAD_TILE; head += WARPS) {
-        Pairs query;
-        const float* new_query = q + blockIdx.z * size_t(qkv_stride) + (first_head + head) * HEAD_DIM;
-        query.load_rotated(new_query, head < heads, q_norm, eps, angles);
+#pragma unroll
+    for (int i = 0; i < HEADS; ++i) {
+        const int head = warp + i * WARPS;
+        if (head >= HEAD_TILE) break;
+        Pairs& query = own_queries[i];
+        query.norm_and_rotate(q_norm, eps, angles);
 #pragma unroll
         for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
             query.first[pair] *= scale;

@@ -16,6 +16,7 @@
 // Choice:   One launch whose blocks wait for each other, so a step that is off costs nothing. Rejected: a kernel a step
 //           (about 12 in the graph, most of them empty); sorting (many passes where one histogram is enough)
 #include "common/launch.cuh"
+#include "common/load.cuh"
 #include "common/philox.cuh"
 #include "common/reduce.cuh"
 #include "common/sample_scores.cuh"
@@ -233,11 +234,10 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   grid_dependency_wait();
   grid_dependency_launch();  // takes effect when all blocks run: the next kernel keeps none of them out
   const int index = blockIdx.y;
-  const int kv_row = rows[index];
+  const int kv_row = load_here(rows + index), length = load_here(positions + index) + 1;
   if (kv_row < 0) return;
   Row row{state + kv_row * row_bytes, vocab_size, 0, 0};
   history += static_cast<size_t>(kv_row) * max_seq_len;
-  const int length = positions[index] + 1;
 
   const Before before(row.sampler(), length);
   if (before.uses_history) {

@@ -2,6 +2,7 @@
 // Products and sums that a compiler could join are written as single operations, so all kernels get the same bits.
 #pragma once
 
+#include "common/load.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -16,12 +17,13 @@ struct Head {
     static __device__ __forceinline__ int index(int pair) { return threadIdx.x % 32 + 32 * pair; }
     static __device__ __forceinline__ bool has(int pair) { return HALF % 32 == 0 || index(pair) < HALF; }
 
-    // Load x [HEAD_DIM], or zeros if the head does not exist.
+    // Ask for x [HEAD_DIM], here and not later; zeros if the head does not exist.
     __device__ __forceinline__ void load(const float* x, bool exists) {
+        x = address_here(x + threadIdx.x % 32);
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
-            first[pair] = exists && has(pair) ? x[index(pair)] : 0.0f;
-            second[pair] = exists && has(pair) ? x[index(pair) + HALF] : 0.0f;
+            first[pair] = exists && has(pair) ? load_here(x + 32 * pair) : 0.0f;
+            second[pair] = exists && has(pair) ? load_here(x + 32 * pair + HALF) : 0.0f;
         }
     }
 
@@ -34,10 +36,8 @@ struct Head {
         }
     }
 
-    // Load a query or key, norm it if there is a weight, and rotate it. All lanes must call it.
-    __device__ __forceinline__ void load_rotated(const float* x, bool exists, const float* weight, float eps,
-                                                 const float2 (&angles)[PAIRS]) {
-        load(x, exists);
+    // Norm a query or key if there is a weight, and rotate it. All lanes must call it.
+    __device__ __forceinline__ void norm_and_rotate(const float* weight, float eps, const float2 (&angles)[PAIRS]) {
         if (weight != nullptr) normalize(weight, eps);
         rotate(angles);
     }
