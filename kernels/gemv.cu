@@ -167,8 +167,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     grid_dependency_launch();
     __syncthreads();                             // barriers and squares stand
     if constexpr (BLOCKS > 1) cluster_arrive();  // the other block's barriers too
-    grid_dependency_wait();
-    if constexpr (BLOCKS > 1) cluster_wait();
 
     const bool awaits_squares = PARTS > 1 && norm_weight != nullptr;  // of warps that share no tile with this one
     Out output;
@@ -200,6 +198,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
         const int end = min(begin + shape.chunk_units, num_units);
         if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
+        // No kernel writes the norm's weights either: their loads, and all addresses, come before the wait.
+        const auto await_activations = [&] {
+            if (begin > 0) return;
+            grid_dependency_wait();
+            if constexpr (BLOCKS > 1) cluster_wait();
+        };
         // Everything waits for the activations, so the last slots are copied after their loads.
         const auto fill_last_slots = [&] {
 #pragma unroll
@@ -207,8 +211,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), of_tile, lane);
             }
         };
-        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(inputs, rows, begin, end, squares, warp,
-                                                                               lane, fill_last_slots);
+        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
+            inputs, rows, begin, end, squares, warp, lane, await_activations, fill_last_slots);
         copy_async_wait<STAGES - 1>();
         sync_sharers<PARTS>(own);  // and sees the new one, and the first unit
         if (awaits_squares && end == num_units) {

@@ -94,11 +94,12 @@ struct LaneSums {
 // weights. Adds the squares of inputs of the units w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
 // own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS units. They lie side by side in `shared`. A warp
 // stages some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one unit to its UNIT_VECTORS vectors.
-// `behind_loads` is called once, as soon as loads are under way.
-template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Function>
+// `before_loads` is called once, in front of the first load of x, and `behind_loads` as soon as loads are under way.
+template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Before,
+          typename Behind>
 __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
                                             float (*squares)[NUM_WARPS], int warp, int lane,
-                                            const Function& behind_loads) {
+                                            const Before& before_loads, const Behind& behind_loads) {
     constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
     constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
     // Passes whose loads are under way together. With several rows they are of one unit, and share the norm's weights.
@@ -122,6 +123,7 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
     for (int first = 0; first < num_passes; first += DEPTH) {
         float values[DEPTH][8], weights[8];
         if (rows.norm_weight != nullptr) rows.load_weights(input_of(first), weights);
+        if (first == 0) before_loads();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (first + d < num_passes) {

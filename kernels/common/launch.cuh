@@ -8,8 +8,8 @@
 // 2. It may overlap several kernels, back to the last one that does not overlap: gemv lets the next one start before it
 //    waits itself.
 // 3. Before it waits, a thread writes no global memory, and reads only what none of these kernels writes. gemv reads
-//    weights. append_tokens and attention_decode read rows, positions, page_table and cos_sin. attention_decode also
-//    reads earlier tokens of the cache, unless is_cached.
+//    weights, also the norm's. append_tokens and attention_decode read rows, positions, page_table and cos_sin.
+//    attention_decode also reads earlier tokens of the cache, unless is_cached.
 // 4. embedding must not overlap. It is the first kernel of a step. In the step before, sample_token wrote positions and
 //    attention wrote the cache. Because embedding starts after their end, the reads of rule 3 find what they wrote.
 #pragma once
