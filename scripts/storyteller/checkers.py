@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .grammar import words_of
-from .story import repeated_sentences
+from .sentences import repeated_sentences
 
 _GENDERED = {"he": {"he", "him", "his", "himself"}, "she": {"she", "her", "hers", "herself"}}
 _WORD = re.compile(r"[\w'-]+")

@@ -1,4 +1,4 @@
-"""Loosens the wording of a plot: synonyms, contractions, leads before a sentence and tails behind it.
+"""Loosens the wording of a plot: synonyms, contractions, who is named how, sentences joined or parted.
 
 It works on the template text once, when the plots are loaded, so telling a story costs nothing more. A word on the
 left side of `text/synonyms.txt` may be told as any on the right; each row holds only what fits wherever it is used.
@@ -18,32 +18,11 @@ _PLAIN_VERBS = (
 _PLAIN_VERB = rf"(?:{'|'.join(_PLAIN_VERBS.split())})\b(?! not)"
 _STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLAIN_VERB + ")")
 
-# A noun takes an adjective where no other noun stands behind it, as in `the door handle`.
-_NO_COMPOUND = (
-    r"(?=[.,;!?|\]\"]| (?:of|in|on|at|and|with|was|that|to|by|for|from|under|behind|over|beside|until|opened|had|as|"
-    r"but|were|again|so|or|if|would|could|did|before|after|against|across|through|just|not|which|who|he|she|they|\w+ed|into|"
-    r"out|up|down|like|where|when|while|went|came|stood|lay|said|till|too|there|than)\b)"
-)
-_OWNERS = r"the|an?|two|three|four|every|each|another|some|\w+'s|his|her|its|their|my|your|our|one|\{his\}"
 # A speaker is named with `said` or another word for it, wherever the plots say plainly `said`.
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
-_MANNER = "[|| {@softly}]"
-
-
-def _compile_looks() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Which nouns take an adjective, and the pool of adjectives of each."""
-    pools = {}
-    for line in read_text("adjectives.txt").splitlines():
-        nouns, _, pool = line.partition(": ")
-        pools.update(dict.fromkeys(nouns.split(), pool))
-    nouns = "|".join(sorted(pools, key=len, reverse=True))
-    plurals = "|".join(noun for noun in pools if noun.endswith("s"))
-    return re.compile(
-        rf"\b(?:(?:{_OWNERS}) (?P<one>{nouns})|(?:with|of|from|and|in|on|many) (?P<more>{plurals})){_NO_COMPOUND}",
-        re.IGNORECASE,
-    ), pools
+_MANNER = "[||| {@softly}]"
 
 
 def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
@@ -57,8 +36,51 @@ def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
 
 
 _PATTERN, _CHOICES = _compile_synonyms()
-# Where an adjective fits, and the pool that each noun draws from.
-NOUNS, LOOKS = _compile_looks()
+
+
+# The second of two plain sentences may be joined to the first if it begins with one of these.
+_JOINT = re.compile(
+    r"(?<=[\w}\]])\. (?:(?P<he>\{He\}) (?=(?P<verb>" + _PLAIN_VERB + r")?)"
+    r"|(?P<other>\{hero\}|\{friend\}|\{elder\}|\{Pal\}|\{The_thing\}|\{His\}|It|There|They|The|Nobody|Everybody) (?!is\b))"
+)
+_LONGEST = 14  # words of each of two sentences that are joined
+
+
+def _is_open(text: str, at: int) -> bool:
+    """Tell whether a position lies inside a bracket or inside speech."""
+    return text.count("[", 0, at) > text.count("]", 0, at) or text.count('"', 0, at) % 2 == 1
+
+
+def _join(text: str) -> str:
+    """Let plain neighbouring sentences be joined now and then."""
+    parts, done = [], 0
+    last_joint = 0
+    for match in _JOINT.finditer(text):
+        start = max(text.rfind(stop, 0, match.start()) for stop in (". ", "! ", "? ", '" ')) + 1
+        end = min((at for stop in ".!?" if (at := text.find(stop, match.end())) >= 0), default=len(text))
+        before, after = text[max(start, 0) : match.start()], text[match.end() : end]
+        is_plain = not any(mark in before + after for mark in '":;') and ", and " not in before and " is " not in before
+        if (
+            _is_open(text, match.start())
+            or not is_plain
+            or not before.strip()
+            or start < last_joint
+            or len(before.split()) > _LONGEST
+            or len(after.split()) > _LONGEST
+            or before.lstrip().startswith(("When", "If", "But when", "What", "How"))
+        ):
+            continue
+        word = match["he"] or match["other"]
+        small = word if word == "{hero}" or word[1:2].islower() and word[0] == "{" else (
+            "{" + word[1].lower() + word[2:] if word[0] == "{" else word.lower()
+        )
+        joints = [f". {word} ", f". {word} ", f", and {small} "]
+        if match["verb"]:
+            joints += [" and ", f". Then {small} "]
+        parts += [text[done : match.start()], "[" + "|".join(joints) + "]"]
+        done = match.end()
+        last_joint = match.start()
+    return "".join([*parts, text[done:]])
 
 
 def _is_narration(text: str, at: int) -> bool:
@@ -81,21 +103,18 @@ def loosen(text: str) -> str:
         return f"[{right}]"
 
     def replace_tag(match: re.Match[str]) -> str:
-        who = "[{hero}|{hero}|{hero}|the {kind}|the {who}]" if match[2] == "hero" else f"{{{match[2]}}}"
+        who = "[{hero}|{hero}|{hero}|the {kind}]" if match[2] == "hero" else f"{{{match[2]}}}"
         return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{_MANNER}"
-
-    def add_look(match: re.Match[str]) -> str:
-        noun = match["one"] or match["more"]
-        return f"{match[0][: -len(noun)]}[|||{{@{LOOKS[noun.lower()]}}} ]{noun}"
 
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
             return match.group()
         if match.group(2) == "{He}":
-            return "[{He}|{He}|{He}|The {kind}|{The_who}|{@lead} {he}|{@lead} {hero}] "
-        return "[{hero}|{hero}|The {kind}|{The_who}|{@lead} {hero}] "
+            return "[{He}|{He}|{He}|{He}|{hero}|The {kind}|Then {he}|And {he}] "
+        return "[{hero}|{hero}|{hero}|The {kind}] "
 
+    text = _join(text)
     text = _SAID.sub("{@said}", text)
     text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(rf"\1{_MANNER}", text))
     text = _STARTS.sub(replace_start, text)
-    return NOUNS.sub(add_look, _PATTERN.sub(replace_word, text))
+    return _PATTERN.sub(replace_word, text)
