@@ -46,7 +46,7 @@ def make_rows(tokenizer: Path, seed: int, shard: int, split: str, num_tokens: in
 
     Shapes: result [num_rows, 1024] uint16.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, seed * 100_000 + shard)
     packed: list[np.ndarray] = []
     waiting: list[np.ndarray] = []
     total = num_documents = 0
