@@ -46,7 +46,7 @@ def _training_text(num_documents: int) -> Iterator[str]:
             yield from (line for line in text.split("\n") if line)
 
 
-def train_tokenizer(path: Path, num_documents: int = 12_000) -> None:
+def train_tokenizer(path: Path, num_documents: int = 6_000) -> None:
     """Train the vocabulary on documents of a shard of its own and write `tokenizer.model`."""
     model = io.BytesIO()
     characters = string.ascii_letters + string.digits + string.punctuation
