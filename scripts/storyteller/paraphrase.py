@@ -22,7 +22,8 @@ _STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLA
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
-_MANNER = "[||| {@softly}]"
+# How it was said; where the sentence ends there, the speaker may do something besides.
+_MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
 
 def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
@@ -67,7 +68,7 @@ def _join(text: str) -> str:
             or start < last_joint
             or len(before.split()) > _LONGEST
             or len(after.split()) > _LONGEST
-            or before.lstrip().startswith(("When", "If", "But when", "What", "How"))
+            or before.lstrip().startswith(("{@said", "{@asked", "{@cried", "said", "When", "If", "But when", "What", "How"))
         ):
             continue
         word = match["he"] or match["other"]
@@ -104,17 +105,20 @@ def loosen(text: str) -> str:
 
     def replace_tag(match: re.Match[str]) -> str:
         who = "[{hero}|{hero}|{hero}|the {kind}]" if match[2] == "hero" else f"{{{match[2]}}}"
-        return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{_MANNER}"
+        return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{manner_at(match)}"
+
+    def manner_at(match: re.Match[str]) -> str:
+        return _LAST_MANNER if match.string[match.end() :].startswith(".") else _MANNER
 
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
             return match.group()
         if match.group(2) == "{He}":
-            return "[{He}|{He}|{He}|{He}|{hero}|The {kind}|Then {he}|And {he}] "
+            return "[{He}|{He}|{He}|{He}|{hero}|The {kind}] "
         return "[{hero}|{hero}|{hero}|The {kind}] "
 
     text = _join(text)
     text = _SAID.sub("{@said}", text)
-    text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(rf"\1{_MANNER}", text))
+    text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(lambda match: match[1] + manner_at(match), text))
     text = _STARTS.sub(replace_start, text)
     return _PATTERN.sub(replace_word, text)

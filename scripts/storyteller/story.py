@@ -34,7 +34,7 @@ SCENERY_SHARE = 0.08
 _OPEN, _CLOSE, _LAST = (POOLS.parse(f"{{@{name}}}") for name in ("open", "close", "last"))
 _HOMES = {name: POOLS.parse(f"{{@{name}}}") for name in ("house", "burrow", "cave", "barn", "nest", "nook", "toyroom")}
 _SCENERY = {name: POOLS.parse(f"{{@{name}}}") for name in ("out", "night", "in")}
-_SPACES = re.compile(r" {2,}")
+_SPACES = re.compile(r" +(?=[ ,.?!])")
 # Pools are drawn after an article is written, so the article is set right at the end.
 _ARTICLE = re.compile(
     r"\b([Aa])(?: (?=[aeiou]|hour|honest|heir)(?!uni|one|use|usu|eu|uku)|n (?=[^aeiouAEIOU])(?!hour|honest|heir))"
@@ -151,7 +151,7 @@ def _render(random: Random, plot: Plot, thread: Thread | None, values: Values) -
     if rand() < LAST_SHARE:
         paragraphs[-1].append(values.fill(_LAST, rand))
     text = "\n\n".join(" ".join(filter(None, map(str.strip, parts))) for parts in paragraphs if parts)
-    return fix_articles(_SPACES.sub(" ", text))
+    return fix_articles(_SPACES.sub("", text))
 
 
 def tell_ending(random: Random, story: Story) -> str:
