@@ -16,12 +16,18 @@ _PLAIN_VERBS = (
     "fell drew hid rang rode kept let lay knew bent dug set threw left ate woke swung crept spoke"
 )
 _PLAIN_VERB = rf"(?:{'|'.join(_PLAIN_VERBS.split())})\b(?! not)"
-_STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLAIN_VERB + ")")
+_STARTS = re.compile(
+    r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=\[?(?:' + _PLAIN_VERB + r"|was\b|had\b|did\b|could\b|would\b))"
+)
 
 # A speaker is named with `said` or another word for it, wherever the plots say plainly `said`.
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
+# Who is named in narration may be told by kind instead; a name that is introduced or called is not.
+_WHO = re.compile(r"(?<![\[|])\{(hero|friend)\}(?!,? \{a_|, and| the \{|[|\]])")
+_NAMING = ("called ", "named ", "name was ", "it was ", "It was ", "is ", "word for ", "[", "|")
+_ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ')
 # How it was said; where the sentence ends there, the speaker may do something besides.
 _MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
@@ -41,10 +47,15 @@ _PATTERN, _CHOICES = _compile_synonyms()
 
 # The second of two plain sentences may be joined to the first if it begins with one of these.
 _JOINT = re.compile(
-    r"(?<=[\w}\]])\. (?:(?P<he>\{He\}) (?=(?P<verb>" + _PLAIN_VERB + r")?)"
-    r"|(?P<other>\{hero\}|\{friend\}|\{elder\}|\{Pal\}|\{The_thing\}|\{His\}|It|There|They|The|Nobody|Everybody) (?!is\b))"
+    r"(?<=[\w}\]])\. (?:(?P<he>\{He\}) (?=(?P<verb>" + _PLAIN_VERB + r")?)|(?P<link>But|And|So|Then) (?=[\[{a-z])"
+    r"|(?P<other>\{hero\}|\{friend\}|\{elder\}|\{Pal\}|\{The_thing\}|\{His\}|\{The_helper\}|It|There|They|The|Nobody|Everybody"
+    r"|Somebody|No one|One|Not|A|Behind|In|On|At) (?!is\b))"
 )
-_LONGEST = 14  # words of each of two sentences that are joined
+_LINKS = {"But": ", but", "And": ", and", "So": ", so", "Then": ", and then"}
+_LONGEST_COMMENT = 9
+_LONGEST = 22  # words of two sentences that are joined
+_CHOICE = re.compile(r"\[([^\[\]|]*)[^\[\]]*\]")
+_STARTS_ALONE = ("{@said", "{@asked", "{@cried", "said", "When", "If", "But when", "What", "How", "{@out", "{@night", "{@in")
 
 
 def _is_open(text: str, at: int) -> bool:
@@ -52,36 +63,71 @@ def _is_open(text: str, at: int) -> bool:
     return text.count("[", 0, at) > text.count("]", 0, at) or text.count('"', 0, at) % 2 == 1
 
 
+def _one_wording(text: str) -> str:
+    """A template with the first of each choice."""
+    while _CHOICE.search(text):
+        text = _CHOICE.sub(r"\1", text)
+    return text
+
+
+def _small(word: str) -> str:
+    """A word or slot as it stands inside a sentence."""
+    if word.startswith("{"):
+        return "{" + word[1].lower() + word[2:]
+    return word.lower()
+
+
 def _join(text: str) -> str:
     """Let plain neighbouring sentences be joined now and then."""
     parts, done = [], 0
-    last_joint = 0
+    last_joint = -1
     for match in _JOINT.finditer(text):
         start = max(text.rfind(stop, 0, match.start()) for stop in (". ", "! ", "? ", '" ')) + 1
         end = min((at for stop in ".!?" if (at := text.find(stop, match.end())) >= 0), default=len(text))
-        before, after = text[max(start, 0) : match.start()], text[match.end() : end]
-        is_plain = not any(mark in before + after for mark in '":;') and ", and " not in before and " is " not in before
+        before, after = _one_wording(text[max(start, 0) : match.start()]), _one_wording(text[match.end() : end])
+        is_plain = not any(mark in before + after for mark in '":;') and ", and " not in before
         if (
             _is_open(text, match.start())
             or not is_plain
             or not before.strip()
-            or start < last_joint
-            or len(before.split()) > _LONGEST
-            or len(after.split()) > _LONGEST
-            or before.lstrip().startswith(("{@said", "{@asked", "{@cried", "said", "When", "If", "But when", "What", "How"))
+            or start <= last_joint
+            or len(before.split()) + len(after.split()) > _LONGEST
+            or before.lstrip().startswith(_STARTS_ALONE)
         ):
             continue
-        word = match["he"] or match["other"]
-        small = word if word == "{hero}" or word[1:2].islower() and word[0] == "{" else (
-            "{" + word[1].lower() + word[2:] if word[0] == "{" else word.lower()
-        )
-        joints = [f". {word} ", f". {word} ", f", and {small} "]
-        if match["verb"]:
-            joints += [" and ", f". Then {small} "]
+        if link := match["link"]:
+            joints = [f". {link} ", f"{_LINKS[link]} "]
+        else:
+            word = match["he"] or match["other"]
+            joints = [f". {word} ", f", and {_small(word)} "]
+            if match["verb"]:
+                joints += [" and "]
         parts += [text[done : match.start()], "[" + "|".join(joints) + "]"]
         done = match.end()
         last_joint = match.start()
     return "".join([*parts, text[done:]])
+
+
+# What only comments on what happened may be left out.
+_COMMENT = re.compile(
+    r'(?<=[.!?]) ((?:It was|It had|It looked|It felt|That was|And so|But it|Nobody|No one|There was no|His|\{His\}) '
+    r'[^.!?"]*\.)(?= [A-Z{\[]|$)'
+)
+_COMMON_SLOTS = frozenset(("he", "him", "his", "himself", "hero", "the_thing", "friend", "pal", "elder", "hands", "feet"))
+
+
+def _leave_out(text: str) -> str:
+    """Let short comments be left out now and then, unless they say what may be asked for."""
+
+    def replace(match: re.Match[str]) -> str:
+        slots = {slot[0].lower() + slot[1:] for slot in re.findall(r"\{(\w+)\}", match[1])}
+        is_short = len(_one_wording(match[1]).split()) <= _LONGEST_COMMENT
+        is_open = _is_open(match.string, match.start()) or match[1].count("[") != match[1].count("]")
+        if is_open or "{@" in match[1] or not is_short or slots - _COMMON_SLOTS:
+            return match[0]
+        return f" [{match[1]}|{match[1]}|]"
+
+    return _COMMENT.sub(replace, text)
 
 
 def _is_narration(text: str, at: int) -> bool:
@@ -104,6 +150,8 @@ def loosen(text: str) -> str:
         return f"[{right}]"
 
     def replace_tag(match: re.Match[str]) -> str:
+        if match[1] == "{@cried}":
+            return match.group()
         who = "[{hero}|{hero}|{hero}|the {kind}]" if match[2] == "hero" else f"{{{match[2]}}}"
         return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{manner_at(match)}"
 
@@ -117,8 +165,16 @@ def loosen(text: str) -> str:
             return "[{He}|{He}|{He}|{He}|{hero}|The {kind}] "
         return "[{hero}|{hero}|{hero}|The {kind}] "
 
-    text = _join(text)
+    def name_or_kind(match: re.Match[str]) -> str:
+        if not _is_narration(match.string, match.start()) or match.string[: match.start()].endswith(_NAMING):
+            return match.group()
+        is_start = not match.string[: match.start()].strip() or match.string[: match.start()].endswith(_ENDS)
+        kind = f"{'The' if is_start else 'the'} {{{'kind' if match[1] == 'hero' else 'friendkind'}}}"
+        return f"[{match[0]}|{match[0]}|{kind}]" if match[1] == "hero" else f"[{match[0]}|{match[0]}|{match[0]}|{kind}]"
+
+    text = _join(_leave_out(text))
     text = _SAID.sub("{@said}", text)
     text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(lambda match: match[1] + manner_at(match), text))
     text = _STARTS.sub(replace_start, text)
+    text = _WHO.sub(name_or_kind, text)
     return _PATTERN.sub(replace_word, text)

@@ -27,7 +27,7 @@ from .things import choose_thing
 # Rare names and things teach copying. They stand only where a request names them, so that nobody meets them unasked.
 RARE_SHARE = 0.15
 INVENTED_KINDS = 0.015
-THREAD_SHARE = 0.75
+THREAD_SHARE = 0.5
 LAST_SHARE = 0.25
 SCENERY_SHARE = 0.08
 
