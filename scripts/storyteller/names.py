@@ -26,7 +26,7 @@ a, o, i, e, us, is, in, en, an, el, il, ette, ina, ora, ello, ix, ax, on, um, ar
 mir, bert, by, dle, kin, ling, wick, ton, bo, po, ra, la, na, zu, ble, kle, mo, ti, vi, ny""")
 
 
-_DOUBLE_SHARE = 0.03
+_DOUBLE_SHARE = 0.015
 # Everyday words stand as a name or a thing, too, so that every whole token of the vocabulary is copied sometimes.
 _FUNCTION_WORDS = frozenset(
     words_of("""

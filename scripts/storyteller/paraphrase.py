@@ -27,7 +27,8 @@ _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cri
 # Who is named in narration may be told by kind instead; a name that is introduced or called is not.
 _WHO = re.compile(r"(?<![\[|])\{(hero|friend)\}(?!,? \{a_|, and| the \{|[|\]])")
 _NAMING = ("called ", "named ", "name was ", "it was ", "It was ", "is ", "word for ", "[", "|")
-_ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ')
+_ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ', ".|] ", ".] ")
+_ENDS += tuple(f"{{@{pool}}} " for pool in ("night", "worry", "sad", "glad", "out", "in", "try"))
 # How it was said; where the sentence ends there, the speaker may do something besides.
 _MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
@@ -156,7 +157,8 @@ def loosen(text: str) -> str:
         return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{manner_at(match)}"
 
     def manner_at(match: re.Match[str]) -> str:
-        return _LAST_MANNER if match.string[match.end() :].startswith(".") else _MANNER
+        after = match.string[match.end() :]
+        return "" if after.startswith(", who") else _LAST_MANNER if after.startswith(".") else _MANNER
 
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
