@@ -85,7 +85,9 @@ peacock, parrot, crab, elephant, camel, robot, troll, dragon, hawk, thrush, star
 llama, mule, kangaroo, koala, panda, turtle, dragonfly, ladybird, bumblebee, caterpillar, blacksmith, cobbler, tailor,
 carpenter, potter, chimney sweep, milkmaid, innkeeper, librarian, watchman, piper, drummer, juggler, pedlar,
 candlemaker, toymaker, bell-ringer, dwarf, elf, pixie, goblin, snowman, griffin, unicorn, train driver, painter""")
-_ELDER_TITLES = words_of("Aunt, Uncle, Granny, Grandpa, Old Mr, Mrs, Mr, Miss, Captain, Old Mrs, Great-Aunt, Great-Uncle")
+_ELDER_TITLES = words_of(
+    "Aunt, Uncle, Granny, Grandpa, Old Mr, Mrs, Mr, Miss, Captain, Old Mrs, Great-Aunt, Great-Uncle"
+)
 _ELDER_NAMES = words_of("""
 Juniper, Bram, Hester, Plum, Finch, Applewhite, Pettigrew, Clementine, Ambrose, Moss, Underhill, Pocket, Larkspur,
 Tansy, Fergus, Barley, Crane, Fairweather, Gooseberry, Lavender, Merriweather, Pennyfeather, Quince, Violet,

@@ -171,7 +171,9 @@ def examine_words(teller: Teller, prompts: Sequence[str], seed: int, known: set[
     num_words = num_strange = 0
     for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
         # The first word may finish the prompt's last one.
-        text = reply.text if not prompt[-1:].isalpha() or not reply.text[:1].isalpha() else prompt.split()[-1] + reply.text
+        text = (
+            reply.text if not prompt[-1:].isalpha() or not reply.text[:1].isalpha() else prompt.split()[-1] + reply.text
+        )
         words = words_in(text)
         strange = [word for word in words if word not in known and word not in words_in(prompt)]
         num_words += len(words)
@@ -256,7 +258,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         help="of the training text, which is told again to look for copies",
     )  # fmt: skip
     parser.add_argument("--prompts", type=int, default=len(OUTSIDE_PROMPTS), help="beginnings outside the grammar")
-    parser.add_argument("--quick", action="store_true", help="a look in a few minutes: little of each, stories not compared")
+    parser.add_argument(
+        "--quick", action="store_true", help="a look in a few minutes: little of each, stories not compared"
+    )
     arguments = parser.parse_args(words)
     if arguments.quick:
         arguments.stories, arguments.questions = min(arguments.stories, 20), min(arguments.questions, 30)

@@ -50,9 +50,7 @@ def closest_shares(stories: list[list[str]], manifest: Path, workers: int = 2) -
     with ProcessPoolExecutor(workers) as pool:
         scan = partial(_closest_in_shard, dict(wanted), len(stories), plan["seed"])
         shards = list(pool.map(scan, enumerate(plan["documents"])))
-    return [
-        max((shard[index] for shard in shards), default=0) / max(1, size) for index, size in enumerate(sizes)
-    ]
+    return [max((shard[index] for shard in shards), default=0) / max(1, size) for index, size in enumerate(sizes)]
 
 
 def words_in(text: str) -> list[str]:

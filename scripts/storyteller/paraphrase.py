@@ -29,6 +29,7 @@ _WHO = re.compile(r"(?<![\[|])\{(hero|friend)\}(?!,? \{a_|, and| the \{|[|\]])")
 _NAMING = ("called ", "named ", "name was ", "it was ", "It was ", "is ", "word for ", "[", "|")
 _ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ', ".|] ", ".] ")
 _ENDS += tuple(f"{{@{pool}}} " for pool in ("night", "worry", "sad", "glad", "out", "in", "try"))
+_ENDS += ("{out2} ", "{try2} ", "{worry2} ")
 # How it was said; where the sentence ends there, the speaker may do something besides.
 _MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
@@ -56,7 +57,20 @@ _LINKS = {"But": ", but", "And": ", and", "So": ", so", "Then": ", and then"}
 _LONGEST_COMMENT = 9
 _LONGEST = 22  # words of two sentences that are joined
 _CHOICE = re.compile(r"\[([^\[\]|]*)[^\[\]]*\]")
-_STARTS_ALONE = ("{@said", "{@asked", "{@cried", "said", "When", "If", "But when", "What", "How", "{@out", "{@night", "{@in")
+_STARTS_ALONE = (
+    "{@said",
+    "{@asked",
+    "{@cried",
+    "said",
+    "When",
+    "If",
+    "But when",
+    "What",
+    "How",
+    "{@out",
+    "{@night",
+    "{@in",
+)
 
 
 def _is_open(text: str, at: int) -> bool:
@@ -111,10 +125,12 @@ def _join(text: str) -> str:
 
 # What only comments on what happened may be left out.
 _COMMENT = re.compile(
-    r'(?<=[.!?]) ((?:It was|It had|It looked|It felt|That was|And so|But it|Nobody|No one|There was no|His|\{His\}) '
+    r"(?<=[.!?]) ((?:It was|It had|It looked|It felt|That was|And so|But it|Nobody|No one|There was no|His|\{His\}) "
     r'[^.!?"]*\.)(?= [A-Z{\[]|$)'
 )
-_COMMON_SLOTS = frozenset(("he", "him", "his", "himself", "hero", "the_thing", "friend", "pal", "elder", "hands", "feet"))
+_COMMON_SLOTS = frozenset(
+    ("he", "him", "his", "himself", "hero", "the_thing", "friend", "pal", "elder", "hands", "feet")
+)
 
 
 def _leave_out(text: str) -> str:

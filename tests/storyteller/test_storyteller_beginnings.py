@@ -64,5 +64,7 @@ def test_the_corpus_holds_every_kind():
 
 
 def test_the_examination_asks_what_was_not_trained():
-    trained = {line for name in ("fragments", "foreign", "questions") for line in read_text(f"strange/{name}.txt").splitlines()}
+    trained = {
+        line for name in ("fragments", "foreign", "questions") for line in read_text(f"strange/{name}.txt").splitlines()
+    }
     assert not trained & set(OUTSIDE_PROMPTS)

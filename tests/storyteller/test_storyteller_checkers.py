@@ -46,7 +46,7 @@ def double_word(random, story):
 
 
 def add_images(random, story):
-    return story.text + ' He ran like a hare, as quick as a fox, as if he were late, like the wind.'
+    return story.text + " He ran like a hare, as quick as a fox, as if he were late, like the wind."
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,14 @@ def test_clean_stories_pass(clean):
 
 @pytest.mark.parametrize(
     ("corrupt", "check"),
-    [(swap_name, "wish"), (swap_pronoun, "pronouns"), (repeat_sentence, "no repeats"), (cut_end, "ended"),
-     (double_word, "no stumbles"), (add_images, "few images")],
+    [
+        (swap_name, "wish"),
+        (swap_pronoun, "pronouns"),
+        (repeat_sentence, "no repeats"),
+        (cut_end, "ended"),
+        (double_word, "no stumbles"),
+        (add_images, "few images"),
+    ],
 )
 def test_corrupted_stories_are_found(clean, corrupt, check):
     random = Random(5)
@@ -103,7 +109,9 @@ def test_an_open_pronoun_must_only_be_kept(clean):
 def test_masking_hides_names_and_things():
     text = 'Ember lost her red kite. "Then Ember\'s kite," said Bo, "flew off on Monday." Oh no!'
     assert masked_sentences(text, "kite") == ["name lost her thing", "then name thing said name flew off on monday"]
-    other = text.replace("Ember", "Zoe").replace("Bo,", "Mr Quill,").replace("red kite", "tin zonk").replace("kite", "zonk")
+    other = (
+        text.replace("Ember", "Zoe").replace("Bo,", "Mr Quill,").replace("red kite", "tin zonk").replace("kite", "zonk")
+    )
     assert masked_sentences(other, "zonk") == masked_sentences(text, "kite")
 
 

@@ -134,11 +134,11 @@ def test_the_build_goes_on_where_it_was(tmp_path):
 
 
 def test_stories_are_compared_with_one_another_and_with_the_training_text(monkeypatch, tmp_path):
-    told = {"story": "Ann found a red key. She sang to the moon all night.", "thing": "key"}
-    other = {"story": "Bob found a tin zonk. Nobody ever knew what it was.", "thing": "zonk"}
+    told = {"story": "Once Ann found a red key. She sang to the moon all night.", "thing": "key"}
+    other = {"story": "Once Bob found a tin zonk. Nobody ever knew what it was.", "thing": "zonk"}
     records = [dict(told), dict(other)]
     assert evaluate.examine_sentences(records) == {"own sentences": 50.0}
-    assert records[0]["shared_sentences"] == ["ann found a thing"] or records[0]["shared_sentences"] == []
+    assert records[0]["shared_sentences"] == ["once name found a thing"]
     monkeypatch.setattr(evaluate, "closest_shares", lambda stories, manifest, workers: [0.5, 0.51])
     figures = evaluate.examine_copies(records, tmp_path, 1)
     assert figures == {"no copy": 50.0, "most of a story that one training story has": 51.0}

@@ -64,8 +64,14 @@ def examination(**figures):
     return {
         "preset": "story",
         "seed": 1,
-        "counts": {"stories": 200, "outside": 24, "answers": 300, "own answers": 900, "prompts": 50,
-                   "training documents": 1234567},
+        "counts": {
+            "stories": 200,
+            "outside": 24,
+            "answers": 300,
+            "own answers": 900,
+            "prompts": 50,
+            "training documents": 1234567,
+        },
         "figures": {**{f"outside the grammar: {check}": 12.5 for check in CHECKS}, **figures},
     }
 
