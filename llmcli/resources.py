@@ -23,7 +23,7 @@ def built_in_model(name: str) -> Path | None:
 
 
 def resource_folder(name: str) -> Path:
-    """The folder `kernels`, `configs` or that of a built-in model, from the package or from the source tree around it."""
+    """The folder `kernels`, `configs` or of a built-in model, from the package or from the source tree around it."""
     installed = _PACKAGE / "resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 

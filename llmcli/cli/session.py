@@ -346,8 +346,8 @@ def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
 def model_folder(name: str | None) -> Path:
     """The folder of a model given by folder or hub id; a folder is not looked at.
 
-    None is the built-in model, which a line says. `storyteller` names it too, and `storyteller-bf16` the same in 16 bits,
-    if there is no such folder here.
+    None is the built-in model, which a line says. `storyteller` names it too, and `storyteller-bf16` the same in 16
+    bits, if there is no such folder here.
     Raises: CheckpointError and its subclasses.
     """
     if name is None:

@@ -36,8 +36,8 @@ def _closest_sentence(examination: dict[str, Any]) -> str:
     if "no copy" not in figures:
         return ""
     return (
-        f"To look for copies all {counts['training documents']:,} training documents were told again: of no story one of "
-        f"them has more than {figures['most of a story that one training story has']:.0f} % of the sentences.\n"
+        f"To look for copies all {counts['training documents']:,} training documents were told again: of no story "
+        f"one of them has more than {figures['most of a story that one training story has']:.0f} % of the sentences.\n"
     )
 
 

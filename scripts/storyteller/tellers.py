@@ -85,7 +85,7 @@ def _reply_to_group(folder: Path, preset: str, group: list[tuple[Prompt, int]]) 
 
 
 def _groups(prompts: Sequence[Prompt], seed: int) -> list[list[tuple[Prompt, int]]]:
-    """Prompts with their seeds; conversations that differ in the last message only together: their past is read once."""
+    """Prompts with their seeds; those that differ in the last message only stay together: their past is read once."""
     seeded = [(prompt, seed + index) for index, prompt in enumerate(prompts)]
     return [
         list(group)

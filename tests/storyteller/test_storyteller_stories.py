@@ -1,5 +1,4 @@
 import re
-from collections import Counter
 from itertools import islice
 from random import Random
 
@@ -9,8 +8,8 @@ from storyteller.corpus import documents
 from storyteller.names import BOYS, GIRLS, PET_NAMES, choose_name, invent_word
 from storyteller.phrases import POOLS
 from storyteller.plots import PLOTS, THREADS
+from storyteller.sentences import masked_sentences, repeated_sentences, shared_sentences
 from storyteller.split import is_held_out, is_name_allowed, is_thing_allowed
-from storyteller.sentences import masked_sentences, repeated_sentences, sentences_of, shared_sentences
 from storyteller.story import RARE_SHARE, fix_articles, plural_of, tell
 from storyteller.things import ORDINARY, choose_thing
 
