@@ -165,7 +165,7 @@ def examine_copies(stories: Records, manifest: Path, workers: int) -> Figures:
 
 
 def examine_words(teller: Teller, prompts: Sequence[str], seed: int, known: set[str]) -> tuple[Figures, Records]:
-    """Share of words in continuations that are known or stand in the prompt, and of continuations that do not stumble."""
+    """Share of words that are known or stand in the prompt, and of continuations that do not stumble."""
     replies = teller(prompts, seed)
     records: Records = []
     num_words = num_strange = 0
