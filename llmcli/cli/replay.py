@@ -5,6 +5,7 @@ A receipt is a stranger's file: it names a model, and never makes one be downloa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -106,18 +107,25 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
         raise UsageError(f"{options.file}: {error}") from error
     runner, now = _load(run, receipt, request)
     differences = lazy.compare_receipts(receipt, now)
-    if not loaded.is_unchanged:
-        terminal.warn(f"{options.file} was changed after it was written: its sha256 is not that of its content")
-    for difference in differences:
-        terminal.warn(f"differs: {difference}")
-    if not differences:
-        terminal.info("Nothing differs: model, program and machine are those of the receipt")
-    comparisons = lazy.compare_samples(
-        receipt.samples, lazy.describe_samples(_generate(run, runner, receipt, request, options))
-    )
+    reason = _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
+    finished = _generate(run, runner, receipt, request, options)
+    comparisons = lazy.compare_samples(receipt.samples, lazy.describe_samples(finished))
     if options.json:
         terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
-    _judge(run.session, comparisons, differences)
+    _judge(run.session, comparisons, reason)
+
+
+def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> str:
+    """Name what differs of all that the text depends on; what to say of it if the text differs too."""
+    for difference in differences:
+        terminal.warn(f"differs: {difference}")
+    if not is_unchanged:
+        terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
+        return "the receipt was changed after it was written"
+    if differences:
+        return "see above what else differs"
+    terminal.info("Model, program and machine are as in the receipt")
+    return "nothing else that the receipt holds differs"
 
 
 def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
@@ -193,7 +201,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
                 f"{pinned} is not on this machine; download it with `llmcli pull {pinned}`, or {remedy}"
             )
         return str(pinned)
-    if name != STORYTELLER and (hub_id is not None or not Path(name).exists()):
+    if name != STORYTELLER and (hub_id is not None or not os.path.exists(name)):
         raise CheckpointError(f"{options.file} is of the model {name!r}, which is not here; {remedy}")
     return name
 
@@ -288,31 +296,29 @@ def _json(
     }
 
 
-def _judge(session: Session, comparisons: Sequence[SampleComparison], differences: Sequence[Difference]) -> None:
-    """Say that the texts are the same. Raises: DifferentTextError"""
+def _judge(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
+    """Say that the texts are the same. Raises: DifferentTextError, which ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
-    if not differing:
-        num_tokens = sum(len(item.now.token_ids) for item in comparisons)
-        texts = "the text is" if len(comparisons) == 1 else f"all {len(comparisons)} texts are"
-        terminal.info(f"The same: {texts} what the receipt holds, {num_tokens} tokens")
-        return
-    reason = "what differs stands above" if differences else "yet nothing differs of all that the receipt holds"
-    more = f"; {len(differing)} of {len(comparisons)} samples differ" if len(comparisons) > 1 else ""
-    raise DifferentTextError(f"{_first_difference(session, differing[0])}{more}; {reason}")
+    if differing:
+        more = f"; {len(differing)} of {len(comparisons)} samples differ" if len(comparisons) > 1 else ""
+        raise DifferentTextError(f"{_first_difference(session, differing[0])}{more}; {reason}")
+    num_tokens = sum(len(item.now.token_ids) for item in comparisons)
+    texts = "Same text" if len(comparisons) == 1 else f"Same {len(comparisons)} texts"
+    terminal.info(f"{texts} as in the receipt ({num_tokens} tokens)")
 
 
 def _first_difference(session: Session, item: SampleComparison) -> str:
     where = f"sample {item.now.sample}"
     if item.first is not None:
         then, now = (_shown_token(session, token_id) for token_id in item.tokens_at_first())
-        return f"{where} is another text from its token {item.first + 1} on: {then}, now {now}"
+        return f"{where} differs from token {item.first + 1} on: {then} in the receipt, {now} now"
     if item.then.text != item.now.text:
-        return f"{where} has the same tokens, but they are another text now"
-    return f"{where} has the same tokens, but ended with {item.then.finish_reason}, now with {item.now.finish_reason}"
+        return f"{where} has the same tokens, and they decode to another text"
+    return f"{where} has the same tokens, and ended with {item.then.finish_reason} then, {item.now.finish_reason} now"
 
 
 def _shown_token(session: Session, token_id: int | None) -> str:
     if token_id is None:
         return "the end"
     is_known = token_id < session.tokenizer.vocab_size
-    return f"{token_id} {show_piece(session.tokenizer, token_id)}" if is_known else str(token_id)
+    return f'{token_id} "{show_piece(session.tokenizer, token_id)}"' if is_known else str(token_id)

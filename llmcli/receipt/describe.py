@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
+from llmcli.reading import CHAT_TEMPLATE
 from llmcli.receipt.digests import FileDigests
 from llmcli.receipt.machine import describe_machine, describe_program
 from llmcli.receipt.model_files import commit_of, model_files
@@ -39,7 +41,8 @@ def look_at_files(model: Model, prompt: PromptFacts) -> FileDigests:
     """
     choice = prompt.chat_template
     files = model_files(model, with_template=prompt.chat and choice is None)
-    if choice is not None and Path(choice).is_file():  # `plain` is not
+    # `plain` is not a file, and what is too long is not a template.
+    if choice is not None and os.path.isfile(choice) and os.path.getsize(choice) <= CHAT_TEMPLATE.max_bytes:
         files[TEMPLATE_FILE] = Path(choice)
     return FileDigests(files)
 

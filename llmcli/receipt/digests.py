@@ -15,7 +15,7 @@ from llmcli.checkpoint.export_source import FileState
 from llmcli.errors import CheckpointError
 from llmcli.receipt.receipt import FileFacts
 
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
 _MOST_THREADS = 4
 _PATIENCE_SECONDS = 0.1  # between two looks at how far they are
 
@@ -86,7 +86,9 @@ class FileDigests:
     def _digest(self, path: Path) -> str:
         """Reading and hashing both let other threads run."""
         digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-        with path.open("rb", buffering=0) as file:
+        # Not blocking: a pipe may have taken the file's place since.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb", buffering=0) as file:
             while not self._has_ended and (count := file.readinto(buffer)):
                 digest.update(buffer[:count])
                 with self._lock:
