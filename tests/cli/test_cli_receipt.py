@@ -225,6 +225,17 @@ def test_a_message_and_its_template(
     assert ("the prompt cannot be encoded again" in result.stderr) == (choice != "plain")
 
 
+def test_a_template_that_no_file_can_be(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    told = generate("Hi", "--seed", 1, "--chat")
+    held = load_receipt(receipt).receipt
+    for name in ("x" * 5000, "/dev/zero", str(model)):
+        save_receipt(receipt, replace(held, prompt=replace(held.prompt, chat_template=name)), replace=True)
+        result = llmcli("replay", receipt)
+        assert (result.exit_code, result.stdout) == (0, told.stdout)
+        assert "the prompt cannot be encoded again" in result.stderr
+
+
 def test_only_and_json(generate: Llmcli, llmcli: Llmcli, receipt: Path) -> None:
     told = generate("Hi", "--seed", 1, "-n", 3, "--json")
     samples = json.loads(told.stdout)["samples"]
