@@ -310,8 +310,8 @@ def test_a_hub_s_model_is_that_of_its_commit(llmcli: Llmcli, hub: HubServer, tin
     flags = ("--seed", 1, "--max-new-tokens", 8, "--quiet")
     told = llmcli("generate", "Hi", "-m", "org/tiny", "--receipt", receipt, *flags)
     files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
-    repository.add({**files, "generation_config.json": b'{"temperature": 0}'})
-    assert llmcli("pull", "org/tiny", "--update").exit_code == 0
+    newer = repository.add({**files, "generation_config.json": b'{"temperature": 0}'}, "main")
+    assert llmcli("pull", "org/tiny", "--update").stdout.endswith(f"{newer}\n")
     result = llmcli("replay", receipt)
     assert (result.exit_code, result.stdout, differences(result)) == (0, told.stdout, [])
 
