@@ -59,6 +59,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
+        if all(type(item) is int for item in value):  # token ids may be millions
+            return list(value)
         return [to_json(item) for item in value]
     return _MINUS_INFINITY if value == -math.inf else value
 
@@ -112,6 +114,9 @@ def _read_tuple(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...
     if not isinstance(value, list):
         _refuse(name, value, "a list")
     if kinds[-1] is Ellipsis:
+        limit = next(iter(getattr(kinds[0], "__metadata__", ())), None)
+        if limit is not None and all(map(limit.contains, value)):  # token ids may be millions
+            return tuple(value)
         kinds = (kinds[0],) * len(value)
     elif len(value) != len(kinds):
         _refuse(name, value, f"a list of {len(kinds)}")
