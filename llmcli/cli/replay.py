@@ -90,8 +90,9 @@ class ReplayOptions:
 def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
     """Tell the text of a receipt again, and say what differs.
 
-    Before the text stands what differs of all that it depended on; after it, whether it is the same. Exit code 6 if it
-    is not.
+    Differences of model, program, machine and prompt are named first.
+
+    Exit code 6 if the text is another one.
 
     [bold]Examples[/bold]
 
