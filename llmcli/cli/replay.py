@@ -1,6 +1,6 @@
 """`llmcli replay`: tells the text of a receipt again, and says what differs.
 
-A receipt is a stranger's file: it names a model, and never makes one be downloaded.
+A receipt is a stranger's file: the model that it names is never downloaded.
 """
 
 from __future__ import annotations
