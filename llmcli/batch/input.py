@@ -19,10 +19,10 @@ from llmcli.batch.values import (
     messages_of,
     refuse_unknown,
     seed_of,
-    shown,
     stop_of,
     text_of,
 )
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.sampling.params import SPECS, check_param

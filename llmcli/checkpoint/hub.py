@@ -40,14 +40,24 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
+    if not update and (folder := find_cached(hub_id)) is not None:
+        return folder
     with hub_errors_explained(hub_id):
         repository = repository_folder(hub_id.repo_id)
         revision = checked_revision(hub_id.revision or _MAIN)
-        config = None if update else cached_file(hub_id.repo_id, CONFIG_NAME, revision)
-        if config is not None and is_complete(config.parent):
-            return config.parent
         with HubClient(hub_id) as client:
             return _download(client, hub_id, repository, revision, on_progress)
+
+
+def find_cached(hub_id: HubId) -> Path | None:
+    """The folder of a model that is complete in the cache, else None.
+
+    Raises: CheckpointError for an id that no repository has, or a cache that cannot be read.
+    """
+    with hub_errors_explained(hub_id):
+        repository_folder(hub_id.repo_id)  # refuses odd ids
+        config = cached_file(hub_id.repo_id, CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
+        return config.parent if config is not None and is_complete(config.parent) else None
 
 
 def _download(

@@ -27,6 +27,7 @@ COMMANDS = (
     Command("generate", "generate", "generate", "Continue a prompt, token by token."),
     Command("chat", "chat", "chat", "Talk with a model."),
     Command("batch", "batch", "batch", "Run many prompts, one a line, and write one line of JSON for each."),
+    Command("replay", "replay", "replay", "Tell the text of a receipt again, and say what differs."),
     Command(
         "quantize",
         "quantize",

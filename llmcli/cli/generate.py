@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     PROMPT_PANEL,
@@ -24,6 +25,7 @@ from llmcli.cli.options import (
 from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
+from llmcli.cli.output.receipt import ReceiptOutput
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.run import check_run, open_run
@@ -35,6 +37,7 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
+    from llmcli.receipt.receipt import PromptFacts
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class PromptOptions:
             refuse_undecoded(self.system, "--system")
         if not self.chat and (self.system is not None or self.chat_template is not None):
             raise UsageError("--system and --chat-template belong to --chat; add it")
+
+    def facts(self, text: str, encoded: EncodedPrompt) -> PromptFacts:
+        """The prompt for a receipt."""
+        return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
         """The prompt in the model's tokens, shown where that was asked for.
@@ -155,6 +162,9 @@ def generate(
     requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
+    receipt = None
+    if output.receipt is not None:  # before the weights are read
+        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
     loaded = run.load(len(samples.indices), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     longest = session.model.config.max_position_embeddings
@@ -168,6 +178,8 @@ def generate(
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
     )
+    if receipt is not None:
+        outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
         terminal.show_prompt("" if prompt.chat else text)

@@ -26,6 +26,8 @@ PLACES = {
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
+    "PromptFacts": "receipt.receipt:PromptFacts",
+    "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
@@ -36,12 +38,17 @@ PLACES = {
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_receipts": "receipt.comparison:compare_receipts",
+    "compare_samples": "receipt.comparison:compare_samples",
+    "describe_run": "receipt.describe:describe_run",
+    "describe_samples": "receipt.describe:describe_samples",
     "diff": "measure.diff:diff",
     "distant_card": "cli.card_target:distant_card",
     "draw_bar": "cli.bar:draw_bar",
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
+    "find_cached": "checkpoint.hub:find_cached",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -51,7 +58,9 @@ PLACES = {
     "load_on_card": "runners.cuda.load:load",
     "load_on_host": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
+    "load_receipt": "receipt.file:load_receipt",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
+    "look_at_files": "receipt.describe:look_at_files",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_subject": "measure.subject:measure_subject",
     "open_meter": "measure.energy:open_meter",
@@ -67,6 +76,8 @@ PLACES = {
     "require_text": "checkpoint.export_destination:require_text",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "sampler_of": "receipt.describe:sampler_of",
+    "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
@@ -79,7 +90,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_export
     from llmcli.checkpoint.export_source import SourceState
-    from llmcli.checkpoint.hub import resolve_model
+    from llmcli.checkpoint.hub import find_cached, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
     from llmcli.checkpoint.model import open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
@@ -107,6 +118,10 @@ if TYPE_CHECKING:
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.receipt.comparison import compare_receipts, compare_samples
+    from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
+    from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
+    from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import MAX_ROWS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card

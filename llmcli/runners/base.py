@@ -33,6 +33,20 @@ def pages_of(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a runner computes: what the bits of its logits depend on beside the model's files and the machine.
+
+    `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
+    on a card. `libraries` are the packages that compute, such as `torch`.
+    """
+
+    dtype: str
+    kv_cache: str
+    num_threads: int | None
+    libraries: tuple[str, ...]
+
+
 Choose = Literal["none", "last", "every"]
 Chosen = tuple[Choice, ...] | LLMCliError
 
@@ -99,6 +113,10 @@ class Runner(Protocol):
     @property
     def cache_type(self) -> str:
         """Type of the KV cache's elements, such as `float16` or `int8`."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How it computes."""
 
     @property
     def limits(self) -> Limits:

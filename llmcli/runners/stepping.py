@@ -62,6 +62,7 @@ class SteppingRunner:
         self.config = device.config
         self.description = device.description
         self.cache_type = device.cache_type
+        self.arithmetic = device.arithmetic
         self.limits = device.limits
         self._device = device
         self._pool = PagePool(self.limits.num_pages)

@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.pattern_child": set(),
     "llmcli.resources": set(),
     "llmcli.timeline": set(),
+    "llmcli.differences": set(),
     "llmcli.config": set(),
     "llmcli.checkpoint": {"llmcli.config", "llmcli.quantization"},
     "llmcli.quantization": set(),
@@ -92,8 +93,16 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.tokenizer",
         "llmcli.sampling",
     },
+    "llmcli.receipt": {
+        "llmcli.engine",
+        "llmcli.runners.base",
+        "llmcli.kernels",
+        "llmcli.checkpoint",
+        "llmcli.sampling",
+    },
     "llmcli.cli": {
         "llmcli.batch",
+        "llmcli.receipt",
         "llmcli.measure",
         "llmcli.engine",
         "llmcli.runners.base",
@@ -116,6 +125,7 @@ COMMON = {
     "llmcli.patterns",
     "llmcli.resources",
     "llmcli.timeline",
+    "llmcli.differences",
 }
 EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},

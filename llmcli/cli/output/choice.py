@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli import lazy
 from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
@@ -58,8 +59,17 @@ class OutputOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
     ] = None
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write all that the text depended on, for `llmcli replay`.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an older page of --html.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option("--force", help="Replace an older file of --html or --receipt.", rich_help_panel=OUTPUT_PANEL),
     ] = False
     stats: Annotated[
         str | None,
@@ -83,10 +93,15 @@ class OutputOptions:
             raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
         if self.stats not in (None, "run", "start"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
-        if self.force and self.html is None:
-            raise UsageError("--force replaces the page of --html FILE; add it")
+        if self.force and self.html is None and self.receipt is None:
+            raise UsageError("--force replaces the file of --html or --receipt; add one of them")
+        # Before minutes are spent on what could not be written.
         if self.html is not None:
-            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
+            PAGE.check(self.html, replace=self.force)
+        if self.receipt is not None:
+            if self.html is not None and self.receipt.absolute() == self.html.absolute():
+                raise UsageError(f"--html and --receipt are both {self.receipt}; name two files")
+            lazy.RECEIPT_FILE.check(self.receipt, replace=self.force)
 
     @property
     def shows_text(self) -> bool:

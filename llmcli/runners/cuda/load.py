@@ -13,7 +13,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.base import BLOCK_TOKENS, Limits
+from llmcli.runners.base import BLOCK_TOKENS, Arithmetic, Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.dry_run import DryModel, kernel_names, phantoms
@@ -124,6 +124,7 @@ def load(
             is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",)),
         )
     )
 

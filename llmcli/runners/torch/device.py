@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import AllLogits, Chosen, Limits, pages_of
+from llmcli.runners.base import AllLogits, Arithmetic, Chosen, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.runners.torch.cache import PagedCache
 from llmcli.runners.torch.llama import Llama
@@ -47,11 +47,21 @@ class _Slot:
 class TorchDevice:
     """The `StepDevice` of the torch runner."""
 
-    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, cache_type: str, description: str):
+    def __init__(
+        self,
+        llama: Llama,
+        *,
+        max_seq_len: int,
+        num_rows: int,
+        cache_type: str,
+        description: str,
+        arithmetic: Arithmetic,
+    ):
         num_pages = num_rows * pages_of(max_seq_len)
         self.config = llama.config
         self.description = description
         self.cache_type = cache_type
+        self.arithmetic = arithmetic
         self.limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
         self._llama = llama
         self._cache = PagedCache(llama.config, num_pages, cache_type)

@@ -7,6 +7,7 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.runners.base import Arithmetic
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.device import TorchDevice
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
@@ -47,7 +48,12 @@ def load(
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
         description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
         device = TorchDevice(
-            llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
+            llama,
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            cache_type=cache_type,
+            description=description,
+            arithmetic=Arithmetic(dtype, kv_cache, threads, ("torch",)),
         )
         return SteppingRunner(device)
 
