@@ -28,12 +28,13 @@ class Terminal:
     """The two streams and what may be said on them. One instance, `terminal`, serves the process.
 
     `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
-    have gone through `visible`.
+    have gone through `visible`. `doing` is what goes on before the work that a progress bar counts; the bar shows it.
     """
 
     def __init__(self) -> None:
         self.is_quiet = False
         self.is_debug = bool(os.environ.get("LLMCLI_DEBUG"))
+        self.doing = ""
 
     def write(self, text: str, *, is_drawn: bool = False) -> None:
         """Generated text, at once."""

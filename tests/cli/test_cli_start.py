@@ -108,7 +108,7 @@ def test_the_table_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, end in (("kernels", 0.9004), ("card's memory", 0.9008), ("matrix library", 0.9012)):
         with timeline.part(name):
             until(end)
-    timeline.note("kernels", "20 files, from the cache")
+    timeline.note("kernels", "20, from the cache")
     until(1.0)
     timeline.finish()
     lines = start_table(timeline)
@@ -122,7 +122,7 @@ def test_the_table_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[7].startswith("beside: ")
     assert lines[8] == "largest part: interpreter and imports, 0.500 s of 1.000 s (50.0%)"
     (kernels,) = [part for part in start_json(timeline)["parts"] if part["name"] == "kernels"]
-    assert kernels["note"] == "20 files, from the cache"
+    assert kernels["note"] == "20, from the cache"
     assert kernels["seconds"] == pytest.approx(0.0004)
 
 
