@@ -33,14 +33,14 @@ class TextWriter:
         self._last = "\n"
 
     def write(self, text: str) -> None:
-        """Write at once."""
-        terminal.write(text)
+        """Write it, in lines that break between words where stdout is a terminal."""
+        terminal.write(text, wraps=True)
         self._last = text[-1:] or self._last
 
     def close(self) -> None:
         """End the line; an empty answer is an empty line where no one watches, so that answers can be counted."""
-        if self._last != "\n" or not sys.stdout.isatty():
-            terminal.write("\n")
+        is_ended = self._last == "\n" and sys.stdout.isatty()
+        terminal.write("" if is_ended else "\n")
 
 
 class NoWriter:
@@ -85,7 +85,7 @@ class View:
             if not terminal.is_quiet:
                 dim, reset = ("\x1b[2m", "\x1b[0m") if self._is_dim else ("", "")
                 text = visible(piece.text) if sys.stderr.isatty() else piece.text
-                terminal.show(f"{dim}{text}{reset}", is_drawn=True)
+                terminal.show(f"{dim}{text}{reset}", is_drawn=True, wraps=True)
         elif self._thinking_since is None:
             self._thinking_since = time.monotonic()
             self._show_status("thinking")
