@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.commands import is_command, run_command
+from llmcli.cli.chat_session.key_echo import keys_unseen
 from llmcli.cli.chat_session.message import unwrap
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
@@ -49,7 +50,8 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                     return
                 draft = outcome.draft or ""
                 if outcome.events is not None:
-                    record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
+                    with keys_unseen():
+                        record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
                     if record and (reason := reason_of_end(record)):
                         terminal.info(f"({reason}; /continue goes on)")
                     if record is None:  # stopped before it had begun: the message is still there
