@@ -9,7 +9,7 @@ from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_pro
 from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
 from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
 from llmcli.engine.generation import Generation
-from llmcli.engine.reasoning import OPENING, ReasoningSplitter, split_reasoning
+from llmcli.engine.reasoning import CLOSING, OPENING, ReasoningSplitter, split_reasoning
 from llmcli.engine.request import KeptRow, Request
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
@@ -132,6 +132,24 @@ class Chat:
         Raises: UsageError if there is none, and as `send`.
         """
         return self._answer(self._conversation.without_last().ask(message), sample=0)
+
+    def edit_answer(self, content: str) -> None:
+        """Put another text in the place of the last answer, as if the model had said it and been stopped there.
+
+        Raises: UsageError if there is no answer, or no text.
+        """
+        last = self._conversation.last.answer
+        if last is None:
+            raise UsageError("there is no answer yet")
+        if not content:
+            raise UsageError("the answer is empty; /regen gives another one")
+        before = last.text.removesuffix(last.content)
+        if last.reasoning is not None and CLOSING not in before:  # it was stopped while it reasoned
+            before = f"{before.rstrip()}\n{CLOSING}\n\n"
+        text = before + content
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
+        edited = replace(last, text=text, content=content, token_ids=tuple(token_ids), finish_reason="interrupted")
+        self._conversation = self._conversation.with_answer(edited)
 
     def regenerate(self) -> Iterator[ChatEvent]:
         """Answer the last message again, with the next sample index.
