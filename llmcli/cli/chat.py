@@ -33,11 +33,13 @@ from llmcli.cli.options import (
     SamplingNumbers,
     StopOption,
     SystemOption,
+    TemplateVarOption,
     chosen_model,
 )
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
@@ -60,6 +62,7 @@ class ConversationOptions:
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     message: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,6 +102,7 @@ class ConversationOptions:
                 raise UsageError("--message is empty, expected a text")
             refuse_undecoded(message, "--message")
         overflow_policy("--overflow", self.overflow)
+        parse_template_variables(self.template_var)
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
 
@@ -247,7 +251,8 @@ def _open_state(
         conversation = replace_system(conversation, options.system)
     run = open_run(request, name)
     session = run.session
-    template, turn_end_token_ids = session.open_template(options.chat_template)
+    variables = parse_template_variables(options.template_var)
+    template, turn_end_token_ids = session.open_template(options.chat_template, variables)
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
     loaded = run.load()
     overflow = overflow_policy("--overflow", options.overflow)
