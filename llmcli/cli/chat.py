@@ -28,6 +28,7 @@ from llmcli.cli.options import (
     ChatTemplateOption,
     MessageOptions,
     ModelArgument,
+    RowsOption,
     RunOptions,
     SamplerOptions,
     SamplingNumbers,
@@ -35,6 +36,7 @@ from llmcli.cli.options import (
     SystemOption,
     TemplateVarOption,
     chosen_model,
+    parse_rows,
 )
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
@@ -85,6 +87,7 @@ class ConversationOptions:
         bool,
         typer.Option("--list", help="List the chats that are kept, and leave.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
+    rows: RowsOption = "1"
     overflow: Annotated[
         str,
         typer.Option(
@@ -102,6 +105,7 @@ class ConversationOptions:
                 raise UsageError("--message is empty, expected a text")
             refuse_undecoded(message, "--message")
         overflow_policy("--overflow", self.overflow)
+        parse_rows(self.rows)
         parse_template_variables(self.template_var)
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
@@ -254,7 +258,8 @@ def _open_state(
     variables = parse_template_variables(options.template_var)
     template, turn_end_token_ids = session.open_template(options.chat_template, variables)
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
-    loaded = run.load()
+    num_rows = parse_rows(options.rows)
+    loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = overflow_policy("--overflow", options.overflow)
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
     return ChatSession(

@@ -164,8 +164,8 @@ def test_blocks() -> None:
 def test_what_is_a_command() -> None:
     texts = ["/help", "/nonsense", "/edit a\nb", " /help", "/usr/bin\nis a folder", "help"]
     assert [text for text in texts if is_command(text)] == texts[:3]
-    names = "help reset system regen undo edit edit-answer continue save load history params set stats tokens template"
-    assert [command.name for command in COMMANDS] == [*names.split(), "copy-code", "quit"]
+    names = "help reset system regen n choose undo edit edit-answer continue save load history params set stats probs"
+    assert [command.name for command in COMMANDS] == [*names.split(), "tokens", "template", "copy-code", "quit"]
 
 
 def test_help_imports_no_heavy_library() -> None:

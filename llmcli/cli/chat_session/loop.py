@@ -10,6 +10,7 @@ from llmcli.cli.chat_session.commands import is_command, run_command
 from llmcli.cli.chat_session.key_echo import keys_unseen
 from llmcli.cli.chat_session.message import unwrap
 from llmcli.cli.chat_session.outcome import Outcome
+from llmcli.cli.chat_session.several import run_several
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.view import View, Writer
 from llmcli.cli.terminal import terminal
@@ -49,6 +50,9 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                 if outcome.is_over:
                     return
                 draft = outcome.draft or ""
+                if outcome.several is not None:
+                    with keys_unseen():
+                        run_several(state, outcome.several, lambda: View(open_writer(), state.thinking))
                 if outcome.events is not None:
                     with keys_unseen():
                         record = run_answer(state, outcome.events, View(open_writer(), state.thinking))

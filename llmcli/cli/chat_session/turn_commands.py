@@ -12,6 +12,8 @@ from llmcli.engine.conversation_file import load_conversation, save_conversation
 from llmcli.errors import UsageError
 from llmcli.resources import chat_folder
 
+MOST_ANSWERS = 16  # of /n: more than anyone reads
+
 
 def reset(state: ChatSession, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
@@ -43,6 +45,23 @@ def undo(state: ChatSession, argument: str) -> Outcome:
     state.chat.conversation = state.chat.conversation.without_last()
     state.keep()
     terminal.info(f"taken back: {first_line(taken.user)}")
+    return Outcome()
+
+
+def answer_several(state: ChatSession, argument: str) -> Outcome:
+    """Answer the last message again, several times, to choose from."""
+    if not (argument.isascii() and argument.isdecimal() and 2 <= int(argument[:9]) <= MOST_ANSWERS):
+        raise UsageError(f"/n needs a number of answers from 2 to {MOST_ANSWERS}, such as /n 3")
+    return Outcome(several=state.chat.answer_several(int(argument)))
+
+
+def choose(state: ChatSession, argument: str) -> Outcome:
+    """Take another one of several answers."""
+    if not (argument.isascii() and argument.isdecimal()):
+        raise UsageError("/choose needs the number of an answer of /n, such as /choose 2")
+    state.chat.choose(int(argument[:9]))
+    state.keep()
+    terminal.info(f"answer {int(argument)} is taken")
     return Outcome()
 
 

@@ -77,10 +77,10 @@ class View:
         """Show a piece of reasoning or answer."""
         if piece.part == "answer":
             self._end_thinking()
-            self._clear_status()
+            self.clear_status()
             self._writer.write(piece.text)
         elif self._thinking == "show":
-            self._clear_status()
+            self.clear_status()
             self._thinking_since = self._thinking_since or time.monotonic()
             if not terminal.is_quiet:
                 dim, reset = ("\x1b[2m", "\x1b[0m") if self._is_dim else ("", "")
@@ -93,14 +93,14 @@ class View:
     def close(self) -> None:
         """Show the end."""
         self._end_thinking()
-        self._clear_status()
+        self.clear_status()
         self._writer.close()
 
     def _end_thinking(self) -> None:
         if self._thinking_since is None:
             return
         seconds, self._thinking_since = time.monotonic() - self._thinking_since, None
-        self._clear_status()
+        self.clear_status()
         if self._thinking == "show" and not terminal.is_quiet:
             terminal.show("\n\n")
         elif self._thinking == "fold":
@@ -111,7 +111,8 @@ class View:
             terminal.show(f"\r\x1b[K{text}...", is_drawn=True)
             self._has_status = True
 
-    def _clear_status(self) -> None:
+    def clear_status(self) -> None:
+        """Take the line of progress away."""
         if self._has_status:
             terminal.show("\r\x1b[K", is_drawn=True)
             self._has_status = False
