@@ -1,10 +1,9 @@
 """Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
@@ -105,13 +104,3 @@ def report_dropped(event: TurnStarted) -> None:
         f"; {event.num_history_computed} tokens of the rest are computed again" if event.num_history_computed else ""
     )
     terminal.warn(f"the context is full: the model no longer sees {which}{again}")
-
-
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not cost what the first one keeps."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

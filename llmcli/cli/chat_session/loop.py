@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from llmcli.cli import lazy
 from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.commands import is_command, run_command
-from llmcli.cli.chat_session.key_echo import keys_unseen
 from llmcli.cli.chat_session.message import unwrap
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.several import run_several
@@ -51,10 +53,10 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                     return
                 draft = outcome.draft or ""
                 if outcome.several is not None:
-                    with keys_unseen():
+                    with _keys_unseen():
                         run_several(state, outcome.several, lambda: View(open_writer(), state.thinking))
                 if outcome.events is not None:
-                    with keys_unseen():
+                    with _keys_unseen():
                         record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
                     if record and (reason := reason_of_end(record)):
                         terminal.info(f"({reason}; /continue goes on)")
@@ -64,6 +66,12 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
             terminal.error(" ".join(str(error).split()))
         except KeyboardInterrupt:
             terminal.info("stopped")
+
+
+def _keys_unseen() -> AbstractContextManager[None]:
+    """What keeps typed keys out of an answer. A console of Windows echoes only while it is read."""
+    is_posix = sys.platform != "win32"
+    return lazy.keys_unseen() if is_posix and sys.stdin.isatty() else nullcontext()
 
 
 def facts_line(state: ChatSession) -> str:

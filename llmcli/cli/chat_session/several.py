@@ -3,7 +3,8 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
-from llmcli.cli.chat_session.answer import no_interrupts, report_dropped
+from llmcli.cli.chat_session.answer import report_dropped
+from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
