@@ -38,7 +38,7 @@ def _answer(source: str, variables: dict[str, Any] | None = None) -> str | list[
 
 def _names(source: str) -> list[str]:
     environment = _compile(source).environment
-    return sorted(jinja2.meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
+    return sorted(jinja2.meta.find_undeclared_variables(environment.parse(source)))  # without the globals
 
 
 def _render(source: str, variables: dict[str, Any]) -> str:
