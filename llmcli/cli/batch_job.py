@@ -24,6 +24,7 @@ from llmcli.cli.batch_options import PIPE, BatchOptions
 from llmcli.cli.batch_prompts import Prompts, Task
 from llmcli.cli.progress import progress
 from llmcli.cli.run import RunRequest, open_run
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
@@ -192,6 +193,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "stop": list(run.stop_strings),
         "system": options.system,
         "chat_template": template,
+        "template_var": parse_template_variables(options.template_var) or None,
         **vars(run.sampling.params),
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,

@@ -14,9 +14,11 @@ from llmcli.cli.options import (
     ChatTemplateOption,
     RowsOption,
     SystemOption,
+    TemplateVarOption,
     parse_rows,
 )
 from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import UsageError
 
 PIPE = "-"
@@ -38,6 +40,7 @@ class BatchOptions:
     ] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     rows: RowsOption = AUTO
     check: Annotated[
         bool,
@@ -59,6 +62,7 @@ class BatchOptions:
         if self.stats not in (None, "run"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
         parse_rows(self.rows)
+        parse_template_variables(self.template_var)
 
     @property
     def num_rows(self) -> int | None:

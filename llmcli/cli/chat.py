@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.chat_session.chat_list import show_list
 from llmcli.cli.chat_session.commands import COMMANDS
+from llmcli.cli.chat_session.kept_names import names_file
+from llmcli.cli.chat_session.look_commands import show_end
 from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
@@ -25,16 +28,20 @@ from llmcli.cli.options import (
     ChatTemplateOption,
     MessageOptions,
     ModelArgument,
+    RowsOption,
     RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StopOption,
     SystemOption,
+    TemplateVarOption,
     chosen_model,
+    parse_rows,
 )
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
@@ -42,6 +49,7 @@ from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import chat_folder
 
 if TYPE_CHECKING:
+    from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.line_editor import LineEditor
 
 CONVERSATION_PANEL = "Conversation"
@@ -56,6 +64,7 @@ class ConversationOptions:
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     message: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,15 +72,22 @@ class ConversationOptions:
         ),
     ] = None
     resume: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE", help="Go on with a conversation saved by /save.", rich_help_panel=CONVERSATION_PANEL
+            metavar="NAME|FILE",
+            help="Go on with a kept chat, named or numbered as in --list, or with a file of /save.",
+            rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = None
     continue_: Annotated[
         bool,
         typer.Option("--continue", help="Go on with the last conversation.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
+    list_: Annotated[
+        bool,
+        typer.Option("--list", help="List the chats that are kept, and leave.", rich_help_panel=CONVERSATION_PANEL),
+    ] = False
+    rows: RowsOption = "1"
     overflow: Annotated[
         str,
         typer.Option(
@@ -89,6 +105,8 @@ class ConversationOptions:
                 raise UsageError("--message is empty, expected a text")
             refuse_undecoded(message, "--message")
         overflow_policy("--overflow", self.overflow)
+        parse_rows(self.rows)
+        parse_template_variables(self.template_var)
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
 
@@ -96,6 +114,22 @@ class ConversationOptions:
     def is_interactive(self) -> bool:
         """Whether someone types."""
         return not self.message and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the conversation is one that chat keeps by itself: a script must not take its place otherwise."""
+        return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
+
+    def source(self, keeper: Keeper) -> Path | None:
+        """The file to go on with, held by `keeper` if it is a kept one.
+
+        Raises: UsageError if there is none.
+        """
+        if self.continue_:
+            return keeper.continue_last()
+        if self.resume is None or names_file(self.resume):
+            return None if self.resume is None else Path(self.resume)
+        return keeper.continue_named(self.resume)
 
 
 @dataclass(frozen=True)
@@ -164,23 +198,28 @@ def chat(
     llmcli chat path/to/model --system "You are a patient teacher." --markdown
 
     llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
+
+    llmcli chat --list
     """
+    if conversation.list_:
+        show_list(chat_folder(), as_json=view.json_)
+        return
     refuse_without_terminal(conversation, as_json=view.json_)
     request = check_run(options, numbers, sampler, answers.stop)
     name = chosen_model(argument, options.model)
     with closing(lazy.Keeper(chat_folder())) as keeper:
-        source = keeper.continue_last() if conversation.continue_ else conversation.resume
+        source = conversation.source(keeper)
         saved = None if source is None else load_conversation(source)
         if name is None and saved is not None:
             name = saved.model
         state = _open_state(request, name, saved, conversation, answers, view)
-        # A script must not take the place of what somebody talked about.
-        state.keeper = keeper if conversation.is_interactive or conversation.continue_ else None
+        state.keeper = keeper if conversation.is_kept else None
         if view.markdown and not sys.stdout.isatty():
             terminal.info("--markdown: stdout is no terminal, the text stays as it is")
         if saved is not None:
             terminal.info(f"going on after {count_turns(state.chat.conversation)}")
         if conversation.is_interactive:
+            show_end(state.chat.conversation)
             terminal.info("/help lists the commands")
             converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
         elif not answer_all(state, conversation.message or read_messages(), as_json=view.json_):
@@ -216,9 +255,11 @@ def _open_state(
         conversation = replace_system(conversation, options.system)
     run = open_run(request, name)
     session = run.session
-    template, turn_end_token_ids = session.open_template(options.chat_template)
+    variables = parse_template_variables(options.template_var)
+    template, turn_end_token_ids = session.open_template(options.chat_template, variables)
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
-    loaded = run.load()
+    num_rows = parse_rows(options.rows)
+    loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = overflow_policy("--overflow", options.overflow)
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
     return ChatSession(
@@ -232,7 +273,7 @@ def _open_state(
         is_markdown=view.markdown,
         is_verbose=view.verbose,
         load_seconds=loaded.load_seconds,
-        files=[] if options.resume is None else [options.resume],
+        files=[Path(options.resume)] if options.resume is not None and names_file(options.resume) else [],
     )
 
 

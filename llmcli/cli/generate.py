@@ -21,6 +21,7 @@ from llmcli.cli.options import (
     SamplingNumbers,
     StoppingOptions,
     SystemOption,
+    TemplateVarOption,
 )
 from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
@@ -30,6 +31,7 @@ from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.run import check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -62,6 +64,7 @@ class PromptOptions:
     ] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the prompt's text and ids.", rich_help_panel=PROMPT_PANEL)
     ] = False
@@ -69,8 +72,9 @@ class PromptOptions:
     def __post_init__(self) -> None:
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
-        if not self.chat and (self.system is not None or self.chat_template is not None):
-            raise UsageError("--system and --chat-template belong to --chat; add it")
+        if not self.chat and (self.system is not None or self.chat_template is not None or self.template_var):
+            raise UsageError("--system, --chat-template and --template-var belong to --chat; add it")
+        parse_template_variables(self.template_var)
 
     def facts(self, text: str, encoded: EncodedPrompt) -> PromptFacts:
         """The prompt for a receipt."""
@@ -82,7 +86,8 @@ class PromptOptions:
         Raises: UsageError, TokenizerError.
         """
         if self.chat:
-            encoded = session.encode_message(text, self.system, self.chat_template)
+            variables = parse_template_variables(self.template_var)
+            encoded = session.encode_message(text, self.system, self.chat_template, variables)
         else:
             encoded = session.encode_prompt(text)
         if self.show_prompt:

@@ -52,6 +52,7 @@ PLACES = {
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
+    "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "list_cached_models": "checkpoint.hub_cache:list_cached_models",
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from llmcli.cli.bar import draw_bar
     from llmcli.cli.card_target import CardTarget, distant_card, product_types
     from llmcli.cli.chat_session.keeping import Keeper
+    from llmcli.cli.chat_session.key_echo import keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget

@@ -131,6 +131,15 @@ ChatTemplateOption = Annotated[
         rich_help_panel=PROMPT_PANEL,
     ),
 ]
+TemplateVarOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-var",
+        metavar="NAME=VALUE",
+        help="Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
+        rich_help_panel=PROMPT_PANEL,
+    ),
+]
 PresetOption = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
@@ -98,28 +98,39 @@ class Session:
         is_empty = all(token_id in self.tokenizer.special_token_ids for token_id in token_ids)
         return EncodedPrompt(prompt, self._checked(token_ids), at_start=is_empty)
 
-    def open_template(self, choice: str | None) -> tuple[ChatTemplate, frozenset[int]]:
+    def open_template(
+        self, choice: str | None, variables: Mapping[str, Any] | None = None
+    ) -> tuple[ChatTemplate, frozenset[int]]:
         """The model's chat template, or the chosen one, and the tokens that end a turn in it.
 
-        Raises: UsageError if there is none, TokenizerError if it is malformed.
+        Raises: UsageError if there is none or it does not look up one of the variables, TokenizerError if it is
+        malformed.
         """
-        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice)
+        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice, variables)
         return template, lazy.turn_end_token_ids(self.tokenizer, template)
 
-    def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
+    def encode_message(
+        self,
+        message: str,
+        system: str | None,
+        template_choice: str | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, as the chat template writes them.
 
         Raises: as `message_encoder` and what it returns.
         """
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self.message_encoder(template_choice)([*messages, {"role": "user", "content": message}])
+        return self.message_encoder(template_choice, variables)([*messages, {"role": "user", "content": message}])
 
-    def message_encoder(self, template_choice: str | None) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    def message_encoder(
+        self, template_choice: str | None, variables: Mapping[str, Any] | None = None
+    ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """What encodes conversations with the chat template, which is read once.
 
         Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
         """
-        template, ends = self.open_template(template_choice)
+        template, ends = self.open_template(template_choice, variables)
 
         def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
             token_ids = lazy.encode_chat(self.tokenizer, template, messages)

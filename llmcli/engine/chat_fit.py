@@ -51,6 +51,9 @@ def fit_prompt(
 ) -> FittedPrompt:
     """The prompt, which leaves room for an answer; with `drop-oldest`, of as few turns less as it takes.
 
+    Whoever continues an answer asks for more than was said, so turns are dropped for it with `stop` too, once not a
+    single token more has room.
+
     Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
     """
 
@@ -60,7 +63,9 @@ def fit_prompt(
 
     fitted = fit_without(conversation.num_dropped)
     wanted = context if max_new_tokens is None else max_new_tokens
-    if overflow == "drop-oldest" and len(fitted.token_ids) + min(wanted, _part(context, MIN_FREE)) > context:
+    needed = min(wanted, _part(context, MIN_FREE)) if overflow == "drop-oldest" else 1
+    may_drop = overflow == "drop-oldest" or conversation.last.answer is not None
+    if may_drop and len(fitted.token_ids) + needed > context:
         free = min(wanted, _part(context, FREE_AFTER_DROP))
         counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
         if counts:

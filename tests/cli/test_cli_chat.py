@@ -96,6 +96,9 @@ def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
     resumed = chat("--resume", last, "--message", "Three")
     assert "going on after 2 turns" in resumed.stderr
     assert len(load_conversation(last).conversation.turns) == 2
+    by_name = chat("--resume", "last", "--message", "Three")  # a kept one, so it is the one that goes on
+    assert by_name.stdout == resumed.stdout
+    assert len(load_conversation(last).conversation.turns) == 3
 
 
 def test_overflow(chat: Callable[..., Result]) -> None:
@@ -161,8 +164,8 @@ def test_blocks() -> None:
 def test_what_is_a_command() -> None:
     texts = ["/help", "/nonsense", "/edit a\nb", " /help", "/usr/bin\nis a folder", "help"]
     assert [text for text in texts if is_command(text)] == texts[:3]
-    names = "help reset system regen undo edit continue save load history params set stats tokens template copy-code"
-    assert [command.name for command in COMMANDS] == [*names.split(), "quit"]
+    names = "help reset system regen n choose undo edit edit-answer continue save load history params set stats probs"
+    assert [command.name for command in COMMANDS] == [*names.split(), "tokens", "template", "copy-code", "quit"]
 
 
 def test_help_imports_no_heavy_library() -> None:

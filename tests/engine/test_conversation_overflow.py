@@ -77,6 +77,30 @@ def test_an_answer_that_filled_the_context_goes_on_after_a_drop(talk: Callable[.
     assert finished(events).answer.content == answer.content + "3"
 
 
+@pytest.mark.parametrize("max_new_tokens", [None, 69])  # 69 end where the context does
+def test_an_answer_goes_on_after_a_drop_that_stop_does_not_make_by_itself(
+    talk: Callable[..., ScriptedChat], max_new_tokens: int | None
+) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=max_new_tokens)
+    scripted.say("One", "1" * 30)
+    answer = finished(scripted.say("Two", "2" * 90)).answer
+    assert answer.is_unfinished
+    assert scripted.chat.num_tokens() == CONTEXT
+    events = scripted.run(scripted.chat.continue_answer(), "3")
+    assert started(events).num_dropped == 1
+    assert finished(events).answer.content == answer.content + "3"
+    with pytest.raises(UsageError, match="take turns back"):
+        scripted.say("x" * 40, "never")
+
+
+def test_stop_drops_nothing_while_a_token_has_room(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=68)
+    scripted.say("One", "1" * 30)
+    scripted.say("Two", "2" * 90)
+    assert scripted.chat.num_tokens() == CONTEXT - 1
+    assert started(scripted.run(scripted.chat.continue_answer(), "3")).num_dropped == 0
+
+
 def test_undo_after_a_drop(talk: Callable[..., ScriptedChat]) -> None:
     scripted = talk()
     for number in range(6):

@@ -1,10 +1,9 @@
 """Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
@@ -31,7 +30,7 @@ class _Run:
         if isinstance(event, TurnStarted):
             self.started = event
             self._view.start(event)
-            _report_dropped(event)
+            report_dropped(event)
         elif isinstance(event, PrefillProgress):
             self._view.show_prefill(event)
         elif isinstance(event, TurnFinished):
@@ -53,7 +52,7 @@ def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> T
         for event in events:
             run.take(event)
     except KeyboardInterrupt:
-        with _no_interrupts():
+        with no_interrupts():
             for event in state.chat.interrupt():
                 run.take(event)
     except BaseException:
@@ -95,7 +94,8 @@ def reason_of_end(record: TurnRecord) -> str | None:
     return {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}[reason]
 
 
-def _report_dropped(event: TurnStarted) -> None:
+def report_dropped(event: TurnStarted) -> None:
+    """Name the turns that have been dropped for a prompt."""
     if not event.num_dropped:
         return
     last = event.dropped_from + event.num_dropped - 1
@@ -104,13 +104,3 @@ def _report_dropped(event: TurnStarted) -> None:
         f"; {event.num_history_computed} tokens of the rest are computed again" if event.num_history_computed else ""
     )
     terminal.warn(f"the context is full: the model no longer sees {which}{again}")
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not cost what the first one keeps."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

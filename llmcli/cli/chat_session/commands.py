@@ -1,6 +1,6 @@
 """The table of commands, and how a line is told to be one."""
 
-from llmcli.cli.chat_session import look_commands, set_command, turn_commands
+from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
 from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
@@ -27,15 +27,19 @@ COMMANDS = (
     Command("reset", "", "Forget all turns; the system prompt stays.", turn_commands.reset),
     Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
     Command("regen", "", "Answer the last message again, in other words.", turn_commands.regen),
+    Command("n", "COUNT", "Answer it again several times, to choose from.", turn_commands.answer_several),
+    Command("choose", "NUMBER", "Take another one of those answers.", turn_commands.choose),
     Command("undo", "", "Take the last turn back.", turn_commands.undo),
     Command("edit", "[TEXT]", "Change the last message and answer it anew.", turn_commands.edit),
+    Command("edit-answer", "[TEXT]", "Change the last answer, for what comes next.", turn_commands.edit_answer),
     Command("continue", "", "Go on with an answer that was stopped.", turn_commands.continue_answer),
-    Command("save", "[--force] [FILE]", "Save the conversation; --force replaces another one.", turn_commands.save),
-    Command("load", "FILE", "Go on with a saved conversation.", turn_commands.load),
+    Command("save", "[--force] [NAME|FILE]", "Keep the conversation under a name, or in a file.", turn_commands.save),
+    Command("load", "NAME|FILE", "Go on with a saved conversation.", turn_commands.load),
     Command("history", "", "Show what was said.", look_commands.history),
     Command("params", "", "Show how answers are drawn.", look_commands.params),
     Command("set", "NAME VALUE", "Change one of those: /set temperature 0.5.", set_command.set_value),
     Command("stats", "", "Show what the last answer cost.", look_commands.stats),
+    Command("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs_command.probs),
     Command("tokens", "", "Show how much of the context is used.", look_commands.tokens),
     Command("template", "", "Show the conversation as the model sees it.", look_commands.template),
     Command("copy-code", "", "Copy the last code block.", look_commands.copy_code),

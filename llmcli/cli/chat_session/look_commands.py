@@ -10,9 +10,13 @@ from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.terminal import terminal
+from llmcli.engine.conversation import Conversation
 from llmcli.errors import UsageError
 
 CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
+
+# Of a conversation that goes on: enough to remember it by.
+SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
 
 # Terminals that certainly have no clipboard to write to.
 BARE_TERMINALS = ("", "dumb", "linux")
@@ -31,6 +35,16 @@ def history(state: ChatSession, argument: str) -> Outcome:
     if not conversation.turns:
         terminal.show("nothing was said yet\n")
     return Outcome()
+
+
+def show_end(conversation: Conversation) -> None:
+    """Show how a conversation that goes on has ended, on a terminal; a script knows it."""
+    for turn in conversation.turns[-SHOWN_TURNS:]:
+        terminal.info(f"> {first_line(turn.user)}")
+        if turn.answer is not None:
+            text = turn.answer.content.strip()
+            start = "... " if len(text) > SHOWN_CHARACTERS else ""
+            terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
 
 
 def params(state: ChatSession, argument: str) -> Outcome:
