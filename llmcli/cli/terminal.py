@@ -30,9 +30,9 @@ class Terminal:
     """The two streams and what may be said on them. One instance, `terminal`, serves the process.
 
     `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
-    have gone through `visible`. `doing` is what goes on before the work that a progress bar counts; the bar shows it.
     have gone through `visible`. `wraps` says that a text comes in pieces: on a terminal its lines break between words,
-    which may hold a word back until the next call of any method.
+    which may hold a word back until the next call of any method. `doing` is what goes on before the work that a progress
+    bar counts; the bar shows it.
     """
 
     def __init__(self) -> None:
