@@ -27,8 +27,8 @@ class Request:
       This costs some passes over the vocabulary a token.
     - `said` are the text's first tokens, which are given: each text goes on behind them as if it had chosen them. They
       count as its tokens in every way, but have no `Token` events.
-    - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same prompt,
-      whose `said` begins like such a text, then does not run these tokens again.
+    - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same
+      prompt, whose `said` begins like such a text, then does not run these tokens again.
     - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
     """
 

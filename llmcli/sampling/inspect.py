@@ -1,5 +1,6 @@
 """What the model and each step of the chain thought of a choice, as values; whoever shows them decides how."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,11 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+
+    @property
+    def probability(self) -> float:
+        """The probability itself."""
+        return math.exp(self.logprob)
 
 
 @dataclass(frozen=True)
