@@ -26,6 +26,7 @@ from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
+from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
@@ -155,11 +156,11 @@ def generate(
     requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
-    loaded = run.load(len(samples.indices), timeline)
+    num_roads = output.roads or 0
+    loaded = run.load(max(len(samples.indices), num_roads), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     longest = session.model.config.max_position_embeddings
     cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
-    outputs = [*open_outputs(output, facts), cut_notice]
     wanted = session.request(
         encoded,
         chosen_sampler,
@@ -167,11 +168,14 @@ def generate(
         max_new_tokens=max_new_tokens,
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
+        keeps_pages=num_roads > 0,
     )
+    roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
+    outputs = [*open_outputs(output, facts, roads), cut_notice]
     generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
         terminal.show_prompt("" if prompt.chat else text)
-    if not show_all(generation, outputs):
+    if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

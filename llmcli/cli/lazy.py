@@ -27,6 +27,7 @@ PLACES = {
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "Request": "engine.request:Request",
+    "Roads": "engine.roads:Roads",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
@@ -42,6 +43,7 @@ PLACES = {
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
+    "find_forks": "engine.roads:find_forks",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions

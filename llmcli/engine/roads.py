@@ -111,6 +111,11 @@ class Roads:
         """Tokens so far; a road that has ended counts as one of MOST_TOKENS."""
         return sum(len(way.tokens) if way.end == "interrupted" else MOST_TOKENS for way in self._ways)
 
+    @property
+    def most_tokens(self) -> int:
+        """What `num_tokens` comes to."""
+        return MOST_TOKENS * len(self._ways)
+
     def found(self) -> list[Road]:
         """The roads so far, in the order of their forks, without those that have not begun."""
         return [way.road() for way in self._ways if len(way.tokens) > 1 or way.end != "interrupted"]
