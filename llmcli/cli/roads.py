@@ -40,7 +40,8 @@ class RoadFinder:
         except KeyboardInterrupt:
             self.is_complete = False
         found = roads.found()
-        if len(found) < self._count:
-            why = "the sampler left no others" if self.is_complete else "interrupted"
-            terminal.info(f"roads: {len(found)} of {self._count}, {why}")
+        if not self.is_complete:
+            terminal.info(f"interrupted; roads on the page: {len(found)} of {self._count}")
+        elif len(found) < self._count:
+            terminal.info(f"roads: {len(found)}, as no other token could have been drawn")
         return found
