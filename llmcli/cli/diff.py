@@ -13,15 +13,18 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import DeviceOptions, MessageOptions
+from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.scoring import require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
+from llmcli.errors import UsageError
 from llmcli.tokenizer.stream import StreamDecoder
 
 if TYPE_CHECKING:
+    from llmcli.cli.output.page_diff import DiffFacts
     from llmcli.measure.diff import DiffToken, Verdict
 
 # From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
@@ -43,6 +46,10 @@ def diff(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
     devices: DeviceOptions,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     messages: MessageOptions,
 ) -> None:
@@ -55,14 +62,21 @@ def diff(
 
     llmcli diff path/to/model path/to/model-int8 "Once upon a time"
 
-    llmcli diff path/to/model path/to/model-int4 --file prompt.txt --json
+    llmcli diff path/to/model path/to/model-int4 --file prompt.txt --html diff.html
     """
+    if force and html is None:
+        raise UsageError("--force replaces the page of --html FILE; add it")
+    if html is not None:
+        PAGE.check(html, replace=force)
     options = devices.checked()
     text = read_prompt(prompt, file)
     sessions = [open_session(name) for name in (first, second)]
     require_same_tokenizer(*sessions)
-    tokens, numbers = _follow(sessions, options, text, max_new_tokens)
-    tokenizer = sessions[0].tokenizer
+    facts, tokens, numbers = _follow(sessions, options, text, max_new_tokens)
+    tokenizer = facts.tokenizer
+    if html is not None:
+        write_page(html, lazy.render_diff_page(facts, tokens, numbers), replace=force)
+        terminal.info(f"page: {html}")
     if json_:
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
@@ -78,7 +92,7 @@ def diff(
 
 def _follow(
     sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
-) -> tuple[list[DiffToken], Verdict]:
+) -> tuple[DiffFacts, list[DiffToken], Verdict]:
     """Two models in lockstep on one prompt; an int8 KV cache that the options ask for is the second one's."""
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
@@ -94,7 +108,15 @@ def _follow(
         for token in lazy.diff(first, second, *shared):
             tokens.append(token)
             on_progress(len(tokens), max_new_tokens)
-    return tokens, lazy.verdict(tokens)
+    facts = lazy.DiffFacts(
+        first=sessions[0].name,
+        second=sessions[1].name,
+        device=second.description,
+        prompt=text,
+        prompt_token_ids=prompt.token_ids,
+        tokenizer=sessions[0].tokenizer,
+    )
+    return facts, tokens, lazy.verdict(tokens)
 
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
@@ -118,5 +140,5 @@ def _sentence(numbers: Verdict) -> str:
         )
     return (
         f"{parting}; mean KL divergence {numbers.mean_kl:.3g} nats, "
-        f"probability of a token changed by {numbers.mean_change:.2%} on average"
+        f"probability of a token changed by {numbers.mean_change:.2%} on average: {numbers.kinship}"
     )

@@ -17,6 +17,7 @@ PLACES = {
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
     "Device": "kernels.device:Device",
+    "DiffFacts": "cli.output.page_diff:DiffFacts",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
@@ -65,6 +66,7 @@ PLACES = {
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, split_ink, story
+from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
 from llmcli.cli.output.page_roads import road_data, roads_html
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, likelihood_level, percent, show_piece
 from llmcli.tokenizer.stream import decode
@@ -189,28 +189,14 @@ def _skyline(choices: Sequence[Choice]) -> str:
 
 
 def _token_spans(facts: RunFacts, sample: PageSample, prefix: str) -> Iterator[str]:
-    """The text in an element for each token, and a chip for a token that is no part of the text."""
-    texts: dict[tuple[int, ...], str] = {}
-    for share in sample.shares:
-        texts[share.token_numbers] = texts.get(share.token_numbers, "") + share.text
-    writers = {numbers[-1]: numbers for numbers in texts if numbers}
-    seen = {number for numbers in texts for number in numbers}
     forks = {road.fork.place for road in sample.roads}
-    for number, choice in enumerate(sample.choices):
-        numbers = writers.get(number, (number,))
-        if number in seen and number not in writers:
-            continue  # a part of a character, which stands where its last part is
+
+    def look(numbers: Sequence[int]) -> tuple[str, str]:
         # Bytes of one character depend on each other, so it is as likely as all of them in a row.
         level = likelihood_level(math.prod(sample.choices[part].probability for part in numbers))
-        names, text = f"t l{level}", texts.get(numbers)
-        if text is None:
-            names, text = f"{names} unseen", show_piece(facts.tokenizer, choice.token_id)
-        elif text.strip(" ") and not text.strip():
-            names = f"{names} break"
-        if not forks.isdisjoint(numbers):
-            names = f"{names} fork"
+        choice = sample.choices[numbers[-1]]
         title = f"{percent(choice.probability)} by the model, {percent(choice.drawn_probability)} when drawn"
-        place = f'id="{prefix}-{number + 1}" data-n="{number + 1}"'
-        # The white space around a word stays outside, so that a tint is as wide as the word.
-        begin, word, end = map(html_text, split_ink(text))
-        yield f'{begin}<span class="{names}" {place} title="{html_text(title)}">{word}</span>{end}'
+        return f"l{level}" if forks.isdisjoint(numbers) else f"l{level} fork", title
+
+    token_ids = [choice.token_id for choice in sample.choices]
+    return token_spans(facts.tokenizer, token_ids, sample.shares, prefix, look)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
-from llmcli.cli.output.tokens import LEVEL_LIMITS, level_names
+from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, level_names, show_piece
 from llmcli.writing import OutputFile
+
+if TYPE_CHECKING:
+    from llmcli.tokenizer.base import Tokenizer
 
 PAGE_MARK = b'<meta name="generator" content="llmcli">'
 PAGE = OutputFile("a page of llmcli", lambda head: PAGE_MARK in head, "replace it with --force, or name another file")
@@ -47,6 +51,7 @@ class PageParts:
     panel: str
     scripts: Sequence[str]
     data: object
+    first_level: int = 0  # of the legend
 
 
 def render(parts: PageParts) -> str:
@@ -62,7 +67,11 @@ def render(parts: PageParts) -> str:
         eyebrow=html_text(parts.eyebrow),
         head=parts.head,
         legend=html_text(parts.legend),
-        levels="".join(f'<li class="l{level}">{name}</li>' for level, name in enumerate(level_names())),
+        levels="".join(
+            f'<li class="l{level}">{name}</li>'
+            for level, name in enumerate(level_names())
+            if level >= parts.first_level
+        ),
         main=parts.main,
         panel=panel,
         data=_embedded_json(parts.data),
@@ -84,6 +93,39 @@ def split_ink(text: str) -> tuple[str, str, str]:
     word = text.strip() or text
     begin = text.index(word)
     return text[:begin], word, text[begin + len(word) :]
+
+
+def token_spans(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    shares: Sequence[Share],
+    prefix: str,
+    look: Callable[[Sequence[int]], tuple[str, str]],
+) -> Iterator[str]:
+    """The text in an element for each token, and a chip for a token that is no part of the text.
+
+    `look` gives the classes and the title of an element from the numbers of the tokens that wrote it. An element's id
+    is `prefix`, a hyphen and the number of its last token, from 1.
+    """
+    texts: dict[tuple[int, ...], str] = {}
+    for share in shares:
+        texts[share.token_numbers] = texts.get(share.token_numbers, "") + share.text
+    writers = {numbers[-1]: numbers for numbers in texts if numbers}
+    seen = {number for numbers in texts for number in numbers}
+    for number, token_id in enumerate(token_ids):
+        numbers = writers.get(number, (number,))
+        if number in seen and number not in writers:
+            continue  # a part of a character, which stands where its last part is
+        classes, title = look(numbers)
+        names, text = f"t {classes}".rstrip(), texts.get(numbers)
+        if text is None:
+            names, text = f"{names} unseen", show_piece(tokenizer, token_id)
+        elif text.strip(" ") and not text.strip():
+            names = f"{names} break"
+        place = f'id="{prefix}-{number + 1}" data-n="{number + 1}"'
+        # The white space around a word stays outside, so that a tint is as wide as the word.
+        begin, word, end = map(html_text, split_ink(text))
+        yield f'{begin}<span class="{names}" {place} title="{html_text(title)}">{word}</span>{end}'
 
 
 def skyline(heights: Sequence[float], levels: Sequence[int], label: str) -> str:
