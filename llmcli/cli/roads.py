@@ -11,7 +11,7 @@ from llmcli.cli.terminal import terminal
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
-    from llmcli.engine.roads import Road
+    from llmcli.engine.roads import Road, Roads
     from llmcli.runners.base import Runner
     from llmcli.sampling.inspect import Inspection
     from llmcli.tokenizer.base import Tokenizer
@@ -31,15 +31,16 @@ class RoadFinder:
         """Follow the roads that leave these texts, given by the choices of each sample."""
         if not self._count:
             return ()
-        forks = lazy.find_forks(texts, self._count)
-        roads = lazy.Roads(self._runner, self._tokenizer, self._request, texts, forks)
+        roads: Roads | None = None
         try:
+            forks = lazy.find_forks(texts, self._count)
+            roads = lazy.Roads(self._runner, self._tokenizer, self._request, texts, forks)
             with progress("following roads", unit="tokens") as on_progress:
                 for _ in roads.steps():
                     on_progress(roads.num_tokens, roads.most_tokens)
         except KeyboardInterrupt:
             self.is_complete = False
-        found = roads.found()
+        found = [] if roads is None else roads.found()
         if not self.is_complete:
             terminal.info(f"interrupted; roads on the page: {len(found)} of {self._count}")
         elif len(found) < self._count:
