@@ -64,6 +64,7 @@
     find("rank").textContent = rank(token);
     find("alternatives").replaceChildren(...alternatives(place, token));
     find("funnel").replaceChildren(...funnel(token));
+    roads.note(place);
   }
 
   kit.open({ fill, leave: roads.leave });

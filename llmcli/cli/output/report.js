@@ -22,7 +22,7 @@ const kit = (() => {
   });
 
   let fill = () => {}; // the page's own: fills the panel for (place, token)
-  let leave = () => false; // the page's own: closes what stands open within the text; whether anything did
+  let leave = () => false; // the page's own: closes what stands open in the text beside a place; whether anything did
   let pinned = null; // the token that stays when the mouse leaves the text: {sample, index}
   let shown = null;
 
@@ -79,7 +79,6 @@ const kit = (() => {
   function show(place) {
     if (isSame(place, shown)) return;
     if (shown) elementOf(shown).classList.remove("shown");
-    leave(place);
     shown = place;
     hint.hidden = place !== null;
     view.hidden = place === null;
@@ -102,6 +101,7 @@ const kit = (() => {
   /** Show a token and stay there: it is the one that the tab key comes back to, and the address names it. */
   function pin(place, { focuses = false } = {}) {
     if (pinned) elementOf(pinned).removeAttribute("aria-describedby");
+    leave(place);
     pinned = place;
     show(place);
     history.replaceState(null, "", addressOf(place));

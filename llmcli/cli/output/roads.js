@@ -29,7 +29,12 @@ const roads = (() => {
 
   const isTaken = (road) => taken !== null && taken.road === road;
 
-  /** Leave the road, unless it begins at the place that is shown next; whether there was one to leave. */
+  /** Say in the panel which road is shown. */
+  function note(place) {
+    if (isSame(taken, place)) find("position").append(", the road of ", piece(taken.road.id));
+  }
+
+  /** Leave the road, unless it begins at `place`; whether there was one to leave. */
   function leave(place) {
     if (!taken || isSame(taken, place)) return false;
     const story = stories[taken.sample];
@@ -56,7 +61,7 @@ const roads = (() => {
     }
     taken = { ...place, road, parts: [line, label] };
     setPressed();
-    find("position").append(", the road of ", piece(road.id));
+    note(place);
     line.scrollIntoView({ block: "nearest" });
   }
 
@@ -98,5 +103,5 @@ const roads = (() => {
     });
   });
 
-  return { label, leave };
+  return { label, leave, note };
 })();
