@@ -145,19 +145,23 @@ def test_the_list_takes_roads_and_the_page_is_as_wide_as_the_window(roads_page: 
         """
         all(".road-link")[2].click();
         const road = find(".road").textContent;
+        const hover = (name, kind) =>
+          find(name).dispatchEvent(new PointerEvent(kind, { pointerType: "mouse", bubbles: kind === "pointerover" }));
+        hover("#token-1", "pointerover");
+        const hovered = find(".position").textContent;
+        hover(".story[data-sample]", "pointerleave");
+        find("#token-4").click();
+        const stays = [hovered, find(".position").textContent, all(".road").length];
         const pressed = all(".road-link").map((one) => one.ariaPressed);
         all(".road-link")[2].click();
-        return { road, pressed, gone: all(".road").length, hash: location.hash,
+        return { road, stays, pressed, gone: all(".road").length, hash: location.hash,
           over: document.documentElement.scrollWidth - document.documentElement.clientWidth };
         """,
     )
-    assert found == {
-        "road": " aOnce …",
-        "pressed": ["false", "false", "true"],
-        "gone": 0,
-        "hash": "#token-4",
-        "over": 0,
-    }
+    # A glance at another token leaves the road where it is, and so does a click on its own place.
+    assert found.pop("stays") == ["token 1 of 5", "token 4 of 5, the road of ·a", 1]
+    assert found.pop("pressed") == ["false", "false", "true"]
+    assert found == {"road": " aOnce …", "gone": 0, "hash": "#token-4", "over": 0}
 
 
 def test_the_panel_of_a_diff_names_both_choices(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class PageConformance:
     @pytest.mark.parametrize("num_said", [3, 40, 49])
     def test_an_offered_answer_is_found_with_its_bits(self, runner: Runner, num_prompt: int, num_said: int) -> None:
         prompt, answer = PROMPT[:num_prompt], PROMPT[150:200]
-        other = [*answer[:num_said], 1, 2, 3]
+        other = [*answer[:num_said], *PROMPT[200:220]]
         fresh = start(runner, prompt, None)
         expected = single_steps(runner, fresh, other)[-3:]
         runner.close(fresh)
