@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,26 @@ NOTABLE_CHANGE = 0.02
 MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 
 
+@dataclass(frozen=True)
+class DiffOutput:
+    """What is written.
+
+    Raises: UsageError for a page that cannot be written
+    """
+
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False
+
+    def __post_init__(self) -> None:
+        if self.force and self.html is None:
+            raise UsageError("--force replaces the page of --html FILE; add it")
+        if self.html is not None:
+            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
+
+
 @with_groups
 def diff(
     *,
@@ -46,11 +67,7 @@ def diff(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
     devices: DeviceOptions,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    output: DiffOutput,
     messages: MessageOptions,
 ) -> None:
     r"""Follow model A's likeliest text and ask model B about every token of it.
@@ -64,20 +81,16 @@ def diff(
 
     llmcli diff path/to/model path/to/model-int4 --file prompt.txt --html diff.html
     """
-    if force and html is None:
-        raise UsageError("--force replaces the page of --html FILE; add it")
-    if html is not None:
-        PAGE.check(html, replace=force)
     options = devices.checked()
     text = read_prompt(prompt, file)
     sessions = [open_session(name) for name in (first, second)]
     require_same_tokenizer(*sessions)
     facts, tokens, numbers = _follow(sessions, options, text, max_new_tokens)
     tokenizer = facts.tokenizer
-    if html is not None:
-        write_page(html, lazy.render_diff_page(facts, tokens, numbers), replace=force)
-        terminal.info(f"page: {html}")
-    if json_:
+    if output.html is not None:
+        write_page(output.html, lazy.render_diff_page(facts, tokens, numbers), replace=output.force)
+        terminal.info(f"page: {output.html}")
+    if output.json:
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
         return
