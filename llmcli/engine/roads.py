@@ -1,7 +1,8 @@
 """Roads: where a text would have gone behind a token that could have been drawn and was not.
 
-A road has all that its text has but that one token: seed, sample number, positions, settings, limit. Every draw has
-the noise that the text's draw had at the same place, so a road differs by that token and what follows from it.
+A road has all that its text has but that one token: seed, sample number, positions, settings. Every draw has the noise
+that the text's draw had at the same place, so a road differs by that token and what follows from it. Only the limit of
+new tokens is the road's own: else those near the text's end would say nothing.
 """
 
 import re
@@ -98,6 +99,7 @@ class Roads:
                     request,
                     sampler=replace(request.sampler, mirostat_mu=mu_behind(request.sampler, drawn)),
                     samples=(fork.sample,),
+                    max_new_tokens=None,
                     num_alternatives=0,
                     said=(*said, fork.token_id),
                     keeps_pages=False,

@@ -17,7 +17,6 @@ ROAD_ENDS = {
     "tokens": "…",
     "eos": "the model would have ended here",
     "stop": "a stop string would have ended it here",
-    "length": "the limit of new tokens would have ended it here",
     "context": "the context would have been full here",
     "interrupted": "interrupted",
     "failed": "no token could be chosen here",
