@@ -29,6 +29,7 @@ from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.output.receipt import ReceiptOutput
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
+from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
@@ -170,11 +171,11 @@ def generate(
     receipt = None
     if output.receipt is not None:  # before the weights are read
         receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
-    loaded = run.load(len(samples.indices), timeline)
+    num_roads = output.roads or 0
+    loaded = run.load(max(len(samples.indices), num_roads), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     longest = session.model.config.max_position_embeddings
     cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
-    outputs = [*open_outputs(output, facts), cut_notice]
     wanted = session.request(
         encoded,
         chosen_sampler,
@@ -182,13 +183,16 @@ def generate(
         max_new_tokens=max_new_tokens,
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
+        keeps_pages=num_roads > 0,
     )
+    roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
+    outputs = [*open_outputs(output, facts, roads), cut_notice]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
         terminal.show_prompt("" if prompt.chat else text)
-    if not show_all(generation, outputs):
+    if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

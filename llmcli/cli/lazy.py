@@ -17,6 +17,7 @@ PLACES = {
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
     "Device": "kernels.device:Device",
+    "DiffFacts": "cli.output.page_diff:DiffFacts",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
@@ -29,6 +30,7 @@ PLACES = {
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
+    "Roads": "engine.roads:Roads",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
@@ -49,6 +51,7 @@ PLACES = {
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
     "find_cached": "checkpoint.hub:find_cached",
+    "find_forks": "engine.roads:find_forks",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -73,6 +76,7 @@ PLACES = {
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
@@ -103,6 +107,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
@@ -110,6 +115,7 @@ if TYPE_CHECKING:
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions

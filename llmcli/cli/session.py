@@ -306,6 +306,7 @@ class Session:
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
         num_alternatives: int | None = None,
+        keeps_pages: bool = False,
     ) -> Request:
         """What to generate, for the engine."""
         return lazy.Request(
@@ -316,6 +317,7 @@ class Session:
             stop_strings=(*stop_strings, *prompt.stop_strings),
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
+            keeps_pages=keeps_pages,
         )
 
     def generation(self, runner: Runner, request: Request) -> Generation:

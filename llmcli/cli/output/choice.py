@@ -10,8 +10,9 @@ from llmcli.cli import lazy
 from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
-from llmcli.cli.output.html import PAGE, HtmlOutput
+from llmcli.cli.output.html import FindRoads, HtmlOutput
 from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.output.start import StartOutput
 from llmcli.cli.output.stats import StatsOutput
 from llmcli.cli.output.text import TextOutput
@@ -71,6 +72,16 @@ class OutputOptions:
         bool,
         typer.Option("--force", help="Replace an older file of --html or --receipt.", rich_help_panel=OUTPUT_PANEL),
     ] = False
+    roads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            metavar="N",
+            help="On the page of --html: where the N likeliest tokens that were not drawn would have led.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
     stats: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +106,8 @@ class OutputOptions:
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
         if self.force and self.html is None and self.receipt is None:
             raise UsageError("--force replaces the file of --html or --receipt; add one of them")
+        if self.roads is not None and self.html is None:
+            raise UsageError("--roads shows roads on the page of --html FILE; add it")
         # Before minutes are spent on what could not be written.
         if self.html is not None:
             PAGE.check(self.html, replace=self.force)
@@ -118,20 +131,20 @@ class OutputOptions:
         return max(wanted, default=None)
 
 
-def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
-    """The outputs the flags ask for, what goes to stdout first.
+def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
+    """The outputs the flags ask for: what goes to stdout first, the page last, whose roads take a while.
 
     Raises: UsageError if the page of --html cannot be written.
     """
     outputs: list[Output] = [_main_output(options, facts)]
     if options.why:
         outputs.append(WhyOutput(facts))
-    if options.html is not None:
-        outputs.append(HtmlOutput(facts, options.html, replace=options.force))
     if options.stats == "run":
         outputs.append(StatsOutput(facts))
     if facts.timeline is not None:
         outputs.append(StartOutput(facts.timeline))
+    if options.html is not None:
+        outputs.append(HtmlOutput(facts, options.html, replace=options.force, find_roads=find_roads))
     return outputs
 
 
