@@ -12,7 +12,7 @@ from llmcli.runners.torch.device import TorchDevice
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory, plan_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
-from llmcli.runners.torch.precision import describe, resolve_dtype
+from llmcli.runners.torch.precision import describe, resolve_dtype, widens_prompts
 from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 from llmcli.timeline import Timeline
@@ -49,7 +49,12 @@ def load(
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
         description = f"CPU, {describe(model, dtype)}{cache}, {threads} thread{'' if threads == 1 else 's'}"
         device = TorchDevice(
-            llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
+            llama,
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            cache_type=cache_type,
+            description=description,
+            is_widened=widens_prompts(model, dtype),
         )
         return SteppingRunner(device)
 

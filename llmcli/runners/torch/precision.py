@@ -33,6 +33,11 @@ def resolve_dtype(asked: str, model: Model) -> str:
     return "bfloat16" if is_stored_so and multiplies_bfloat16() else "float32"
 
 
+def widens_prompts(model: Model, dtype: str) -> bool:
+    """Whether prompts are multiplied by weights that are widened from codes for each chunk."""
+    return bool(model.tensors.packed) and dtype == "bfloat16" and multiplies_bfloat16()
+
+
 def describe(model: Model, dtype: str) -> str:
     """What is computed in what, for the user: `int4 weights, bfloat16`, or the type alone where weights have it too."""
     bits = sorted({layer.scheme.num_bits for layer in model.tensors.packed.values()})
