@@ -13,6 +13,7 @@ pytest.importorskip("compressed_tensors")
 
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from conformance import RunnerConformance  # noqa: E402
+from prompt_cuts import span_ends  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
 from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
@@ -224,3 +225,14 @@ class TestBfloat16Int8Groups(Bfloat16Runner):
 
 class TestBfloat16Int4Groups(Bfloat16Runner):
     scheme = WeightScheme(4, 32)
+
+
+@pytest.mark.parametrize(("multiplies_bfloat16", "ends"), [(True, [128, 256, 300]), (False, [16, 32, 48, 64, 128])])
+def test_chunks_are_longer_where_each_widens_the_weights(
+    multiplies_bfloat16: bool, ends: list[int], original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
+    monkeypatch.setattr("llmcli.runners.torch.precision.multiplies_bfloat16", lambda: multiplies_bfloat16)
+    runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
+    assert span_ends(runner)[: len(ends)] == ends
+    assert span_ends(load(open_model(folder), max_seq_len=400))[:5] == [16, 32, 48, 64, 128]
