@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHES = ("auto", "int8")
-CPU_DTYPES = {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+CPU_DTYPES = ("auto", "float32", "bfloat16")
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
@@ -144,7 +144,7 @@ def load_runner(
             model,
             max_seq_len=context,
             num_rows=host_rows,
-            dtype=CPU_DTYPES[options.dtype],
+            dtype=options.dtype,
             kv_cache=options.kv_cache,
             num_threads=options.num_threads,
             on_progress=on_progress,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from llmcli.checkpoint.model import Model
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.torch import memory
+from llmcli.runners.torch.precision import describe, resolve_dtype
 from llmcli.runners.torch.predict import HostPredictor, measure_read_bytes
 
 
 class HostTarget:
-    """The CPU, computing in `dtype`; `asked_dtype` is that or `auto`, as the flag says it."""
+    """The CPU, which computes `model` in the type that `dtype` means for it."""
 
-    def __init__(self, dtype: str, asked_dtype: str, kv_cache: str, num_threads: int | None):
-        self.description = f"CPU, {dtype}"
+    def __init__(self, model: Model, dtype: str, kv_cache: str, num_threads: int | None):
+        self._dtype = resolve_dtype(dtype, model)
+        self.description = f"CPU, {describe(model, self._dtype)}"
         self.read_bytes = measure_read_bytes(num_threads)
-        self._dtype = dtype
-        self._asked_dtype = asked_dtype
+        self._asked_dtype = dtype
         self._kv_cache = kv_cache
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:

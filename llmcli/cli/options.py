@@ -92,7 +92,8 @@ DtypeOption = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="float32, bfloat16 or (on CUDA) float16; auto is float32 on the CPU and the model's own type on CUDA.",
+        help="What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
+        "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
         metavar="DTYPE",
         rich_help_panel=MODEL_PANEL,
     ),

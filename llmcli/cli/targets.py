@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.device_choice import CPU_DTYPES, RunnerOptions, prepare_for_torch
+from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.session import model_folder, shown_name
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER
@@ -45,7 +45,7 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     """
     if options.card is None:
         prepare_for_torch(options.num_threads)
-        return lazy.HostTarget(CPU_DTYPES[options.dtype], options.dtype, options.kv_cache, options.num_threads)
+        return lazy.HostTarget(subject.model, options.dtype, options.kv_cache, options.num_threads)
     device = lazy.Device.open(options.card)
     rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"

@@ -20,9 +20,11 @@ from llmcli.sampling.sampler import Sampler
 
 # A matrix product may round otherwise for another number of tokens, so the chunks of a prompt end at fixed places: at
 # multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few
-# passes over the weights.
+# passes over the weights. Where each chunk widens the weights anew, which takes as long as some 90 tokens, there are
+# fewer: at multiples of 128 up to 256, then of 256.
 PREFILL_CHUNK = 256
 _CHUNKS = ((64, 16), (256, 64))
+_WIDENED_CHUNKS = ((256, 128),)
 
 
 @dataclass
@@ -56,7 +58,9 @@ class TorchDevice:
         cache_type: str,
         description: str,
         arithmetic: Arithmetic,
+        is_widened: bool = False,
     ):
+        """`is_widened` says that each chunk of a prompt widens the weights."""
         num_pages = num_rows * pages_of(max_seq_len)
         self.config = llama.config
         self.description = description
@@ -64,21 +68,23 @@ class TorchDevice:
         self.arithmetic = arithmetic
         self.limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
         self._llama = llama
+        self._is_widened = is_widened
         self._cache = PagedCache(llama.config, num_pages, cache_type)
         self._slots: dict[int, _Slot] = {}
 
     def method(self, position: int, prompt_len: int) -> int:
         """The number of tokens in the token's chunk, as a product may depend on it."""
         begin = self.cut(position, prompt_len)
-        return min(chunk_end(begin), prompt_len) - begin
+        return min(chunk_end(begin, self._is_widened), prompt_len) - begin
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The beginning of the chunk that `position` is in."""
-        return position // chunk_size(position) * chunk_size(position)
+        size = chunk_size(position, self._is_widened)
+        return position // size * size
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
         """The end of the chunk."""
-        return min(chunk_end(position), prompt_len)
+        return min(chunk_end(position, self._is_widened), prompt_len)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
@@ -206,12 +212,13 @@ def project(llama: Llama, hidden: Tensor, at_once: int) -> AllLogits:
     return logits
 
 
-def chunk_size(position: int) -> int:
-    """The size of the chunk that a position is in."""
-    return next((size for end, size in _CHUNKS if position < end), PREFILL_CHUNK)
+def chunk_size(position: int, is_widened: bool) -> int:
+    """The size of the chunk that a position is in, where each chunk widens the weights or not."""
+    chunks = _WIDENED_CHUNKS if is_widened else _CHUNKS
+    return next((size for end, size in chunks if position < end), PREFILL_CHUNK)
 
 
-def chunk_end(position: int) -> int:
+def chunk_end(position: int, is_widened: bool) -> int:
     """Where that chunk ends."""
-    size = chunk_size(position)
+    size = chunk_size(position, is_widened)
     return (position // size + 1) * size

@@ -13,6 +13,7 @@ from llmcli.runners.torch.device import TorchDevice
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory, plan_memory
 from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.precision import describe, resolve_dtype, widens_prompts
 from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 from llmcli.timeline import Timeline
@@ -29,14 +30,15 @@ def load(
     on_progress: OnProgress = lambda read, total: None,
     timeline: Timeline | None = None,
 ) -> SteppingRunner:
-    """Read the weights and allocate the KV cache, of `dtype` (auto) or int8.
+    """Read the weights and allocate the KV cache, of the type computed in (auto) or int8.
 
-    `timeline` gets the time that the weights take.
+    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
             the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
+        dtype = resolve_dtype(dtype, model)
         sizes = {"max_seq_len": max_seq_len, "num_rows": num_rows}
         set_threads(num_threads, plan_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache).weight_bytes)
         check_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache)
@@ -46,7 +48,7 @@ def load(
         threads = torch.get_num_threads()
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
-        description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
+        description = f"CPU, {describe(model, dtype)}{cache}, {threads} thread{'' if threads == 1 else 's'}"
         device = TorchDevice(
             llama,
             max_seq_len=max_seq_len,
@@ -54,6 +56,7 @@ def load(
             cache_type=cache_type,
             description=description,
             arithmetic=Arithmetic(dtype, kv_cache, threads, ("torch",)),
+            is_widened=widens_prompts(model, dtype),
         )
         return SteppingRunner(device)
 

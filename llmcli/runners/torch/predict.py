@@ -19,6 +19,7 @@ from llmcli.runners.torch.cache import cache_bytes
 from llmcli.runners.torch.device import PREFILL_CHUNK, chunk_end
 from llmcli.runners.torch.memory import DTYPES, cache_type_of, plan_memory
 from llmcli.runners.torch.packed_linear import PackedWeight, choose_product
+from llmcli.runners.torch.precision import widens_prompts
 
 # Beyond the cache of most processors, and touched in well under a second.
 READ_BYTES = 256 * 2**20
@@ -51,6 +52,7 @@ class HostPredictor:
     def __init__(self, model: Model, *, dtype: str, read_bytes: float, kv_cache: str = "auto"):
         self._model = model
         self._dtype = DTYPES[dtype]
+        self._is_widened = widens_prompts(model, dtype)
         self._read_bytes = read_bytes
         self._cache_bytes_per_token = (
             cache_bytes(model.config, PAGE_TOKENS, cache_type_of(dtype, kv_cache)) // PAGE_TOKENS
@@ -79,7 +81,7 @@ class HostPredictor:
         """The logits after a prompt."""
         total, begin = self._head_seconds(), 0
         while begin < num_tokens:
-            end = min(chunk_end(begin), num_tokens)
+            end = min(chunk_end(begin, self._is_widened), num_tokens)
             count = end - begin
             for form, size in self._sizes.items():
                 one, many = (_seconds_per_weight(form, self._dtype, tokens) for tokens in (1, PREFILL_CHUNK))
