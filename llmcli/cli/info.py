@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.device_choice import MOST_NUMPY_PARAMETERS
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
 from llmcli.cli.session import open_session
@@ -85,9 +86,10 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
     ]
     for precision, need in facts.memory.items():
-        total = need.weights_bytes + need.kv_cache_bytes
-        parts = f"weights {size(need.weights_bytes)} + KV cache {size(need.kv_cache_bytes)}"
-        rows.append((f"memory, {precision}", f"{size(total)} at context {facts.context}: {parts}"))
+        rows.append((f"memory, {precision}", _memory_text(need.weights_bytes, need.kv_cache_bytes, facts.context)))
+    if facts.num_parameters < MOST_NUMPY_PARAMETERS:
+        cache_bytes = facts.memory["float32"].kv_cache_bytes
+        rows.append(("memory, numpy", _memory_text(4 * facts.num_parameters, cache_bytes, facts.context)))
     eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())
     rows += [
         ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
@@ -99,6 +101,11 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         text = value if isinstance(value, str) else f"{value:g}"
         rows.append((name, f"{text} ({source})"))
     return rows
+
+
+def _memory_text(weight_bytes: int, cache_bytes: int, context: int) -> str:
+    parts = f"weights {size(weight_bytes)} + KV cache {size(cache_bytes)}"
+    return f"{size(weight_bytes + cache_bytes)} at context {context}: {parts}"
 
 
 def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ PLACES = {
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
+    "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "Request": "engine.request:Request",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
@@ -33,6 +34,7 @@ PLACES = {
     "Scratch": "measure.scratch:Scratch",
     "SourceState": "checkpoint.export_source:SourceState",
     "Subject": "measure.subject:Subject",
+    "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
@@ -49,11 +51,13 @@ PLACES = {
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
     "load_on_card": "runners.cuda.load:load",
-    "load_on_host": "runners.torch.load:load",
+    "load_on_numpy": "runners.numpy.load:load",
+    "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_subject": "measure.subject:measure_subject",
+    "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "plan_bench": "measure.subject:plan_bench",
@@ -81,7 +85,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_source import SourceState
     from llmcli.checkpoint.hub import resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
-    from llmcli.checkpoint.model import open_model
+    from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
@@ -112,7 +116,10 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.runners.cuda.rates import measure_rates
-    from llmcli.runners.torch.load import load as load_on_host
+    from llmcli.runners.numpy.load import load as load_on_numpy
+    from llmcli.runners.numpy.probes import NumpyProbes
+    from llmcli.runners.torch.load import load as load_on_torch
+    from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template

@@ -13,7 +13,9 @@ from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
     from llmcli.measure.subject import Subject, Target
+    from llmcli.runners.host.predict import HostProbes
 
 DEFAULT_FORMAT = "int8"
 LENGTHS = (128, 2048)  # tokens of prompts and depths, where nothing else is asked for
@@ -44,9 +46,21 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     Raises: LLMCliError and its subclasses
     """
     if options.card is None:
-        prepare_for_torch(options.num_threads)
-        return lazy.HostTarget(CPU_DTYPES[options.dtype], options.dtype, options.kv_cache, options.num_threads)
+        return _open_host(options, subject.model)
     device = lazy.Device.open(options.card)
     rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"
     return lazy.CardTarget(description, options.dtype, options.kv_cache, rates, lazy.free_bytes(), device.facts)
+
+
+def _open_host(options: RunnerOptions, model: Model) -> Target:
+    """The CPU with the library that computes there."""
+    is_small = options.runs_on_numpy(model)
+    if is_small:
+        probes: HostProbes = lazy.NumpyProbes()
+    else:
+        prepare_for_torch(options.num_threads)
+        probes = lazy.TorchProbes(CPU_DTYPES[options.dtype], options.num_threads)
+    dtype = CPU_DTYPES[options.dtype]
+    description = f"CPU, {dtype}{', numpy' if is_small else ''}"
+    return lazy.HostTarget(probes, description, dtype, options.dtype, options.kv_cache, is_widened=is_small)

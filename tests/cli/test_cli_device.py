@@ -102,3 +102,18 @@ def test_time_that_samples_share_counts_once() -> None:
     assert decode_wall_seconds([timings(1.0, 2.0), timings(1.0, 3.0), timings(1.5, 1.0)]) == pytest.approx(3.0)
     assert decode_wall_seconds([timings(5.0, 2.0), timings(1.0, 3.0)]) == pytest.approx(5.0)
     assert decode_wall_seconds([]) == 0
+
+
+def test_the_cpu_runs_small_models_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = device_choice.MOST_NUMPY_PARAMETERS
+    for num_parameters, options, expected in (
+        (least - 1, RunnerOptions("cpu", "auto", None), True),
+        (least - 1, RunnerOptions("cpu", "auto", 1), True),
+        (least, RunnerOptions("cpu", "auto", None), False),
+        (1000, RunnerOptions("cpu", "float32", None), False),
+        (1000, RunnerOptions("cpu", "bfloat16", None), False),
+        (1000, RunnerOptions("cpu", "auto", 2), False),
+        (1000, RunnerOptions("cpu", "auto", None, "int8"), False),
+    ):
+        monkeypatch.setattr("llmcli.checkpoint.model.num_parameters", lambda model, count=num_parameters: count)
+        assert options.runs_on_numpy(None) == expected, (num_parameters, options)  # type: ignore[arg-type]
