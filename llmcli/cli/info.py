@@ -85,9 +85,10 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
     ]
     for precision, need in facts.memory.items():
-        total = need.weights_bytes + need.kv_cache_bytes
-        parts = f"weights {size(need.weights_bytes)} + KV cache {size(need.kv_cache_bytes)}"
-        rows.append((f"memory, {precision}", f"{size(total)} at context {facts.context}: {parts}"))
+        rows.append((f"memory, {precision}", _memory_text(need.weights_bytes, need.kv_cache_bytes, facts.context)))
+    if facts.num_parameters < lazy.SMALL_PARAMETERS:
+        cache_bytes = facts.memory["float32"].kv_cache_bytes
+        rows.append(("memory, numpy", _memory_text(4 * facts.num_parameters, cache_bytes, facts.context)))
     eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())
     rows += [
         ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
@@ -99,6 +100,11 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         text = value if isinstance(value, str) else f"{value:g}"
         rows.append((name, f"{text} ({source})"))
     return rows
+
+
+def _memory_text(weight_bytes: int, cache_bytes: int, context: int) -> str:
+    parts = f"weights {size(weight_bytes)} + KV cache {size(cache_bytes)}"
+    return f"{size(weight_bytes + cache_bytes)} at context {context}: {parts}"
 
 
 def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:

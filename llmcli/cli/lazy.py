@@ -27,21 +27,26 @@ PLACES = {
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
+    "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
+    "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Scratch": "measure.scratch:Scratch",
     "SourceState": "checkpoint.export_source:SourceState",
     "Subject": "measure.subject:Subject",
+    "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_receipts": "receipt.comparison:compare_receipts",
     "compare_samples": "receipt.comparison:compare_samples",
+    "describe_on_host": "runners.host.description:describe",
+    "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
     "describe_run": "receipt.describe:describe_run",
     "describe_samples": "receipt.describe:describe_samples",
     "diff": "measure.diff:diff",
@@ -60,13 +65,15 @@ PLACES = {
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
     "load_on_card": "runners.cuda.load:load",
-    "load_on_host": "runners.torch.load:load",
+    "load_on_numpy": "runners.numpy.load:load",
+    "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
     "load_receipt": "receipt.file:load_receipt",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_subject": "measure.subject:measure_subject",
+    "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "plan_bench": "measure.subject:plan_bench",
@@ -80,6 +87,7 @@ PLACES = {
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
+    "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
     "sampler_of": "receipt.describe:sampler_of",
     "save_receipt": "receipt.file:save_receipt",
@@ -87,6 +95,7 @@ PLACES = {
     "shape_names": "checkpoint.shapes:shape_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
+    "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
 if TYPE_CHECKING:
@@ -97,7 +106,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_source import SourceState
     from llmcli.checkpoint.hub import find_cached, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
-    from llmcli.checkpoint.model import open_model
+    from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
@@ -135,7 +144,14 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.runners.cuda.rates import measure_rates
-    from llmcli.runners.torch.load import load as load_on_host
+    from llmcli.runners.host.description import describe as describe_on_host
+    from llmcli.runners.host.memory import SMALL_PARAMETERS
+    from llmcli.runners.numpy.load import describe_on_numpy
+    from llmcli.runners.numpy.load import load as load_on_numpy
+    from llmcli.runners.numpy.probes import NumpyProbes
+    from llmcli.runners.torch.load import load as load_on_torch
+    from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
+    from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template

@@ -24,6 +24,9 @@ from llmcli.foreign_errors import is_memory_error, out_of_memory
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
+# numpy's BLAS reads it when it is loaded. Several threads would wait for each other by spinning: beside other programs
+# a short prompt then takes twenty times the processor's time.
+_NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only a write meets these
 
 
@@ -119,6 +122,7 @@ def _usage_message(error: typer.TyperException) -> str:
 
 def main() -> int:
     """Run the process's command line and return its exit code."""
+    os.environ.setdefault(_NUMPY_THREADS, "1")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller; what is said then goes nowhere

@@ -247,7 +247,9 @@ class Session:
             terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
-        first = "importing torch" if options.device == "cpu" or not has_driver() else "starting the card"
+        first = "starting the card"
+        if options.device == "cpu" or not has_driver():
+            first = "" if options.runs_on_numpy(self.model) else "importing torch"
         with progress(f"loading {self.name}", first=first) as on_progress:
             runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time

@@ -13,6 +13,7 @@ from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
     from llmcli.measure.subject import Subject, Target
 
 DEFAULT_FORMAT = "int8"
@@ -44,9 +45,25 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     Raises: LLMCliError and its subclasses
     """
     if options.card is None:
-        prepare_for_torch(options.num_threads)
-        return lazy.HostTarget(subject.model, options.dtype, options.kv_cache, options.num_threads)
+        return _open_host(options, subject.model)
     device = lazy.Device.open(options.card)
     rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"
     return lazy.CardTarget(description, options.dtype, options.kv_cache, rates, lazy.free_bytes(), device.facts)
+
+
+def _open_host(options: RunnerOptions, model: Model) -> Target:
+    """The CPU with the library that computes there."""
+    asked = options.dtype, options.kv_cache
+    if options.runs_on_numpy(model):
+        numpy = lazy.NumpyProbes()
+        return lazy.HostTarget(numpy, lazy.describe_on_numpy(model), numpy.dtype, *asked, holds_floats=True)
+    prepare_for_torch(options.num_threads)
+    dtype = lazy.resolve_dtype(options.dtype, model)
+    return lazy.HostTarget(
+        lazy.TorchProbes(dtype, options.num_threads),
+        f"CPU, {lazy.describe_on_host(model, dtype)}",
+        dtype,
+        *asked,
+        widens_prompts=lazy.widens_prompts(model, dtype),
+    )

@@ -31,8 +31,8 @@ class Terminal:
 
     `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
     have gone through `visible`. `wraps` says that a text comes in pieces: on a terminal its lines break between words,
-    which may hold a word back until the next call of any method. `doing` is shown in a progress bar before it has work to
-    count.
+    which may hold a word back until the next call of any method. `doing` is what a progress bar shows before it
+    has work to count.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,8 @@ class Check:
 def examine() -> list[Check]:
     """Every check, in the order in which one depends on the other. Changes nothing."""
     driver = environment.find_driver()
-    checks = [_python(), _package("torch"), _package("tokenizers"), _package("sentencepiece"), _driver(driver)]
+    packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
+    checks = [_python(), *packages, _driver(driver)]
     checks += _cards(driver)
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))

@@ -10,10 +10,10 @@ import torch
 from row_steps import logits_of
 from tiny_models import CONFIG
 
-from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.model import num_parameters, open_model
 from llmcli.checkpoint.random_weights import RandomReader, write_shape
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.shapes import FORMATS, num_parameters, shape_model, shape_names
+from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
 from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.runners.torch.load import load
 

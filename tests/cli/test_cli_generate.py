@@ -58,10 +58,9 @@ def test_json_keys(generate: Callable[..., Result], tiny_llama: Path) -> None:
 
 
 def test_one_line_says_device_precision_context_and_seed(generate: Callable[..., Result]) -> None:
-    stderr = generate("Hi", "--seed", 77, "--threads", 1).stderr
-    assert stderr.startswith("tiny-llama: CPU, float32, 1 thread (no NVIDIA driver)")
-    assert stderr.endswith("context 512, seed 77\n")
-    assert stderr.count("\n") == 1
+    for flags, shown in (((), "numpy"), (("--dtype", "float32", "--threads", 1), "1 thread")):
+        stderr = generate("Hi", "--seed", 77, *flags).stderr
+        assert stderr == f"tiny-llama: CPU, float32, {shown} (no NVIDIA driver), context 512, seed 77\n"
 
 
 def test_quiet_says_nothing(generate: Callable[..., Result]) -> None:
@@ -323,7 +322,7 @@ def test_over_long_prompts_tell_counts_and_remedy(llmcli: Callable[..., Result],
 def test_a_model_larger_than_memory(
     llmcli: Callable[..., Result], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
+    monkeypatch.setattr("llmcli.runners.host.memory.available_memory", lambda num_threads: 100_000)
     result = llmcli("generate", "Hi", "-m", tiny_llama)
     result.expect_error(4, "at float32 with context 512 needs 0.00 GiB", "is available", "use a smaller model")
 

@@ -70,6 +70,9 @@ def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     assert lines["ends with"] == "<|end|> (257)"
     assert lines["chat template"] == "none"
     assert lines["temperature"] == "0.8 (default)"
+    floats = 3 * (2 * 64 * 64 + 2 * 16 * 64 + 3 * 64 * 176 + 2 * 64) + 2 * 288 * 64 + 64
+    assert lines["memory, numpy"] == lines["memory, float32"]  # the model is stored as float32
+    assert f"weights {4 * floats / 1024:.1f} KiB" in lines["memory, numpy"]
     assert lines["memory, float32"].endswith("KV cache 192.0 KiB")  # 2 * 3 layers * 16 * 512 tokens * 4 bytes
 
 

@@ -43,7 +43,7 @@ def test_the_parts_add_up_to_the_time_from_the_process_start(generate: Callable[
 
 
 def test_json_has_the_same(generate: Callable[..., Result]) -> None:
-    start = json.loads(generate("Hi", "--json", "--stats", "start").stdout)["start"]
+    start = json.loads(generate("Hi", "--json", "--stats", "start", "--dtype", "float32").stdout)["start"]
     names = [part["name"] for part in start["parts"] if not part["beside"]]
     assert names[0] == "interpreter and imports"
     assert names[-5:] == ["tokenizer", "import of torch", "read and convert weights", "prefill", "first sample"]

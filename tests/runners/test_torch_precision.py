@@ -10,12 +10,15 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.shapes import shape_model
-from llmcli.cli.host_target import HostTarget
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.targets import open_target
+from llmcli.measure.subject import Subject
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.runners.host.description import describe
 from llmcli.runners.torch import precision
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.precision import describe, resolve_dtype
+from llmcli.runners.torch.precision import resolve_dtype
 
 LARGE = "Llama-3.2-1B"
 
@@ -63,7 +66,7 @@ def test_a_small_model_keeps_float32(tmp_path: Path, processor: pytest.MonkeyPat
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
     quantized = open_model(export(source, tmp_path / "int8", ExportOptions(WeightScheme(8, 128))))
     assert resolve_dtype("auto", quantized) == "float32"
-    processor.setattr(precision, "_SMALL_PARAMETERS", 1000)
+    processor.setattr(precision, "SMALL_PARAMETERS", 1000)
     assert resolve_dtype("auto", quantized) == "bfloat16"
 
 
@@ -74,13 +77,15 @@ def test_what_is_asked_for_holds(asked: str, processor: pytest.MonkeyPatch) -> N
 
 
 def test_runs_and_plans_say_what_is_computed_in_what(tmp_path: Path, processor: pytest.MonkeyPatch) -> None:
-    processor.setattr("llmcli.runners.torch.predict.READ_BYTES", 2**20)
-    processor.setattr(precision, "_SMALL_PARAMETERS", 1000)
+    processor.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
+    processor.setattr(precision, "SMALL_PARAMETERS", 1000)
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
     model = open_model(export(source, tmp_path / "int4", ExportOptions(WeightScheme(4, 128))))
     assert load(model, max_seq_len=64, dtype="auto").description == "CPU, int4 weights, bfloat16, 1 thread"
     assert load(model, max_seq_len=64).description == "CPU, int4 weights, float32, 1 thread"
-    assert HostTarget(model, "auto", "auto", 1).description == "CPU, int4 weights, bfloat16"
+    subject = Subject("tiny", model, None)
+    planned = [open_target(RunnerOptions("cpu", dtype, 1), subject).description for dtype in ("bfloat16", "auto")]
+    assert planned == ["CPU, int4 weights, bfloat16", "CPU, int4 weights, float32, numpy"]
     assert describe(open_model(source), "float32") == "float32"
 
 

@@ -1,14 +1,11 @@
-"""Which type the CPU computes a model in, and how that is told."""
+"""Which type the CPU computes a model in."""
 
 import torch
 
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.shapes import num_parameters
+from llmcli.checkpoint.model import Model, num_parameters
+from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 AUTO = "auto"
-
-# 128 MiB in float32. Below, every form answers faster than one reads.
-_SMALL_PARAMETERS = 2**25
 
 
 def resolve_dtype(asked: str, model: Model) -> str:
@@ -25,7 +22,7 @@ def resolve_dtype(asked: str, model: Model) -> str:
     """
     if asked != AUTO:
         return asked
-    if num_parameters(model) < _SMALL_PARAMETERS:
+    if num_parameters(model) < SMALL_PARAMETERS:
         return "float32"
     if model.tensors.packed:
         return "bfloat16" if has_vector_operators() else "float32"
@@ -36,12 +33,6 @@ def resolve_dtype(asked: str, model: Model) -> str:
 def widens_prompts(model: Model, dtype: str) -> bool:
     """Whether prompts are multiplied by weights that are widened from codes for each chunk."""
     return bool(model.tensors.packed) and dtype == "bfloat16" and multiplies_bfloat16()
-
-
-def describe(model: Model, dtype: str) -> str:
-    """What is computed in what, for the user: `int4 weights, bfloat16`, or the type alone where weights have it too."""
-    bits = sorted({layer.scheme.num_bits for layer in model.tensors.packed.values()})
-    return f"{' and '.join(f'int{count}' for count in bits)} weights, {dtype}" if bits else dtype
 
 
 def has_vector_operators() -> bool:

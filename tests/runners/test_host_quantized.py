@@ -1,4 +1,4 @@
-"""Quantized models on the torch runner: against transformers in float32, against our own float32 in bfloat16."""
+"""Quantized models on the CPU: both runners against transformers in float32, bfloat16 against our own float32."""
 
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
+from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch import int4_tiles, packed_linear  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 
@@ -34,7 +35,12 @@ def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
 
 
 def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
-    return logits_of(load(open_model(folder), max_seq_len=128, dtype=dtype), PROMPT[:60])
+    """The torch runner's; in float32 the numpy runner has the same."""
+    model = open_model(folder)
+    logits = logits_of(load(model, max_seq_len=128, dtype=dtype), PROMPT[:60])
+    if dtype == "float32":
+        assert relative_error(logits_of(load_on_numpy(model, max_seq_len=128), PROMPT[:60]), logits) < 1e-5
+    return logits
 
 
 @pytest.fixture(scope="module")
