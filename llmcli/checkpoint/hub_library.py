@@ -103,6 +103,15 @@ def repository_folder(repo_id: str) -> Path:
         ) from error
 
 
+def cached_repo_ids() -> list[str]:
+    """The ids of the models in the cache, by the names of their folders; what these hold is not looked at.
+
+    Raises: CheckpointError for an environment variable that holds no such value; OSError.
+    """
+    names = (path.name for path in hub_settings().cache.glob("models--*--*"))
+    return sorted(name.removeprefix("models--").replace("--", "/", 1) for name in names)
+
+
 def cached_file(repo_id: str, name: str, revision: str | None) -> Path | None:
     """A file in the cache, or None."""
     _check_environment()

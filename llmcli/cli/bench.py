@@ -48,8 +48,8 @@ class MeasuringOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Length of a prompt; repeatable.",
-            show_default="128 and 2048, as the model's context allows",
+            help="Prompt length in tokens; repeatable.",
+            show_default="128 and 2048, as far as the context limit allows",
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
@@ -58,32 +58,36 @@ class MeasuringOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens in the cache when decoding begins; repeatable.",
+            help="Tokens in the KV cache when decoding begins; repeatable.",
             show_default="as --prompt",
+            hidden=True,
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
     tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens decoded in a run.", rich_help_panel=MEASURING_PANEL)
+        int, typer.Option(min=1, metavar="N", help="New tokens in each run.", rich_help_panel=MEASURING_PANEL)
     ] = DEFAULT_NEW_TOKENS
     repeats: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="Runs of each figure, fewer of long ones.", rich_help_panel=MEASURING_PANEL
+            min=1, metavar="N", help="Runs for each figure; fewer of long ones.", rich_help_panel=MEASURING_PANEL
         ),
     ] = DEFAULT_REPEATS
     scratch: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where a SHAPE's random weights are written.",
+            help="Where to write a SHAPE's random weights.",
             show_default="the user's cache",
+            hidden=True,
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Keep these weights; the next run takes them.", rich_help_panel=MEASURING_PANEL),
+        typer.Option(
+            "--keep", help="Keep a SHAPE's weights for the next run.", hidden=True, rich_help_panel=MEASURING_PANEL
+        ),
     ] = False
 
     def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
@@ -108,10 +112,11 @@ class ReportOptions:
     """
 
     json_: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
     ] = False
     csv_: Annotated[
-        bool, typer.Option("--csv", help="One line a figure instead of tables.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option("--csv", help="Print one line for each figure instead of tables.", rich_help_panel=OUTPUT_PANEL),
     ] = False
 
     def __post_init__(self) -> None:
@@ -129,15 +134,15 @@ def bench(
     output: ReportOptions,
     messages: MessageOptions,
 ) -> None:
-    """Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.
+    """Measure the speed of a model and compare it with the prediction.
 
-    A SHAPE gets random weights, written as `quantize` writes them and loaded as `generate` loads them.
+    A SHAPE gets random weights.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli bench path/to/model
+    llmcli bench my-model
 
-    llmcli bench Llama-2-7B --format int4 --rows 8 --depth 128 --depth 4000 --json
+    llmcli bench Llama-2-7B --format int4 --rows 8 --json
     """
     num_rows = parse_rows(rows)
     options = devices.checked()

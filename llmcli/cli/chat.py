@@ -17,6 +17,7 @@ from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
 from llmcli.cli.chat_session.view import TextWriter, Writer
+from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
@@ -58,25 +59,25 @@ class ConversationOptions:
     chat_template: ChatTemplateOption = None
     message: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Answer this and leave; repeatable, one answer each.", rich_help_panel=PROMPT_PANEL
-        ),
+        typer.Option(metavar="TEXT", help="Answer this message and exit; repeatable.", rich_help_panel=PROMPT_PANEL),
     ] = None
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Go on with a conversation saved by /save.", rich_help_panel=CONVERSATION_PANEL
+            metavar="FILE", help="Resume a conversation saved with /save.", rich_help_panel=CONVERSATION_PANEL
         ),
     ] = None
     continue_: Annotated[
         bool,
-        typer.Option("--continue", help="Go on with the last conversation.", rich_help_panel=CONVERSATION_PANEL),
+        typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
     overflow: Annotated[
         str,
         typer.Option(
             metavar="POLICY",
-            help="When the context is full: drop-oldest turns, or stop.",
+            help="What to do when the context is full: drop-oldest (turns), or stop.",
+            autocompletion=complete_words("drop-oldest", "stop"),
+            hidden=True,
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = "drop-oldest"
@@ -107,7 +108,7 @@ class AnswerOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Stop an answer after this many tokens.",
+            help="Stop an answer after this many new tokens.",
             show_default="until the context is full",
             rich_help_panel=STOPPING_PANEL,
         ),
@@ -129,16 +130,19 @@ class ViewOptions:
         str,
         typer.Option(
             metavar="HOW",
-            help="A model's reasoning: show, fold or hide.",
+            help="What to do with a model's reasoning: show, fold or hide.",
+            autocompletion=complete_words("show", "fold", "hide"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = "fold"
     json_: Annotated[
         bool,
-        typer.Option("--json", help="In a script: one JSON object with ids and times.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--json", help="In a script: print one JSON object with token ids and times.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="After each answer, what it cost.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--verbose", help="Print times and rates after each answer.", rich_help_panel=OUTPUT_PANEL)
     ] = False
 
     def __post_init__(self) -> None:
@@ -148,22 +152,22 @@ class ViewOptions:
 @with_groups
 def chat(
     *,
-    numbers: SamplingNumbers,
     argument: ModelArgument = None,
     options: RunOptions,
     conversation: ConversationOptions,
     answers: AnswerOptions,
+    numbers: SamplingNumbers,
     sampler: SamplerOptions,
     view: ViewOptions,
     messages: MessageOptions,
 ) -> None:
     """Talk with a model.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli chat path/to/model --system "You are a patient teacher." --markdown
+    llmcli chat my-model --system "You are a teacher."
 
-    llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
+    llmcli chat my-model --message "What is a prime?"
     """
     refuse_without_terminal(conversation, as_json=view.json_)
     request = check_run(options, numbers, sampler, answers.stop)

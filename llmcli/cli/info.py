@@ -25,16 +25,16 @@ def info(
     *,
     names: ModelNames,
     context: ContextOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show a model's shape, its memory needs, its special tokens and its sampling defaults. Reads no weights.
+    """Show a model's shape, memory needs and sampling defaults. Reads no weights.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli info path/to/model
+    llmcli info my-model
 
-    llmcli info path/to/model --context 32768 --json
+    llmcli info my-model --context 32768 --json
     """
     facts = _inspect(names.chosen, context)
     if json_:

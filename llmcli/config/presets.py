@@ -41,6 +41,11 @@ def load_preset(name: str) -> Preset:
     return _read_preset(paths[name])
 
 
+def preset_names() -> list[str]:
+    """The names of all presets, without a look into their files."""
+    return sorted(_preset_paths())
+
+
 def _preset_paths() -> dict[str, Path]:
     folders = (resource_folder("configs"), user_presets_folder())
     return {path.stem: path for folder in folders for path in folder.glob("*.toml")}

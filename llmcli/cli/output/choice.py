@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.completion import complete_words
 from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
@@ -31,10 +32,13 @@ class OutputOptions:
     """
 
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="One JSON object a token, as they come.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--jsonl", help="Print one JSON object for each token.", hidden=True, rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     logprobs: Annotated[
         int | None,
@@ -42,31 +46,48 @@ class OutputOptions:
             min=0,
             max=100,
             metavar="K",
-            help="With --json or --jsonl: log-probability of each token and of the K likeliest.",
+            help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
+            hidden=True,
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     color: Annotated[
         str | None,
-        typer.Option(metavar="prob", help="Tint each token by its probability: prob.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="prob",
+            help="Color each token by its probability.",
+            autocompletion=complete_words("prob"),
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None
     why: Annotated[
         bool,
-        typer.Option("--why", help="For each token, what each sampler step removed.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--why", help="Show what each sampling step removed, for each token.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="FILE", help="Save probabilities and sampling steps as an HTML page.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = None
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an older page of --html.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace the file of --html if it is a page of llmcli.",
+            hidden=True,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False
     stats: Annotated[
         str | None,
         typer.Option(
             "--stats",
             metavar="[start]",
-            help="Times, rates and settings, on stderr; start: where the time to the first token went.",
+            help="Print times, rates and settings; with start: how long each part of the start took.",
+            autocompletion=complete_words("start"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
