@@ -98,7 +98,9 @@ class MeasuringOptions:
         maximum = subject.model.config.max_position_embeddings
         longest = maximum - self.tokens - lazy.SPARE_TOKENS
         if longest < 1:
-            raise UsageError(f"--tokens {self.tokens} leaves no room in the {maximum} tokens of {subject.name}")
+            raise UsageError(
+                f"--tokens {self.tokens} leaves no room in the context of {subject.name}, {maximum} tokens"
+            )
         prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
         depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts
         return prompts, depths
@@ -121,7 +123,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         if self.json_ and self.csv_:
-            raise UsageError("--json and --csv exclude each other; give one of them")
+            raise UsageError("--json and --csv cannot be combined")
 
 
 @with_groups
@@ -193,7 +195,7 @@ def _model(subject: Subject, measuring: MeasuringOptions) -> Iterator[Model]:
     parent = measuring.scratch or bench_folder()
     with lazy.Scratch(subject.name, subject.form, parent, keep=measuring.keep) as scratch:
         if scratch.is_there:
-            terminal.info(f"using {scratch.folder}, which an earlier run has kept")
+            terminal.info(f"using {scratch.folder}, kept by an earlier run")
         else:
             with progress(f"writing {subject.full_name}, random weights") as on_progress:
                 scratch.write(on_progress)
@@ -209,7 +211,7 @@ def _default_lengths(longest: int) -> list[int]:
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} {largest}, {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} to spare are over the model's "
-            f"context; use at most {longest}"
+            f"{flag} is {largest}: with {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} to spare that is over the "
+            f"context limit; use at most {longest}"
         )
     return sorted(set(lengths))

@@ -84,7 +84,7 @@ class ConversationOptions:
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
-            raise UsageError("--resume and --continue exclude each other; give one of them")
+            raise UsageError("--resume and --continue cannot be combined")
         for message in self.message or ():
             if not message.strip():
                 raise UsageError("--message is empty, expected a text")
@@ -181,9 +181,9 @@ def chat(
         # A script must not take the place of what somebody talked about.
         state.keeper = keeper if conversation.is_interactive or conversation.continue_ else None
         if view.markdown and not sys.stdout.isatty():
-            terminal.info("--markdown: stdout is no terminal, the text stays as it is")
+            terminal.info("--markdown has no effect: stdout is not a terminal")
         if saved is not None:
-            terminal.info(f"going on after {count_turns(state.chat.conversation)}")
+            terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
         if conversation.is_interactive:
             terminal.info("/help lists the commands")
             converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
@@ -201,9 +201,7 @@ def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> N
     if as_json:
         raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
     if not (sys.stderr.isatty() or sys.stdout.isatty()):
-        raise UsageError(
-            "there is no terminal to show a prompt on, as stdout and stderr are redirected; give --message TEXT"
-        )
+        raise UsageError("no terminal to chat on: stdout and stderr are redirected; give --message TEXT")
 
 
 def _open_state(

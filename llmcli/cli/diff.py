@@ -116,13 +116,19 @@ def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     return f"{style}{visible(marked)}{RESET}" if style else visible(marked)
 
 
+def _agreement(num_tokens: int) -> str:
+    if num_tokens == 0:
+        return "they differ from the first token on"
+    return "the first token is the same" if num_tokens == 1 else f"the first {num_tokens} tokens are the same"
+
+
 def _sentence(numbers: Verdict) -> str:
     """The verdict in one line."""
     if numbers.num_divergences == 0:
-        parting = f"B tells the same text, all {numbers.num_tokens} tokens"
+        parting = f"B writes the same text, all {numbers.num_tokens} tokens"
     else:
         parting = (
-            f"the first {numbers.num_agreeing} tokens are the same; B would choose another token at "
+            f"{_agreement(numbers.num_agreeing)}; B would choose another token at "
             f"{numbers.num_divergences} of {numbers.num_tokens}"
         )
     return (

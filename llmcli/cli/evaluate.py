@@ -136,7 +136,7 @@ def _as_text(
     if comparison is not None:
         change = evaluations[1].perplexity / evaluations[0].perplexity - 1
         lines.append(
-            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats a token, "
+            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats per token, "
             f"top-1 agreement {comparison.top1_agreement:.2%}\n"
         )
     return "".join(lines)

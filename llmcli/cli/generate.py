@@ -71,7 +71,7 @@ class PromptOptions:
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
         if not self.chat and (self.system is not None or self.chat_template is not None):
-            raise UsageError("--system and --chat-template belong to --chat; add it")
+            raise UsageError("--system and --chat-template need --chat")
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
         """The prompt in the model's tokens, shown where that was asked for.

@@ -78,8 +78,9 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         rows.append(("quantized", f"{count} layers as {scheme}"))
     if facts.quality_card is not None:
         rows += _quality_rows(facts.quality_card)
+    files = "1 file" if facts.num_shards == 1 else f"{facts.num_shards} files"
     rows += [
-        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {facts.num_shards} file(s)"),
+        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {files}"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
         ("read per token", f"{size(facts.decode_bytes_per_token)} of weights as stored"),
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),

@@ -96,12 +96,12 @@ def remove_model(
     """
     hub_id = find_hub_id(name)
     if hub_id is None:
-        raise UsageError(f"{name!r} is a path, expected a hub id; `llmcli models list` shows those in the cache")
+        raise UsageError(f"{name!r} is not of the form ORG/NAME; `llmcli models list` shows the models in the cache")
     removal = lazy.plan_removal(hub_id)
     size = decimal(removal.freed_bytes)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"removing {hub_id} ({size}) has to be confirmed, and there is no terminal; add --yes")
+            raise UsageError(f"cannot ask whether to remove {hub_id} ({size}): no terminal; add --yes")
         count = len(removal.commits)
         if not typer.confirm(visible(f"Remove {hub_id} ({count} revision{'s' * (count > 1)}, {size})?"), err=True):
             terminal.info("nothing removed")

@@ -241,7 +241,7 @@ def chosen_model(argument: str | None, option: str | None) -> str | None:
     Raises: UsageError if both are given.
     """
     if argument is not None and option is not None:
-        raise UsageError("the model is given twice, as an argument and with --model; give it once")
+        raise UsageError("the argument MODEL and --model cannot be combined")
     return argument if argument is not None else option
 
 

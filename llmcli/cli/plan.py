@@ -129,12 +129,14 @@ def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
     cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
     parts = f"weights {size(memory.weight_bytes)} + {cache}"
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
+    has_more = memory.largest_context > facts.context
+    largest = f"; up to {memory.largest_context} fit" if has_more else " (the maximum)"
     return [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
         ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
-        ("memory", f"{size(memory.total_bytes)} of {size(memory.available_bytes)} that are free"),
+        ("memory", f"needs {size(memory.total_bytes)}; {size(memory.available_bytes)} free"),
         ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
-        ("context", f"{facts.context} tokens{rows}; {memory.largest_context} would fit"),
+        ("context", f"{facts.context} tokens{rows}{largest}"),
     ]
 
 

@@ -33,5 +33,5 @@ def pull(
     llmcli pull HuggingFaceTB/SmolLM2-135M@main --update
     """
     if find_hub_id(name) is None:
-        raise UsageError(f"{name!r} is a path, expected a hub id, ORG/NAME or ORG/NAME@REVISION")
+        raise UsageError(f"{name!r} is not of the form ORG/NAME or ORG/NAME@REVISION")
     terminal.write(f"{fetch_model(name, update)}\n")

@@ -165,7 +165,7 @@ def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verb
         with progress(f"quantizing to {destination}") as on_progress:
             qualities = exporter.run(workspace, on_progress, on_tensor)
     except KeyboardInterrupt:
-        terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")
+        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
     total = exporter.plan.total
@@ -202,15 +202,15 @@ def _report_plan(plan: ExportPlan) -> None:
     if plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"{len(plan.channel_layers)} layer(s), which get one scale a row: {_listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {_listed(plan.channel_layers)}"
         )
     if plan.skipped:
         terminal.info(f"kept as they are: {_listed(plan.skipped)}")
     if plan.model.tensors.unused:
-        terminal.info(f"left out, since the model does not use them: {_listed(plan.model.tensors.unused)}")
+        terminal.info(f"left out, not used by the model: {_listed(plan.model.tensors.unused)}")
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)
-        terminal.info(f"the output head shared the embedding and now stands beside it: {size} more in the file")
+        terminal.info(f"the output head is now stored apart from the embedding: {size} more")
     for concern in plan.concerns:
         terminal.warn(concern)
 
@@ -219,7 +219,7 @@ def _report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
     if workspace.num_resumed:
         terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
     elif workspace.has_cleaned:
-        terminal.info("starting clean: an earlier run with another source or other choices had not finished")
+        terminal.info("starting over: the unfinished earlier run had another source or other options")
 
 
 def _listed(names: tuple[str, ...]) -> str:

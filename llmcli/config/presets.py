@@ -59,7 +59,7 @@ def _read_preset(path: Path) -> Preset:
         found = ", ".join(sorted(content)) or "nothing"
         raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
     if strange := [name for name, value in sampling.items() if not _is_plain(value)]:
-        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, which no parameter takes")
+        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, expected a number")
     return Preset(path.stem, path, description, sampling)
 
 

@@ -30,11 +30,11 @@ class Keeper:
         """
         files = [path for path in self._folder.glob("*.json") if path.is_file()]
         if not files:
-            raise UsageError(f"--continue: there is no last conversation yet in {self._folder}")
+            raise UsageError(f"--continue: no conversation in {self._folder} yet")
         last = max(files, key=_written)
         try:
             if not self._take(last):
-                terminal.info(f"{last} is open in another chat: this one goes on in a file of its own")
+                terminal.info(f"{last} is open in another chat: this one is saved in a new file")
         except UsageError as error:
             terminal.warn(str(error))
         return last
@@ -89,7 +89,7 @@ def make_chat_folder(folder: Path) -> None:
     Raises: UsageError if that fails.
     """
     if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
-        raise UsageError("nothing can be kept: the user has no home folder; set HOME or LLMCLI_HOME")
+        raise UsageError("cannot save conversations: there is no home folder; set HOME or LLMCLI_HOME")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -104,4 +104,6 @@ def _written(path: Path) -> int:
 
 
 def _refusal(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"nothing can be kept in {folder}: {error.strerror}; set LLMCLI_HOME to a folder of yours")
+    return UsageError(
+        f"cannot save conversations in {folder}: {error.strerror}; set LLMCLI_HOME to a folder that you can write to"
+    )

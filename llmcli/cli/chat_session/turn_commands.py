@@ -15,7 +15,7 @@ def reset(state: ChatSession, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
     state.chat.conversation = Conversation(state.chat.conversation.system)
     state.keep()
-    terminal.info("a new conversation")
+    terminal.info("Started a new conversation")
     return Outcome()
 
 
@@ -40,7 +40,7 @@ def undo(state: ChatSession, argument: str) -> Outcome:
     taken = state.chat.conversation.last
     state.chat.conversation = state.chat.conversation.without_last()
     state.keep()
-    terminal.info(f"taken back: {first_line(taken.user)}")
+    terminal.info(f"Removed: {first_line(taken.user)}")
     return Outcome()
 
 
@@ -60,25 +60,25 @@ def save(state: ChatSession, argument: str) -> Outcome:
     """Save the conversation to a file, or to the one it came from; `--force` replaces another conversation."""
     name, is_forced = _without_force(argument)
     if not (name or state.files):
-        raise UsageError("/save needs the name of a file, such as /save talk.json")
+        raise UsageError("/save needs a file name, such as /save talk.json")
     path = _path(name) if name else state.files[-1]
     save_conversation(path, state.saved(), replace=is_forced or path in state.files)
     state.files.append(path)
-    terminal.info(f"saved to {path}")
+    terminal.info(f"Saved to {path}")
     return Outcome()
 
 
 def load(state: ChatSession, argument: str) -> Outcome:
     """Go on with a saved conversation."""
     if not argument:
-        raise UsageError("/load needs the name of a file, such as /load talk.json")
+        raise UsageError("/load needs a file name, such as /load talk.json")
     path = _path(argument)
     saved = load_conversation(path)
     state.chat.conversation = saved.conversation
     state.files.append(path)
     state.keep()
     held_with = f", held with {saved.model}" if saved.model != state.model else ""
-    terminal.info(f"{count_turns(saved.conversation)} from {path}{held_with}")
+    terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 
 

@@ -95,17 +95,17 @@ class OutputOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""
         if self.json and self.jsonl:
-            raise UsageError("--json and --jsonl exclude each other; give one of them")
+            raise UsageError("--json and --jsonl cannot be combined")
         if self.logprobs is not None and self.shows_text:
-            raise UsageError("--logprobs needs --json or --jsonl; for a look at them use --why or --html FILE")
+            raise UsageError("--logprobs needs --json or --jsonl; --why and --html FILE show probabilities too")
         if self.color not in (None, "prob"):
             raise UsageError(f"--color is {self.color!r}, expected prob")
         if self.color is not None and not self.shows_text:
-            raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+            raise UsageError("--color cannot be combined with --json or --jsonl")
         if self.stats not in (None, "run", "start"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
         if self.force and self.html is None:
-            raise UsageError("--force replaces the page of --html FILE; add it")
+            raise UsageError("--force needs --html FILE")
         if self.html is not None:
             PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
 
