@@ -185,9 +185,9 @@ def _refuse_mixed_asymmetric(
     if channel_layers:
         shown = ", ".join(channel_layers[:_MAX_NAMED])
         raise UsageError(
-            f"--asymmetric needs a --group-size that divides the input size of every layer; {options.scheme.group_size} "
-            f"does not for {shown} (input size {quantized[channel_layers[0]].shape[1]}), and {reason}; use a smaller "
-            "--group-size, or --skip them"
+            "--asymmetric needs a --group-size that divides the input size of every layer, and "
+            f"{options.scheme.group_size} does not for {shown} (input size {quantized[channel_layers[0]].shape[1]}): "
+            f"{reason}; use a smaller --group-size, or --skip them"
         )
 
 

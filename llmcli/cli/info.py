@@ -66,7 +66,7 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         ("layers", f"{shape['num_hidden_layers']}, hidden {shape['hidden_size']}, MLP {shape['intermediate_size']}"),
         ("attention", f"{heads} of {shape['head_dim']}"),
         ("rotary", f"{shape['rope_type']}, theta {shape['rope_theta']:g}"),
-        ("longest context", f"{shape['max_position_embeddings']} tokens"),
+        ("context limit", f"{shape['max_position_embeddings']} tokens"),
     ]
     num_layers = f"of {shape['num_hidden_layers']} layers"
     if shape["num_layers_without_rope"]:
@@ -93,7 +93,7 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
     rows += [
         ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
         ("begins with", facts.bos or "nothing: no BOS token"),
-        ("ends with", eos or "nothing: no end-of-sequence token"),
+        ("ends with", eos or "nothing: no end-of-text token"),
         ("chat template", facts.chat_template or "none"),
     ]
     for name, (value, source) in facts.sampling.items():

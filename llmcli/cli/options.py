@@ -188,7 +188,7 @@ LogitBiasOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID=BIAS",
-        help="Add BIAS to the logit of token ID; -inf bans it; repeatable.",
+        help="Add BIAS to the logit of a token, -inf bans it; repeatable.",
         hidden=True,
         rich_help_panel=SAMPLING_PANEL,
     ),

@@ -142,7 +142,7 @@ def test_missing_shards_are_all_named(folder):
     write_shards(folder, **{f"x{number}": f"x-{number}.safetensors" for number in range(6)})
     (folder / SHARDS[0]).unlink()
     missing = [SHARDS[0], *(f"x-{number}.safetensors" for number in range(6))]
-    assert f"lacks 7 of 8 shards named in {INDEX_NAME}: {', '.join(missing)}; incomplete download?" in refusal(folder)
+    assert f"7 of 8 shards are missing in {folder}: {', '.join(missing)}; download the model again" in refusal(folder)
 
 
 def test_truncated_shard(folder):

@@ -53,7 +53,7 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
     assert re.fullmatch(r"model +model, bfloat16, KV cache float32, context 86", lines[0])
     assert re.fullmatch(r"device +CPU, float32, 1 thread, reads [\d.,]+ GB/s", lines[1])
     assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
-    assert lines[3] == "energy            not available: it is measured on NVIDIA cards only"
+    assert lines[3] == "energy            not available: only NVIDIA cards can be measured"
     assert lines[5].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
     assert [line.split()[0] for line in lines[6:8]] == ["20", "50"]
     assert lines[9].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
@@ -151,8 +151,10 @@ def test_an_interrupt_leaves_nothing(
 def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llmcli("bench", model, "--format", "int8").expect_error(2, "--format is for a shape")
     llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, bf16")
-    llmcli("bench", "Llama-9").expect_error(2, "'Llama-9' is no model folder and no shape; the shapes are Tiny")
-    llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv exclude each other")
+    llmcli("bench", "Llama-9").expect_error(
+        2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
+    )
+    llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv cannot be combined")
     llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
     llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 460")
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)

@@ -20,7 +20,7 @@ from chat_terminal import (
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 
-AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue goes on\)"
+AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue resumes it\)"
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +66,15 @@ def test_messages_of_several_lines_and_commands(
 
     terminal.command("/nonsense", "error: unknown command /nonsense; /help lists them")
     terminal.command("/set temperature hot", "error: temperature is 'hot', expected a number")
-    terminal.command("/undo", "taken back: six")
-    terminal.command("/undo", "taken back: four")
+    terminal.command("/undo", "Removed: six")
+    terminal.command("/undo", "Removed: four")
     again = terminal.command("/regen", AT_LIMIT)
     assert again != pasted
     terminal.child.send("/und")
     terminal.expect("Take the last turn back")
     terminal.child.send("\t")
     terminal.expect("o")
-    terminal.command("", "taken back: one")
+    terminal.command("", "Removed: one")
     terminal.command(f"/load {path}", "3 turns from")
     terminal.command("/edit", "five|seven")  # the last message comes up for editing
     terminal.command(" eight", AT_LIMIT)
@@ -89,7 +89,7 @@ def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless
     terminal.enter("Tell me a story")
     terminal.expect("[a-h]{50}")
     terminal.child.sendintr()
-    terminal.expect(r"\(stopped; /continue goes on\)")
+    terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     (saved,) = (tmp_path / "home" / "chat").glob("*.json")
     first = load_conversation(saved).conversation.last.answer
@@ -105,11 +105,11 @@ def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless
 
     terminal.child.send(f"not sent{CTRL_C}")
     terminal.child.send(CTRL_C)
-    terminal.expect("Ctrl-C again or Ctrl-D leaves")
+    terminal.expect("press Ctrl-C again, or Ctrl-D, to quit")
     terminal.prompt()
     terminal.command("And now", AT_LIMIT)
     terminal.child.send(CTRL_C)
-    terminal.expect("Ctrl-C again or Ctrl-D leaves")
+    terminal.expect("press Ctrl-C again, or Ctrl-D, to quit")
     terminal.prompt()
     terminal.child.send(CTRL_C)
     assert terminal.finish() == 0
@@ -123,7 +123,7 @@ def test_ctrl_c_in_a_prefill(open_terminal: Callable[..., ChatTerminal], endless
     terminal.expect(r"reading [1-9]\d* of 70\d+ tokens")
     terminal.child.sendintr()
     terminal.expect(r"prompt 70\d+ tokens, 0 kept, \d+ computed")
-    terminal.expect(r"\(stopped; /continue goes on\)")
+    terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     terminal.enter("/continue")
     kept = terminal.expect(r"prompt 70\d+ tokens, [1-9]\d* kept")
@@ -168,9 +168,9 @@ def test_what_no_longer_fits_is_dropped_and_named(open_terminal: Callable[..., C
     terminal = open_terminal(talker, "--context", 200, "--max-new-tokens", 20, "--system", "Be kind.")
     for number in range(3):
         terminal.command(f"Question {number}", AT_LIMIT)
-    terminal.command("Question 3", r"the model no longer sees turns? 1.*?; \d+ tokens of the rest are computed again")
+    terminal.command("Question 3", r"the model no longer sees turns? 1.*?; \d+ tokens of the rest are recomputed")
     terminal.command("/history", "Be kind.(.|\n)*1, no longer seen by the model")
     terminal.command("/set overflow stop", "overflow is stop")
-    terminal.command("x" * 150, r"error: the conversation has \d+ tokens and the context 200; take turns back")
+    terminal.command("x" * 150, r"error: the conversation has \d+ tokens; the context holds 200; remove turns")
     terminal.enter("/quit")
     assert terminal.finish() == 0

@@ -102,7 +102,7 @@ def test_diff_of_a_model_with_itself(llmcli: Callable[..., Result], tiny_llama: 
         llmcli("generate", "Hi", "-m", tiny_llama, "--temperature", 0, "--max-new-tokens", 5, "--json").stdout
     )["text"]
     assert result.stdout.startswith(text)
-    assert "B tells the same text" in result.stdout
+    assert "B writes the same text" in result.stdout
     assert "mean KL divergence 0 nats" in result.stdout
 
 
@@ -119,4 +119,4 @@ def test_eval_refuses_what_leaves_no_context(llmcli: Callable[..., Result], tiny
     llmcli(*arguments, "--stride", 63).expect_error(2, "leaves no context in a window of 64; use at most 62")
     llmcli("eval", tiny_llama, "-f", text_file, "--context", 513).expect_error(2, "over the 512 tokens")
     result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 600)
-    result.expect_error(2, "over the context of 512; use --max-new-tokens 509 or a shorter prompt")
+    result.expect_error(2, "the context holds 512; use --max-new-tokens 509 or a shorter prompt")
