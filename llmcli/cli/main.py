@@ -89,9 +89,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _complete() -> int:
     """Answer the shell's completion; what fails offers nothing and says nothing, as somebody is typing."""
+    typed = next(filter(None, map(os.environ.get, _TYPED_VARIABLES)), "")
     try:
-        typed = next((os.environ[name] for name in _TYPED_VARIABLES if name in os.environ), "")
-        typer.main.get_command(_build_app(typed.split()[1:])).main([], prog_name="llmcli", standalone_mode=False)
+        with contextlib.redirect_stderr(io.StringIO()):
+            typer.main.get_command(_build_app(typed.split()[1:])).main([], prog_name="llmcli", standalone_mode=False)
     except SystemExit as error:
         return 1 if error.code else 0
     except Exception:

@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_conversation(chat: Callable[..., Result]) 
 
 def test_verbose_says_what_was_computed(chat: Callable[..., Result]) -> None:
     result = chat("--message", "One", "--verbose")
-    assert "prompt 22 tokens, 0 kept, 22 computed in " in result.stderr
+    assert "prompt: 22 tokens (0 cached, 22 computed) in " in result.stderr
 
 
 def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
@@ -136,10 +136,10 @@ def test_a_model_without_a_template(llmcli: Callable[..., Result], tiny_llama: P
         (("--message", " "), ("--message is empty",)),
         (("--message", "a\udcff"), ("--message is not UTF-8 text",)),
         (("--message", "a", "--system", "\udcff"), ("--system is not UTF-8 text",)),
-        (("--continue", "--resume", "x.json"), ("exclude each other",)),
+        (("--continue", "--resume", "x.json"), ("--resume and --continue cannot be combined",)),
         (("--resume", "none.json"), ("none.json", "No such file")),
         (("-m", "again"), ("the argument MODEL and --model cannot be combined",)),
-        (("--context", "4", "--message", "Hello there"), ("the message has 30 tokens", "the context 4")),
+        (("--context", "4", "--message", "Hello there"), ("the message has 30 tokens", "the context holds 4")),
     ],
 )
 def test_refusals(chat: Callable[..., Result], flags: tuple[str, ...], parts: tuple[str, ...]) -> None:

@@ -98,8 +98,8 @@ def test_settings(talk: Talk) -> None:
 def test_figures(talk: Talk) -> None:
     result, _ = talk("/stats", "One", "/stats", "/tokens")
     assert "error: no answer yet" in result.stderr
-    assert "prompt 22 tokens, 0 kept, 22 computed" in result.stderr
-    assert "turn 1  8 in the answer: One\nall     30 of 512 (6%)" in result.stderr
+    assert "prompt: 22 tokens (0 cached, 22 computed)" in result.stderr
+    assert "turn 1  8 tokens in the answer: One\nall     30 of 512 tokens (6%)" in result.stderr
 
 
 def test_errors_do_not_end_the_conversation(talk: Talk) -> None:

@@ -112,16 +112,16 @@ def test_a_line_that_is_not_text_comes_up_again_as_text(
 
 def test_save_asks_before_it_replaces_another_conversation(talk: Talk) -> None:
     expected = {
-        "/save new.json": "saved to new.json",
-        "/save new.json ": "saved to new.json",
-        "/save": "saved to new.json",
+        "/save new.json": "Saved to new.json",
+        "/save new.json ": "Saved to new.json",
+        "/save": "Saved to new.json",
         "/save talk.json": "error: talk.json exists; replace it with /save --force FILE",
-        "/save --force talk.json": "saved to talk.json",
-        "/save  new.json": "saved to new.json",
-        "/save  talk.json": "saved to talk.json",
+        "/save --force talk.json": "Saved to talk.json",
+        "/save  new.json": "Saved to new.json",
+        "/save  talk.json": "Saved to talk.json",
         "/load other.json": "1 turn from other.json, held with m",
-        "/save other.json": "saved to other.json",
-        "/save ": "saved to other.json",
+        "/save other.json": "Saved to other.json",
+        "/save ": "Saved to other.json",
     }
     result, _ = talk("One", "Two", *expected)
     said = result.stderr.split(MARK)[3:-1]
@@ -131,7 +131,7 @@ def test_save_asks_before_it_replaces_another_conversation(talk: Talk) -> None:
     assert len(load_conversation(Path("talk.json")).conversation.turns) == 2
     assert load_conversation(Path("other.json")).conversation.turns[0].user == "Hi"
     resumed, _ = talk("/save", "/save talk.json", flags=("--resume", "other.json"))
-    assert "saved to other.json" in resumed.stderr
+    assert "Saved to other.json" in resumed.stderr
     assert "error: talk.json exists" in resumed.stderr
 
 

@@ -60,7 +60,7 @@ def test_messages_of_several_lines_and_commands(
     terminal.command('seven"""', AT_LIMIT)
     terminal.command("/history", r"four\r\nfive\r\n(.|\n)*six\r\n\r\nseven\r\n")
     path = tmp_path / "talk.json"
-    terminal.command(f"/save {path}", "saved to")
+    terminal.command(f"/save {path}", "Saved to")
     messages = [turn.user for turn in load_conversation(path).conversation.turns]
     assert messages == ["one\ntwo\n/three", "four\nfive", "six\n\nseven"]
 
@@ -78,7 +78,7 @@ def test_messages_of_several_lines_and_commands(
     terminal.command(f"/load {path}", "3 turns from")
     terminal.command("/edit", "five|seven")  # the last message comes up for editing
     terminal.command(" eight", AT_LIMIT)
-    terminal.command(f"/save {path}", "saved to")
+    terminal.command(f"/save {path}", "Saved to")
     assert [turn.user for turn in load_conversation(path).conversation.turns][2] == "six\n\nseven eight"
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0
@@ -122,7 +122,7 @@ def test_ctrl_c_in_a_prefill(open_terminal: Callable[..., ChatTerminal], endless
     terminal.enter("/regen")
     terminal.expect(r"reading [1-9]\d* of 70\d+ tokens")
     terminal.child.sendintr()
-    terminal.expect(r"prompt 70\d+ tokens, 0 kept, \d+ computed")
+    terminal.expect(r"prompt: 70\d+ tokens \(0 cached, \d+ computed\)")
     terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     terminal.enter("/continue")
@@ -161,7 +161,7 @@ def test_a_killed_conversation_goes_on(open_terminal: Callable[..., ChatTerminal
     terminal = open_terminal("--continue", "--max-new-tokens", 9)  # the file knows the model
     terminal.command("/history", rf"The first question\r\n\r\n\[answer 1\]\r\n{first}\r\n(.|\n)*The second question")
     terminal.command("/continue", AT_LIMIT)
-    terminal.command("/tokens", r"turn 2\s+\d+ in the answer: The second question")
+    terminal.command("/tokens", r"turn 2\s+\d+ tokens in the answer: The second question")
 
 
 def test_what_no_longer_fits_is_dropped_and_named(open_terminal: Callable[..., ChatTerminal], talker: Path) -> None:

@@ -258,7 +258,7 @@ def test_stop_strings_are_no_part_of_the_history(chat_model: Load) -> None:
 def test_what_cannot_be_done_says_so_and_changes_nothing(chat_model: Load) -> None:
     talk = scripted(chat_model, "tiny")
     for verb in (talk.chat.regenerate, talk.chat.continue_answer, lambda: talk.chat.edit("x")):
-        with pytest.raises(UsageError, match="there is no turn"):
+        with pytest.raises(UsageError, match="no turn"):
             verb()
     talk.say("Hi", "Hello")
     with pytest.raises(UsageError, match="the last answer is complete"):
