@@ -74,7 +74,7 @@ def test_arguments_and_defaults(llmcli: Callable[..., Result], monkeypatch: pyte
     text = llmcli("batch", "--help").stdout
     assert text.startswith("Usage: llmcli batch [OPTIONS] IN OUT\n")
     assert "  --temperature X         Randomness: " in text
-    assert "[default: the model's, or 0.8]" in text
+    assert "[default: the model's, or 0.8]" in " ".join(text.split())
     assert "  -q, --quiet  " in text
     assert llmcli("generate", "--help").stdout.startswith("Usage: llmcli generate [OPTIONS] [PROMPT]\n")
 

@@ -84,7 +84,7 @@ def describe(record: TurnRecord) -> str:
     text += f"; answer: {len(record.finished.token_ids)} tokens"
     if timings.decode_tokens_per_second:
         text += f" at {timings.decode_tokens_per_second:.1f} tokens/s"
-    return f"{text}; finished by {record.finished.answer.finish_reason}"
+    return f"{text}; finish reason: {record.finished.answer.finish_reason}"
 
 
 def reason_of_end(record: TurnRecord) -> str | None:
