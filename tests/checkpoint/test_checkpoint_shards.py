@@ -119,7 +119,7 @@ def test_hub_cache_of_links_into_blobs(tmp_path):
 def test_shards_without_index(folder):
     write_shards(folder)
     (folder / INDEX_NAME).unlink()
-    message = f"holds shards ({', '.join(SHARDS)}) but no {INDEX_NAME}; incomplete download?"
+    message = f"holds shards ({', '.join(SHARDS)}) but no {INDEX_NAME}; download it"
     assert message in refusal(folder)
     (folder / SHARDS[1]).unlink()
     assert f"holds shards ({SHARDS[0]}) but no {INDEX_NAME}" in refusal(folder)

@@ -287,12 +287,12 @@ def test_disk_space_is_asked_for_first(
     hub.add_model("org/tiny", tiny_llama)
     free(len(weights) - 1)
     cache = constants.HF_HUB_CACHE
-    message = rf"org/tiny needs 680.7 kB more in {cache}, but 680.7 kB are free; free some space .*HF_HOME"
+    message = rf"org/tiny needs 680.7 kB more; {cache} has 680.7 kB free; remove models .*HF_HOME"
     with pytest.raises(CheckpointError, match=message):
         resolve("org/tiny")
     assert hub.sent_bytes["model.safetensors"] == 0
     free(100)
-    with pytest.raises(CheckpointError, match="but 100 bytes are free"):
+    with pytest.raises(CheckpointError, match="has 100 bytes free"):
         resolve("org/tiny")
     free(len(weights))
     open_model(resolve("org/tiny"))

@@ -155,7 +155,7 @@ def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pyt
         2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
     )
     llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv cannot be combined")
-    llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
+    llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the context of model, 512 tokens")
     llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 460")
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
     result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
@@ -300,7 +300,7 @@ def test_the_context_that_a_refusal_names_is_accepted(
 
 
 def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
-    llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the 512 tokens model was made for")
+    llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the context limit of model, 512 tokens")
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
     llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
     llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")

@@ -119,7 +119,7 @@ def test_save_asks_before_it_replaces_another_conversation(talk: Talk) -> None:
         "/save --force talk.json": "Saved to talk.json",
         "/save  new.json": "Saved to new.json",
         "/save  talk.json": "Saved to talk.json",
-        "/load other.json": "Loaded 1 turn from other.json, held with m",
+        "/load other.json": "Loaded 1 turn from other.json, made with m",
         "/save other.json": "Saved to other.json",
         "/save ": "Saved to other.json",
     }

@@ -46,7 +46,7 @@ def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, c
     assert 0 < answer["mean_kl"] < 0.01
     assert 0.9 < answer["top1_agreement"] <= 1
     text = llmcli(*arguments).stdout
-    assert f"mean KL divergence {answer['mean_kl']:.3g} nats a token" in text
+    assert f"mean KL divergence {answer['mean_kl']:.3g} nats per token" in text
     assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
 
 

@@ -374,5 +374,5 @@ def test_what_a_contradicting_config_means_is_said(llmcli: Callable[..., Result]
     folder = write_tiny_llama(tmp_path / "tiny", model_type="smollm3", architectures=None, **settings)
     result = llmcli("generate", "Hi", "-m", folder, "--max-new-tokens", 1, "--quiet")
     assert result.exit_code == 0
-    note = "use_sliding_window is false, but layer_types wants sliding windows: they are applied"
+    note = "use_sliding_window is false, but layer_types has sliding windows: they are used"
     assert result.stderr == f"warning: tiny: {note}\n"

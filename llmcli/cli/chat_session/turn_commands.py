@@ -77,7 +77,7 @@ def load(state: ChatSession, argument: str) -> Outcome:
     state.chat.conversation = saved.conversation
     state.files.append(path)
     state.keep()
-    held_with = f", held with {saved.model}" if saved.model != state.model else ""
+    held_with = f", made with {saved.model}" if saved.model != state.model else ""
     terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 
