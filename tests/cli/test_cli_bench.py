@@ -155,8 +155,10 @@ def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pyt
         2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
     )
     llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv cannot be combined")
-    llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the context of model, 512 tokens")
-    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 460")
+    llmcli("bench", model, "--tokens", 511).expect_error(
+        2, "--tokens 511 leaves no room in the context of model, 512 tokens"
+    )
+    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth is 500", "use at most 460")
     monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
     result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
     result.expect_error(4, "Tiny at float32 with context 512 needs", "follows from --prompt, --depth and --tokens")
@@ -226,7 +228,7 @@ def test_plan_table(llmcli: Llmcli, model: Path) -> None:
     assert lines[0].split(maxsplit=1) == ["model", f"model, bfloat16, {2 * layer + 2 * 320 * 128 + 128:,} parameters"]
     assert re.fullmatch(r"device +CPU, float32, reads [\d.,]+ GB/s \(measured\)", lines[1])
     assert re.search(r"\+ KV cache [\d.]+ [KM]iB \(float32\) \+", lines[3])
-    assert re.fullmatch(r"context +512 tokens; 512 would fit", lines[4])
+    assert re.fullmatch(r"context +512 tokens \(the maximum\)", lines[4])
     assert lines[6].split() == ["depth", "read", "per", "step", "tokens/s"]
     assert [line.split()[0] for line in lines[7:9]] == ["128", "511"]
     assert lines[10].split() == ["prompt", "tokens/s", "first", "token"]
@@ -300,7 +302,9 @@ def test_the_context_that_a_refusal_names_is_accepted(
 
 
 def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
-    llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the context limit of model, 512 tokens")
+    llmcli("plan", model, "--context", 513).expect_error(
+        2, "--context 513 is over the context limit of model, 512 tokens"
+    )
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
     llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
     llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")

@@ -76,7 +76,9 @@ def test_layers_that_the_group_does_not_divide_are_listed(llmcli: Llmcli, tmp_pa
     model = write_tiny_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 250})
     result = llmcli("quantize", model, tmp_path / "int8")
     (line,) = [line for line in result.stderr.splitlines() if "does not divide" in line]
-    assert line.startswith("warning: group size 128 does not divide the input size of these layers, which get one scale per row: ")
+    assert line.startswith(
+        "warning: group size 128 does not divide the input size of these layers, which get one scale per row: "
+    )
     assert line.endswith("model.layers.0.mlp.down_proj, model.layers.1.mlp.down_proj")
 
 
