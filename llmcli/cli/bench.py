@@ -211,7 +211,7 @@ def _default_lengths(longest: int) -> list[int]:
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} is {largest}; with {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} spare ones that exceeds the "
-            f"context limit; use at most {longest}"
+            f"{flag} is {largest}; with {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} spare ones that exceeds "
+            f"the context limit; use at most {longest}"
         )
     return sorted(set(lengths))
