@@ -102,13 +102,13 @@ def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Colle
         kind = SMALL_FILES.get(name)
         if kind is not None and file.size > kind.max_bytes:
             raise CheckpointError(
-                f"{file.url} has {decimal(file.size)}, over the {decimal(kind.max_bytes)} that {kind.what} may have; "
+                f"{file.url} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
                 "try another revision"
             )
         if kind is None and file.size > settings.max_file_bytes:
             raise CheckpointError(
                 f"{file.url} has {decimal(file.size)}, and the hub sends files over {decimal(settings.max_file_bytes)} "
-                f"only by a protocol of its own; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
+                f"only by its own protocol; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
                 "fills the same cache"
             )
     transfers = [plan_transfer(snapshot.parents[1], file) for file in missing.values()]
@@ -138,8 +138,8 @@ def _require_space(hub_id: HubId, num_bytes: int) -> None:
     free = shutil.disk_usage(disk).free
     if num_bytes > free:
         raise CheckpointError(
-            f"{hub_id} needs {decimal(num_bytes)} more in {cache}, but {decimal(free)} are free; free some space "
-            "(`llmcli models list`), or set HF_HOME to a folder on another disk"
+            f"{hub_id} needs {decimal(num_bytes)} more; {cache} has {decimal(free)} free; remove models "
+            "(`llmcli models list` shows them), or set HF_HOME to a folder on another disk"
         )
 
 

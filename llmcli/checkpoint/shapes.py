@@ -39,7 +39,7 @@ def shape_source(name: str, form: str) -> Model:
     """
     path = _shapes_folder() / f"{name}.json"
     if name not in shape_names():
-        raise UsageError(f"{name!r} is no shape; there are {', '.join(shape_names())}")
+        raise UsageError(f"{name!r} is not a known shape; expected one of {', '.join(shape_names())}")
     config_json = CONFIG.read_json_object(path)
     if form == "bf16":
         config_json["dtype"] = "bfloat16"

@@ -20,6 +20,7 @@ from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
 from llmcli.cli.chat_session.view import TextWriter, Writer
+from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
@@ -67,21 +68,19 @@ class ConversationOptions:
     template_var: TemplateVarOption = None
     message: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Answer this and leave; repeatable, one answer each.", rich_help_panel=PROMPT_PANEL
-        ),
+        typer.Option(metavar="TEXT", help="Answer this message and exit; repeatable.", rich_help_panel=PROMPT_PANEL),
     ] = None
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Go on with a kept chat, named or numbered as in --list, or with a file of /save.",
+            help="Resume a kept chat, by its name or number in --list, or a file of /save.",
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = None
     continue_: Annotated[
         bool,
-        typer.Option("--continue", help="Go on with the last conversation.", rich_help_panel=CONVERSATION_PANEL),
+        typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
     list_: Annotated[
         bool,
@@ -92,14 +91,16 @@ class ConversationOptions:
         str,
         typer.Option(
             metavar="POLICY",
-            help="When the context is full: drop-oldest turns, or stop.",
+            help="What to do when the context is full: drop-oldest (turns), or stop.",
+            autocompletion=complete_words("drop-oldest", "stop"),
+            hidden=True,
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = "drop-oldest"
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
-            raise UsageError("--resume and --continue exclude each other; give one of them")
+            raise UsageError("--resume and --continue cannot be combined")
         for message in self.message or ():
             if not message.strip():
                 raise UsageError("--message is empty, expected a text")
@@ -141,7 +142,7 @@ class AnswerOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Stop an answer after this many tokens.",
+            help="Stop an answer after this many new tokens.",
             show_default="until the context is full",
             rich_help_panel=STOPPING_PANEL,
         ),
@@ -163,16 +164,19 @@ class ViewOptions:
         str,
         typer.Option(
             metavar="HOW",
-            help="A model's reasoning: show, fold or hide.",
+            help="What to do with a model's reasoning: show, fold or hide.",
+            autocompletion=complete_words("show", "fold", "hide"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = "fold"
     json_: Annotated[
         bool,
-        typer.Option("--json", help="In a script: one JSON object with ids and times.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--json", help="In a script: print one JSON object with token ids and times.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="After each answer, what it cost.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--verbose", help="Print times and rates after each answer.", rich_help_panel=OUTPUT_PANEL)
     ] = False
 
     def __post_init__(self) -> None:
@@ -182,22 +186,22 @@ class ViewOptions:
 @with_groups
 def chat(
     *,
-    numbers: SamplingNumbers,
     argument: ModelArgument = None,
     options: RunOptions,
     conversation: ConversationOptions,
     answers: AnswerOptions,
+    numbers: SamplingNumbers,
     sampler: SamplerOptions,
     view: ViewOptions,
     messages: MessageOptions,
 ) -> None:
     """Talk with a model.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli chat path/to/model --system "You are a patient teacher." --markdown
+    llmcli chat my-model --system "You are a teacher."
 
-    llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
+    llmcli chat my-model --message "What is a prime?"
 
     llmcli chat --list
     """
@@ -215,9 +219,9 @@ def chat(
         state = _open_state(request, name, saved, conversation, answers, view)
         state.keeper = keeper if conversation.is_kept else None
         if view.markdown and not sys.stdout.isatty():
-            terminal.info("--markdown: stdout is no terminal, the text stays as it is")
+            terminal.info("--markdown has no effect: stdout is not a terminal")
         if saved is not None:
-            terminal.info(f"going on after {count_turns(state.chat.conversation)}")
+            terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
         if conversation.is_interactive:
             show_end(state.chat.conversation)
             terminal.info("/help lists the commands")
@@ -236,9 +240,7 @@ def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> N
     if as_json:
         raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
     if not (sys.stderr.isatty() or sys.stdout.isatty()):
-        raise UsageError(
-            "there is no terminal to show a prompt on, as stdout and stderr are redirected; give --message TEXT"
-        )
+        raise UsageError("no terminal to chat on: stdout and stderr are redirected; give --message TEXT")
 
 
 def _open_state(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import DeviceOptions, MessageOptions
@@ -57,29 +58,37 @@ class DiffOutput:
 @with_groups
 def diff(
     *,
-    first: Annotated[str, typer.Argument(metavar="A", help="The model whose text is followed: folder or hub id.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The model that is compared with it.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="Model that writes the text: folder or hub id.", autocompletion=complete_model
+        ),
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="Model to compare with it.", autocompletion=complete_model)
+    ],
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens to compare.")] = 128,
     devices: DeviceOptions,
     output: DiffOutput,
     messages: MessageOptions,
 ) -> None:
-    r"""Follow model A's likeliest text and ask model B about every token of it.
+    r"""Show where model B differs from model A's text, token by token.
 
     Where B would have gone another way stands \[token>other]. On a terminal a token is tinted where B finds it more or
     less likely. --kv-cache int8 is for B.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli diff path/to/model path/to/model-int8 "Once upon a time"
+    llmcli diff my-model my-int8 "Once upon a time"
 
-    llmcli diff path/to/model path/to/model-int4 --file prompt.txt --html diff.html
+    llmcli diff my-model my-int4 --file prompt.txt --html diff.html
     """
     options = devices.checked()
     text = read_prompt(prompt, file)
@@ -142,13 +151,19 @@ def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     return f"{style}{visible(marked)}{RESET}" if style else visible(marked)
 
 
+def _agreement(num_tokens: int) -> str:
+    if num_tokens == 0:
+        return "they differ from the first token on"
+    return "the first token is the same" if num_tokens == 1 else f"the first {num_tokens} tokens are the same"
+
+
 def _sentence(numbers: Verdict) -> str:
     """The verdict in one line."""
     if numbers.num_divergences == 0:
-        parting = f"B tells the same text, all {numbers.num_tokens} tokens"
+        parting = f"B writes the same text, all {numbers.num_tokens} tokens"
     else:
         parting = (
-            f"the first {numbers.num_agreeing} tokens are the same; B would choose another token at "
+            f"{_agreement(numbers.num_agreeing)}; B would choose another token at "
             f"{numbers.num_divergences} of {numbers.num_tokens}"
         )
     return (

@@ -51,7 +51,8 @@ class PromptOptions:
     """
 
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None
     file: Annotated[
         Path | None,
@@ -60,21 +61,24 @@ class PromptOptions:
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="The prompt is a message: answer it by the chat template.", rich_help_panel=PROMPT_PANEL
+            "--chat", help="Answer the prompt: apply the model's chat template.", rich_help_panel=PROMPT_PANEL
         ),
     ] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Show the prompt's text and ids.", rich_help_panel=PROMPT_PANEL)
+        bool,
+        typer.Option(
+            "--show-prompt", help="Show the prompt's text and token ids.", hidden=True, rich_help_panel=PROMPT_PANEL
+        ),
     ] = False
 
     def __post_init__(self) -> None:
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
         if not self.chat and (self.system is not None or self.chat_template is not None or self.template_var):
-            raise UsageError("--system, --chat-template and --template-var belong to --chat; add it")
+            raise UsageError("--system, --chat-template and --template-var need --chat")
         parse_template_variables(self.template_var)
 
     def facts(self, text: str, encoded: EncodedPrompt) -> PromptFacts:
@@ -111,7 +115,7 @@ class SampleOptions:
             min=1,
             max=10_000,
             metavar="K",
-            help="How many continuations.",
+            help="Number of samples.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 1
@@ -121,7 +125,8 @@ class SampleOptions:
             min=1,
             max=2**32,
             metavar="K",
-            help="Of the samples, only this one: the same text as among all.",
+            help="Generate only sample K; its text is the same as among all.",
+            hidden=True,
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
@@ -139,22 +144,22 @@ class SampleOptions:
 @with_groups
 def generate(
     *,
-    numbers: SamplingNumbers,
-    options: RunOptions,
     prompt: PromptOptions,
+    options: RunOptions,
     stopping: StoppingOptions,
+    numbers: SamplingNumbers,
     samples: SampleOptions,
     sampler: SamplerOptions,
     output: OutputOptions,
     messages: MessageOptions,
 ) -> None:
-    """Continue a prompt, token by token.
+    """Continue a prompt, or answer one with --chat.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli generate "Once upon a time"
 
-    llmcli generate --file chapter.txt -m path/to/model --temperature 0 --stop "THE END" --json
+    llmcli generate --file chapter.txt -m my-model --seed 1
     """
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)

@@ -41,6 +41,7 @@ PLACES = {
     "Subject": "measure.subject:Subject",
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
+    "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_receipts": "receipt.comparison:compare_receipts",
@@ -80,6 +81,7 @@ PLACES = {
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
+    "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_source import SourceState
     from llmcli.checkpoint.hub import find_cached, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
+    from llmcli.checkpoint.hub_library import cached_repo_ids
     from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
@@ -120,7 +123,7 @@ if TYPE_CHECKING:
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
-    from llmcli.config.presets import list_presets, load_preset
+    from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request

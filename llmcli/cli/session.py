@@ -136,7 +136,7 @@ class Session:
             token_ids = lazy.encode_chat(self.tokenizer, template, messages)
             if not token_ids:
                 raise TokenizerError(
-                    f"{template.origin} made nothing of the message; choose another with --chat-template"
+                    f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
             return EncodedPrompt(
                 template.render(messages),
@@ -217,16 +217,15 @@ class Session:
             return new_tokens
         maximum = self.model.config.max_position_embeddings
         needed = num_prompt_tokens + new_tokens
+        limit = f"the context limit of {self.name} is {maximum} tokens"
+        more = "" if requested is None else f", and --max-new-tokens is {requested}"
         if needed <= maximum:
             remedy = f"use --context {needed}"
         elif room >= 1:
-            remedy = f"use --max-new-tokens {room} or a shorter prompt ({self.name} was made for {maximum} tokens)"
+            remedy = f"use --max-new-tokens {room} or a shorter prompt ({limit})"
         else:
-            remedy = f"use a shorter prompt ({self.name} was made for {maximum} tokens)"
-        raise UsageError(
-            f"prompt {num_prompt_tokens} + new tokens {new_tokens} = {needed} tokens, "
-            f"over the context of {context}; {remedy}"
-        )
+            remedy = f"use a shorter prompt ({limit})"
+        raise UsageError(f"the prompt has {num_prompt_tokens} tokens{more}; the context holds {context}; {remedy}")
 
     def load_runner(
         self,
@@ -244,7 +243,7 @@ class Session:
         start_time = time.perf_counter()
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
+            terminal.warn(f"{self.name} has tensors that its config does not use: {', '.join(unused[:3])}{more}")
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
         first = "starting the card"
@@ -336,8 +335,8 @@ def resolve_context(
         return min(maximum, default_maximum)
     if requested > maximum:
         raise UsageError(
-            f"--context {requested} is over the {maximum} tokens {name} was made for "
-            f"(max_position_embeddings); use --context {maximum} or less"
+            f"--context {requested} is over the context limit of {name}, {maximum} tokens; "
+            f"use --context {maximum} or less"
         )
     return requested
 
@@ -365,10 +364,10 @@ def model_folder(name: str | None) -> Path:
     Raises: CheckpointError and its subclasses.
     """
     if name is None:
-        terminal.info("no model given: this is the built-in storyteller, a small demonstration; --model takes another")
+        terminal.info("Using the built-in storyteller, a small demonstration (choose another model with --model)")
         return resource_folder(STORYTELLER)
     if not name:
-        raise UsageError("the model's name is empty; give a folder or a hub id")
+        raise UsageError("the model name is empty; give a folder or a hub id")
     if name == STORYTELLER and not Path(name).exists():
         return resource_folder(STORYTELLER)
     return fetch_model(name) if find_hub_id(name) else Path(name)

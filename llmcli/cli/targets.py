@@ -34,7 +34,7 @@ def open_subject(name: str | None, form: str | None) -> Subject:
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
     if name is not None and not (find_hub_id(name) or Path(name).exists() or name == STORYTELLER):
-        raise UsageError(f"{name!r} is no model folder and no shape; the shapes are {', '.join(shapes)}")
+        raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
     return lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
 

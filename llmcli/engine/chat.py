@@ -198,7 +198,7 @@ class Chat:
         """
         last = self._conversation.last.answer
         if last is not None and not last.is_unfinished:
-            raise UsageError("the last answer has ended by itself; ask on, or use /regen for another one")
+            raise UsageError("the last answer is complete; send a message, or use /regen for another answer")
         conversation = self._conversation
         if last is not None and decode(self._tokenizer, last.token_ids, at_start=True) != last.text:
             # A file that was edited by hand: the text is what was meant.
@@ -250,7 +250,7 @@ class Chat:
         )
         if not fitted.token_ids:
             raise TokenizerError(
-                f"{self.template.origin} made nothing of the message; choose another with --chat-template"
+                f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"
             )
         if (largest := max(fitted.token_ids)) >= (vocab_size := self.runner.config.vocab_size):
             raise UsageError(

@@ -76,12 +76,12 @@ def fit_prompt(
         return fitted
     if len(fitted.conversation.seen_turns) > 1:
         raise UsageError(
-            f"the conversation has {num_tokens} tokens and the context {context}; take turns back with /undo, start "
-            "anew with /reset, or use --overflow drop-oldest or, where the model allows it, a larger --context"
+            f"the conversation has {num_tokens} tokens; the context holds {context}; remove turns with /undo, start "
+            "over with /reset, or use --overflow drop-oldest or, if the model allows it, a larger --context"
         )
     raise UsageError(
-        f"the message has {num_tokens} tokens with the system prompt and what was answered, and the context {context}; "
-        "use a shorter message or, where the model allows it, a larger --context"
+        f"the message has {num_tokens} tokens with system prompt and answer; the context holds {context}; use a "
+        "shorter message or, if the model allows it, a larger --context"
     )
 
 

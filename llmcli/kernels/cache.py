@@ -127,7 +127,7 @@ class KernelCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            _log.debug("kernel cache: %s is of no use (%s)", cubin, error)
+            _log.debug("kernel cache: %s cannot be used (%s)", cubin, error)
             return None
 
     def _keep(
@@ -143,7 +143,7 @@ class KernelCache:
         except OSError as error:
             folders = f"{self._folder} nor {tempfile.gettempdir()}"
             raise KernelCompileError(
-                f"kernel {stem} can be kept neither in {folders}: {error.strerror}; make room, or set LLMCLI_HOME"
+                f"kernel {stem} can be cached neither in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
 
     @cached_property

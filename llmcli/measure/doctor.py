@@ -36,7 +36,7 @@ def examine() -> list[Check]:
     if cupy:
         checks += [_nvrtc(cupy), _headers(cupy)]
     checks.append(
-        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled anew at every start", "LLMCLI_HOME")
+        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled again at every start", "LLMCLI_HOME")
     )
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
     return checks
@@ -110,7 +110,7 @@ def _nvrtc(cupy: dict[str, str]) -> Check:
 def _headers(cupy: dict[str, str]) -> Check:
     folder = environment.header_folder()
     if folder is None:
-        return Check("CUDA headers", "problem", "cuda_fp16.h is nowhere", _install_toolkit(cupy))
+        return Check("CUDA headers", "problem", "cuda_fp16.h not found", _install_toolkit(cupy))
     return Check("CUDA headers", "ok", str(folder))
 
 

@@ -46,7 +46,9 @@ def test_quantizing_leaves_the_parameters(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_shapes() -> None:
-    with pytest.raises(UsageError, match="'Llama-9' is no shape; there are Llama-2-13B, .*, TinyLlama-1.1B"):
+    with pytest.raises(
+        UsageError, match="'Llama-9' is not a known shape; expected one of Llama-2-13B, .*, TinyLlama-1.1B"
+    ):
         shape_model("Llama-9", "bf16")
 
 

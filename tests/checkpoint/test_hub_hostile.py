@@ -173,7 +173,7 @@ def test_content_without_end(tiny_hub: HubServer, tiny_llama: Path, position: in
             endless(method, reply)
 
     on(tiny_hub, wanted, change)
-    assert f"sends more than the {size} bytes that the hub told" in refusal()
+    assert f"sends more than the {size} bytes that the hub announced" in refusal()
     assert written_bytes() <= sum(path.stat().st_size for path in tiny_llama.iterdir()) + 1000
     tiny_hub.change = None
     open_model(pull())

@@ -51,7 +51,7 @@ def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
     [
         ({"prompt": "Hi", "temp": 1}, ("line 2: unknown key 'temp', expected prompt, messages, id, ",)),
         ({"prompt": "Hi", "max_new_tokens": 600}, ("line 2: prompt 3 + new tokens 600 = 603 tokens", "context of 512")),
-        ({"prompt": "Hi" * 300}, ("line 2: prompt 601 + new tokens 1 = 602 tokens, over the context of 512",)),
+        ({"prompt": "Hi" * 300}, ("line 2: the prompt has 601 tokens; the context holds 512",)),
         ({"messages": [{"role": "user", "content": "Hi"}]}, ("has no chat template",)),
         ({"custom_id": "a"}, ("line 2: method is missing",)),
         (
@@ -94,7 +94,7 @@ def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:
     assert (told.exit_code, told.stdout, len(lines)) == (2, "", 11)
     for number, line in enumerate(lines[:10], start=2):
         assert f"in.jsonl line {number}: unknown key 'x', expected " in line
-    assert lines[10].endswith("the first 10 are above, of 13 lines have problems; correct them, nothing was run")
+    assert lines[10].endswith("13 lines have problems (the first 10 are shown); nothing was run, correct them")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
@@ -143,7 +143,7 @@ def test_the_output_is_not_the_input(batch: Call, source: Path, tmp_path: Path, 
         os.link(source, output)
     else:
         output = source if link == "same" else tmp_path / "." / "in.jsonl"
-    batch(output=output).expect_error(2, "is the input too; name another output")
+    batch(output=output).expect_error(2, "is also the input; name another output")
     assert source.read_text() == '{"prompt": "Hi"}\n'
 
 
@@ -152,7 +152,7 @@ def test_standard_input_from_the_output(
 ) -> None:
     with source.open() as file:
         monkeypatch.setattr(sys, "stdin", file)
-        llmcli("batch", "-", source).expect_error(2, "is the input too; name another output")
+        llmcli("batch", "-", source).expect_error(2, "is also the input; name another output")
 
 
 @pytest.mark.parametrize("name", ["out", "out.run.json", ".out.lock"])

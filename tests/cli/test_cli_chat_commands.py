@@ -34,7 +34,7 @@ def test_regenerating_and_going_back(talk: Talk) -> None:
     first, second, _, edited = answers(result)
     assert first != second
     assert edited != second
-    assert "taken back: Two" in result.stderr
+    assert "Removed: Two" in result.stderr
     again, _ = talk("Uno")
     assert answers(again) == [edited]
 
@@ -58,7 +58,7 @@ def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
     assert "error: /save needs a name, or that of a file" in result.stderr
     assert f"1 turn from {path}" in result.stderr
-    assert "nothing was said yet\n" in result.stderr
+    assert "no messages yet\n" in result.stderr
     assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr
     assert " 0% of 512 tokens" in editor.facts[0]
     assert " 6% of 512 tokens" in editor.facts[1]
@@ -103,9 +103,9 @@ def test_settings(talk: Talk) -> None:
 
 def test_figures(talk: Talk) -> None:
     result, _ = talk("/stats", "One", "/stats", "/tokens")
-    assert "error: there was no answer yet" in result.stderr
-    assert "prompt 22 tokens, 0 kept, 22 computed" in result.stderr
-    assert "turn 1  8 in the answer: One\nall     30 of 512 (6%)" in result.stderr
+    assert "error: no answer yet" in result.stderr
+    assert "prompt: 22 tokens (0 cached, 22 computed)" in result.stderr
+    assert "turn 1  8 tokens in the answer: One\nall     30 of 512 tokens (6%)" in result.stderr
 
 
 def test_errors_do_not_end_the_conversation(talk: Talk) -> None:

@@ -192,7 +192,7 @@ def test_models_list_warns_of_damage(tiny_hub: HubServer, llmcli: Callable[..., 
 
 def test_models_rm(tiny_hub: HubServer, llmcli: Callable[..., Any], total_size: str) -> None:
     folder = Path(llmcli("pull", "org/tiny").stdout.strip())
-    message = f"error: removing org/tiny ({total_size}) has to be confirmed, and there is no terminal; add --yes\n"
+    message = f"error: cannot ask whether to remove org/tiny ({total_size}): no terminal; add --yes\n"
     assert llmcli("models", "rm", "org/tiny") == (2, "", message)
     assert folder.exists()
     assert llmcli("models", "rm", "org/tiny", "--yes") == (0, "", f"removed org/tiny, {total_size} freed\n")

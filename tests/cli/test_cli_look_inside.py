@@ -161,5 +161,5 @@ def test_doctor_sees_a_cache_that_cannot_be_written(
     monkeypatch.setenv("LLMCLI_HOME", "/proc/nowhere")
     result = llmcli("doctor")
     assert result.exit_code == 4
-    assert "kernels are compiled anew at every start" in result.stdout
+    assert "kernels are compiled again at every start" in result.stdout
     assert "set LLMCLI_HOME to another folder" in result.stdout

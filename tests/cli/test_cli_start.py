@@ -83,7 +83,7 @@ def test_stats_alone_is_what_it_was(generate: Callable[..., Result]) -> None:
     ],
 )
 def test_an_option_that_may_stand_alone(arguments: str, expected: str) -> None:
-    assert list(with_values(arguments.split(), {"--stop"})) == expected.split()
+    assert [argument for argument, _ in with_values(arguments.split(), {"--stop"})] == expected.split()
 
 
 def test_the_table_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:

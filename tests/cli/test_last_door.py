@@ -41,7 +41,7 @@ def expect_one_line_within(mib, command):
     limits = (mib * 1024**2,) * 2
     result = run(*command.split(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
     assert result.returncode == 4, result.stderr
-    errors = [line for line in result.stderr.splitlines() if not line.startswith("no model given")]
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("Using the built-in storyteller")]
     assert len(errors) == 1, result.stderr
     assert errors[0].startswith("error: ")
     assert "out of memory" in errors[0] or "`ulimit -v` leaves" in errors[0] or "is available: use" in errors[0]

@@ -108,4 +108,4 @@ def test_refused_before_the_model_is_looked_at(llmcli: Callable[..., Result], tm
     path.write_bytes(OLD)
     llmcli("generate", "Once", *flags).expect_error(2, "notes.html exists; replace it with --force")
     llmcli("generate", "Once", *flags, "--force").expect_error(3, "none does not exist")
-    llmcli("generate", "Once", "--force").expect_error(2, "--force replaces the file of --html or --receipt")
+    llmcli("generate", "Once", "--force").expect_error(2, "--force needs --html FILE")

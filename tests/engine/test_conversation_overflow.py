@@ -52,7 +52,7 @@ def test_stop_refuses_and_leaves_the_conversation_alone(talk: Callable[..., Scri
     for number in range(4):
         scripted.say(f"Question {number}", f"Answer {number}")
     before = scripted.chat.conversation
-    with pytest.raises(UsageError, match=r"has \d+ tokens and the context 160; .*/undo.*--overflow drop-oldest"):
+    with pytest.raises(UsageError, match=r"has \d+ tokens; the context holds 160; .*/undo.*--overflow drop-oldest"):
         scripted.say("x" * 40, "never")
     assert scripted.chat.conversation == before
     assert before.num_dropped == 0
@@ -62,7 +62,7 @@ def test_a_message_that_can_never_fit_is_refused(talk: Callable[..., ScriptedCha
     scripted = talk()
     scripted.say("Hi", "Hello")
     before = scripted.chat.conversation
-    with pytest.raises(UsageError, match=r"the message has 5\d\d tokens .* and the context 160"):
+    with pytest.raises(UsageError, match=r"the message has 5\d\d tokens .*; the context holds 160"):
         scripted.say("x" * 500, "never")
     assert scripted.chat.conversation == before
 

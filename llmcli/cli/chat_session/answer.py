@@ -75,15 +75,15 @@ def describe(record: TurnRecord) -> str:
     """What an answer cost, in one line."""
     started, timings = record.started, record.finished.timings
     num_tokens, num_computed = len(started.prompt_token_ids), timings.prefill_tokens
-    text = f"prompt {num_tokens} tokens, {record.num_kept} kept, {num_computed} computed"
+    text = f"prompt: {num_tokens} tokens ({record.num_kept} cached, {num_computed} computed)"
     if timings.prefill_seconds:
         text += f" in {timings.prefill_seconds:.2f} s"
     if started.num_history_computed:
-        text += f" ({started.num_history_computed} of earlier turns again)"
-    text += f"; answer {len(record.finished.token_ids)} tokens"
+        text += f", {started.num_history_computed} of earlier turns recomputed"
+    text += f"; answer: {len(record.finished.token_ids)} tokens"
     if timings.decode_tokens_per_second:
-        text += f", {timings.decode_tokens_per_second:.1f} a second"
-    return f"{text}; {record.finished.answer.finish_reason}"
+        text += f" at {timings.decode_tokens_per_second:.1f} tokens/s"
+    return f"{text}; finish reason: {record.finished.answer.finish_reason}"
 
 
 def reason_of_end(record: TurnRecord) -> str | None:
@@ -100,7 +100,5 @@ def report_dropped(event: TurnStarted) -> None:
         return
     last = event.dropped_from + event.num_dropped - 1
     which = f"turn {last}" if event.num_dropped == 1 else f"turns {event.dropped_from} to {last}"
-    again = (
-        f"; {event.num_history_computed} tokens of the rest are computed again" if event.num_history_computed else ""
-    )
+    again = f"; {event.num_history_computed} tokens of the rest are recomputed" if event.num_history_computed else ""
     terminal.warn(f"the context is full: the model no longer sees {which}{again}")

@@ -39,7 +39,7 @@ class Keeper:
         """
         paths = kept_paths(self._folder)
         if not paths:
-            raise UsageError(f"--continue: there is no last conversation yet in {self._folder}")
+            raise UsageError(f"--continue: no conversation in {self._folder} yet")
         return self._continue(paths[0])
 
     def continue_named(self, name: str) -> Path:
@@ -154,7 +154,7 @@ def make_chat_folder(folder: Path) -> None:
     Raises: UsageError if that fails.
     """
     if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
-        raise UsageError("nothing can be kept: the user has no home folder; set HOME or LLMCLI_HOME")
+        raise UsageError("cannot save conversations: there is no home folder; set HOME or LLMCLI_HOME")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -162,4 +162,6 @@ def make_chat_folder(folder: Path) -> None:
 
 
 def _refusal(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"nothing can be kept in {folder}: {error.strerror}; set LLMCLI_HOME to a folder of yours")
+    return UsageError(
+        f"cannot save conversations in {folder}: {error.strerror}; set LLMCLI_HOME to a folder that you can write to"
+    )

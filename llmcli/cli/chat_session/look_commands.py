@@ -33,7 +33,7 @@ def history(state: ChatSession, argument: str) -> Outcome:
         if turn.answer is not None:
             terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n")
     if not conversation.turns:
-        terminal.show("nothing was said yet\n")
+        terminal.show("no messages yet\n")
     return Outcome()
 
 
@@ -63,7 +63,7 @@ def params(state: ChatSession, argument: str) -> Outcome:
 def stats(state: ChatSession, argument: str) -> Outcome:
     """Show what the last answer cost."""
     if state.last_turn is None:
-        raise UsageError("there was no answer yet")
+        raise UsageError("no answer yet")
     terminal.show(f"{describe(state.last_turn)}\nmodel loaded in {state.load_seconds:.2f} s\n")
     return Outcome()
 
@@ -75,9 +75,9 @@ def tokens(state: ChatSession, argument: str) -> Outcome:
     for number, turn in enumerate(conversation.turns, start=1):
         answer_tokens = len(turn.answer.token_ids) if turn.answer else 0
         unseen = ", no longer seen" if number <= conversation.num_dropped else ""
-        rows[f"turn {number}"] = f"{answer_tokens} in the answer{unseen}: {first_line(turn.user)}"
+        rows[f"turn {number}"] = f"{answer_tokens} tokens in the answer{unseen}: {first_line(turn.user)}"
     num_tokens, context = state.chat.num_tokens(), state.chat.runner.limits.max_seq_len
-    rows["all"] = f"{num_tokens} of {context} ({num_tokens / context:.0%})"
+    rows["all"] = f"{num_tokens} of {context} tokens ({num_tokens / context:.0%})"
     _show_table(rows)
     return Outcome()
 

@@ -36,18 +36,20 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
             if is_leaving:
                 return
             is_leaving, draft = True, ""
-            terminal.info("Ctrl-C again or Ctrl-D leaves")
+            terminal.info("press Ctrl-C again, or Ctrl-D, to quit")
             continue
         is_leaving, draft = False, ""
         if not text.strip():
             continue
         if (clean := text.encode(errors="replace").decode()) != text:
-            terminal.error("the line holds bytes that are not UTF-8 text; they are a question mark now, send it again")
+            terminal.error(
+                "the line has bytes that are not UTF-8; they are now question marks, edit the line or send it"
+            )
             draft = clean
             continue
         try:
             # Whatever the system or a library cannot do ends this answer, as our own errors do.
-            with foreign_errors_explained("this cannot be done", UsageError):
+            with foreign_errors_explained("cannot answer", UsageError):
                 outcome = run_command(state, text) if is_command(text) else Outcome(state.chat.send(unwrap(text)))
                 if outcome.is_over:
                     return
@@ -59,7 +61,7 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                     with _keys_unseen():
                         record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
                     if record and (reason := reason_of_end(record)):
-                        terminal.info(f"({reason}; /continue goes on)")
+                        terminal.info(f"({reason}; /continue resumes it)")
                     if record is None:  # stopped before it had begun: the message is still there
                         draft = text
         except LLMCliError as error:

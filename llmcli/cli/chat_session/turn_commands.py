@@ -19,7 +19,7 @@ def reset(state: ChatSession, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
     state.chat.conversation = Conversation(state.chat.conversation.system)
     state.keep()
-    terminal.info("a new conversation")
+    terminal.info("Started a new conversation")
     return Outcome()
 
 
@@ -44,7 +44,7 @@ def undo(state: ChatSession, argument: str) -> Outcome:
     taken = state.chat.conversation.last
     state.chat.conversation = state.chat.conversation.without_last()
     state.keep()
-    terminal.info(f"taken back: {first_line(taken.user)}")
+    terminal.info(f"Removed: {first_line(taken.user)}")
     return Outcome()
 
 
@@ -107,7 +107,7 @@ def save(state: ChatSession, argument: str) -> Outcome:
     path = _path(name) if name else state.files[-1]
     save_conversation(path, state.saved(), replace=is_forced or path in state.files)
     state.files.append(path)
-    terminal.info(f"saved to {path}")
+    terminal.info(f"Saved to {path}")
     return Outcome()
 
 
@@ -121,8 +121,8 @@ def load(state: ChatSession, argument: str) -> Outcome:
     if names_file(argument):
         state.files.append(path)
     state.keep()
-    held_with = f", held with {saved.model}" if saved.model != state.model else ""
-    terminal.info(f"{count_turns(saved.conversation)} from {path}{held_with}")
+    held_with = f", made with {saved.model}" if saved.model != state.model else ""
+    terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.completion import complete_words
 from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
@@ -33,10 +34,13 @@ class OutputOptions:
     """
 
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="One JSON object a token, as they come.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--jsonl", help="Print one JSON object for each token.", hidden=True, rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     logprobs: Annotated[
         int | None,
@@ -44,21 +48,31 @@ class OutputOptions:
             min=0,
             max=100,
             metavar="K",
-            help="With --json or --jsonl: log-probability of each token and of the K likeliest.",
+            help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
+            hidden=True,
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     color: Annotated[
         str | None,
-        typer.Option(metavar="prob", help="Tint each token by its probability: prob.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="prob",
+            help="Color each token by its probability.",
+            autocompletion=complete_words("prob"),
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None
     why: Annotated[
         bool,
-        typer.Option("--why", help="For each token, what each sampler step removed.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--why", help="Show what each sampling step removed, for each token.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="FILE", help="Save probabilities and sampling steps as an HTML page.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = None
     receipt: Annotated[
         Path | None,
@@ -70,7 +84,12 @@ class OutputOptions:
     ] = None
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace an older file of --html or --receipt.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--force",
+            help="Replace the file of --html or --receipt if it is llmcli's.",
+            hidden=True,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False
     roads: Annotated[
         int | None,
@@ -87,7 +106,8 @@ class OutputOptions:
         typer.Option(
             "--stats",
             metavar="[start]",
-            help="Times, rates and settings, on stderr; start: where the time to the first token went.",
+            help="Print times, rates and settings; with start: how long each part of the start took.",
+            autocompletion=complete_words("start"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
@@ -95,19 +115,19 @@ class OutputOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""
         if self.json and self.jsonl:
-            raise UsageError("--json and --jsonl exclude each other; give one of them")
+            raise UsageError("--json and --jsonl cannot be combined")
         if self.logprobs is not None and self.shows_text:
-            raise UsageError("--logprobs needs --json or --jsonl; for a look at them use --why or --html FILE")
+            raise UsageError("--logprobs needs --json or --jsonl; --why and --html FILE show probabilities too")
         if self.color not in (None, "prob"):
             raise UsageError(f"--color is {self.color!r}, expected prob")
         if self.color is not None and not self.shows_text:
-            raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+            raise UsageError("--color cannot be combined with --json or --jsonl")
         if self.stats not in (None, "run", "start"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
         if self.force and self.html is None and self.receipt is None:
-            raise UsageError("--force replaces the file of --html or --receipt; add one of them")
+            raise UsageError("--force needs --html FILE or --receipt FILE")
         if self.roads is not None and self.html is None:
-            raise UsageError("--roads shows roads on the page of --html FILE; add it")
+            raise UsageError("--roads needs --html FILE")
         # Before minutes are spent on what could not be written.
         if self.html is not None:
             PAGE.check(self.html, replace=self.force)
