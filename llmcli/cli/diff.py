@@ -88,7 +88,7 @@ def diff(
 
     llmcli diff my-model my-int8 "Once upon a time"
 
-    llmcli diff my-model my-int4 --file prompt.txt --html diff.html
+    llmcli diff my-model my-int4 -f prompt.txt --html d.html
     """
     options = devices.checked()
     text = read_prompt(prompt, file)

@@ -34,6 +34,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--cache-type-k": ("--kv-cache",),
     "--cache-type-v": ("--kv-cache",),
     "--chat-template-file": ("--chat-template",),
+    "--chat-template-kwargs": ("--template-var",),
     "--conversation": (_CHAT,),
     "--ctx": ("--context",),
     "--ctx-size": ("--context",),

@@ -94,11 +94,11 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
 
     Exit code 6 if the text is another one.
 
-    [bold]Examples[/bold]
+    Examples
 
     llmcli replay story.json
 
-    llmcli replay story.json --model path/to/model --only 3 --json
+    llmcli replay story.json -m path/to/model --only 3
     """
     loaded = lazy.load_receipt(options.file)
     receipt = _chosen(loaded.receipt, options)
@@ -212,7 +212,7 @@ def _check_fit(receipt: Receipt, session: Session) -> None:
     config, remedy = session.model.config, "give the receipt's model with --model"
     if receipt.runner.context > config.max_position_embeddings:
         raise UsageError(
-            f"the context is {receipt.runner.context} tokens, and {session.name} was made for "
+            f"the context is {receipt.runner.context} tokens; {session.name} has a context limit of "
             f"{config.max_position_embeddings}; {remedy}"
         )
     sampling = receipt.sampling

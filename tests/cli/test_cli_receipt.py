@@ -282,7 +282,7 @@ def test_a_model_that_cannot_be_the_receipt_s(generate: Llmcli, llmcli: Llmcli, 
     for part, values, message in (
         ("prompt", {"token_ids": (256, 288)}, "it names token 288, and model has tokens 0 to 287"),
         ("sampling", {"logit_bias": ((300, 1.0),)}, "it names token 300, and model has tokens 0 to 287"),
-        ("runner", {"context": 600}, "the context is 600 tokens, and model was made for 512"),
+        ("runner", {"context": 600}, "the context is 600 tokens; model has a context limit of 512"),
         ("sampling", {"order": ("top_q",)}, "top_q"),
         ("sampling", {"parameters": {"top_k": 1}}, "sampling.parameters.dry_allowed_length is missing"),
         ("sampling", {"parameters": {**held.sampling.parameters, "top_p": 2.0}}, "top_p is 2.0, expected a number"),

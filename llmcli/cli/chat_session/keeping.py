@@ -93,7 +93,7 @@ class Keeper:
     def _continue(self, path: Path) -> Path:
         try:
             if not self._take(path):
-                terminal.info(f"{path} is open in another chat: this one goes on in a file of its own")
+                terminal.info(f"{path} is open in another chat: this one is saved in a new file")
         except UsageError as error:
             terminal.warn(str(error))
         return path

@@ -79,7 +79,7 @@ def edit_answer(state: ChatSession, argument: str) -> Outcome:
         return Outcome(draft=f"/edit-answer {last.content}")
     state.chat.edit_answer(argument)
     state.keep()
-    terminal.info("answer changed; /continue goes on with it")
+    terminal.info("answer changed; /continue continues it")
     return Outcome()
 
 
