@@ -7,6 +7,10 @@ import typer
 # Typer's sentence, and ours.
 _SENTENCES = (
     (r"Invalid value for (.+): Input should be a valid integer\b.*", r"\1: expected an integer"),
+    (
+        r"Invalid value for (.+): Unable to parse input string as an integer, exceeded.*",
+        r"\1: expected a smaller integer",
+    ),
     (r"Invalid value for (.+): Input should be a valid number\b.*", r"\1: expected a number"),
     (r"Invalid value for (.+): Input should be greater than or equal to (.+)", r"\1: expected at least \2"),
     (r"Invalid value for (.+): Input should be less than or equal to (.+)", r"\1: expected at most \2"),

@@ -199,7 +199,7 @@ def test_index_beyond_the_bounds(folder, content, message):
 
 def test_a_long_list_of_missing_shards_is_cut(folder):
     write_json(folder / INDEX_NAME, {"weight_map": {f"x{n}": f"x-{n:03}.safetensors" for n in range(300)}})
-    assert "x-099.safetensors and 200 more; incomplete" in refusal(folder)
+    assert "x-099.safetensors and 200 more; download the model again" in refusal(folder)
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ def test_what_is_not_a_model_folder_is_never_replaced(source: Path, tmp_path: Pa
     [
         (errno.EACCES, "choose a folder that you can write to"),
         (errno.EROFS, "choose a folder that you can write to"),
-        (errno.ENOSPC, "free some space, then run the same command again to go on where it is"),
-        (errno.EDQUOT, "free some space, then run the same command again to go on where it is"),
+        (errno.ENOSPC, "free some space, then run the same command again to resume"),
+        (errno.EDQUOT, "free some space, then run the same command again to resume"),
         (errno.EFBIG, "give a smaller --shard-size"),
         (errno.ENAMETOOLONG, "give a shorter name"),
         (errno.ENOTDIR, "give another folder"),
-        (errno.EIO, "check the disk, then run the same command again to go on where it is"),
+        (errno.EIO, "check the disk, then run the same command again to resume"),
     ],
 )
 @pytest.mark.parametrize("moment", [1, 30])

@@ -97,7 +97,7 @@ def test_a_disk_that_is_too_small_is_refused(source: Path, tmp_path: Path, monke
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 10**6))
     message = refusal(source, tmp_path / "export")
-    assert "has 0.00 GB free, the export needs 0.07 GB" in message
+    assert "has 0.00 GB free; the export needs 0.07 GB" in message
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -135,5 +135,5 @@ def test_choices_that_do_not_go_together(source: Path, tmp_path: Path) -> None:
 def test_skip_patterns_that_cannot_be(source: Path, tmp_path: Path) -> None:
     assert "--skip '(' is not a regular expression" in refusal(source, tmp_path / "export", skip=("(",))
     message = refusal(source, tmp_path / "export", skip=("lm_head",))
-    assert "matches no linear layer; their names are like model.layers.0.self_attn.q_proj" in message
+    assert "matches no linear layer; their names look like model.layers.0.self_attn.q_proj" in message
     assert "nothing to quantize" in refusal(source, tmp_path / "export", skip=("",))

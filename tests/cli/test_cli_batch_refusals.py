@@ -50,7 +50,10 @@ def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
     ("line", "parts"),
     [
         ({"prompt": "Hi", "temp": 1}, ("line 2: unknown key 'temp', expected prompt, messages, id, ",)),
-        ({"prompt": "Hi", "max_new_tokens": 600}, ("line 2: prompt 3 + new tokens 600 = 603 tokens", "context of 512")),
+        (
+            {"prompt": "Hi", "max_new_tokens": 600},
+            ("line 2: the prompt has 3 tokens", "--max-new-tokens is 600; the context holds 512"),
+        ),
         ({"prompt": "Hi" * 300}, ("line 2: the prompt has 601 tokens; the context holds 512",)),
         ({"messages": [{"role": "user", "content": "Hi"}]}, ("has no chat template",)),
         ({"custom_id": "a"}, ("line 2: method is missing",)),
@@ -112,7 +115,7 @@ def test_an_input_without_prompts(batch: Call, content: bytes) -> None:
         (("--temperature", "-1"), "temperature is -1"),
         (("--logit-bias", "999=1"), "--logit-bias names token 999"),
         (("--stop", ""), "--stop is empty"),
-        (("--context", "600"), "--context 600 is over the 512 tokens"),
+        (("--context", "600"), "--context 600 is over the context limit of tiny-llama, 512 tokens"),
         (("--preset", "none such"), "none such"),
         (("--system", "Be kind"), "--system, --chat-template and --template-var are for lines with messages; "),
         (("--chat-template", "plain"), "--chat-template and --template-var are for lines with messages; "),

@@ -144,7 +144,7 @@ def test_an_edited_answer_goes_on(talk: Talk) -> None:
     assert answers(cut)[1] == whole_text[4:]  # drawn as if those four had come by themselves
     assert f"[answer 1]\n{whole_text}\n" in cut.stderr
     result, _ = talk("/edit-answer x", "/edit-answer")
-    assert result.stderr.count("error: there is no turn yet") == 2
+    assert result.stderr.count("error: no turn yet; send a message first") == 2
 
 
 def test_leaving(talk: Talk) -> None:

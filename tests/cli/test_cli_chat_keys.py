@@ -68,7 +68,7 @@ def test_typed_keys_stay_off_the_answer_and_stand_on_the_next_prompt(
     terminal.enter("And another")
     terminal.expect("[a-h]{50}")
     terminal.child.send(f"lost{CTRL_C}")
-    said = terminal.expect(r"[^(]*\(stopped; /continue goes on\)")
+    said = terminal.expect(r"[^(]*\(stopped; /continue resumes it\)")
     assert "lost" not in said
     assert "^C" not in said
     terminal.prompt()

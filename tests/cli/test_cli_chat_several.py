@@ -41,7 +41,7 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
     assert len(set(at_once[:4])) == 4
     for number in (1, 2, 3):
         assert f"[{number}]\n" in result.stderr
-    assert "(answer 1 is taken; /choose 2 or 3 takes another)" in result.stderr
+    assert "(answer 1 is taken; /choose 2 or 3 chooses another)" in result.stderr
     assert result.stderr.index(f"[answer 1]\n{at_once[1]}") < result.stderr.index(f"[answer 1]\n{at_once[3]}")
     # The others are gone, and the next turn goes on from the one that was chosen.
     path = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -56,7 +56,7 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
 def test_only_what_is_there_can_be_chosen(talk: Talk) -> None:
     result, _ = talk("/n 3", "One", "/choose 1", "/n", "/n 1", "/n 17", "/n x", "/n 2", "/choose 3", "/choose", "Two")
     for part in (
-        "error: there is no turn yet",
+        "error: no turn yet; send a message first",
         "error: there is no answer 1 to choose: there is none; /n 3 gives three",
         "error: there is no answer 3 to choose: expected 1 to 2",
     ):
@@ -119,7 +119,7 @@ def test_probabilities_are_those_of_generate(
     plain, _ = talk("One", "And?")
     assert answers(plain) == answers(result)
     none, _ = talk("/probs", "One", "/probs x")
-    assert "error: there is no turn yet" in none.stderr
+    assert "error: no turn yet; send a message first" in none.stderr
     assert "error: /probs takes the number of tokens" in none.stderr
 
 

@@ -71,7 +71,7 @@ def test_messages_of_several_lines_and_commands(
     again = terminal.command("/regen", AT_LIMIT)
     assert again != pasted
     terminal.child.send("/und")
-    terminal.expect("Take the last turn back")
+    terminal.expect("Remove the last turn")
     terminal.child.send("\t")
     terminal.expect("o")
     terminal.command("", "Removed: one")
@@ -126,7 +126,7 @@ def test_ctrl_c_in_a_prefill(open_terminal: Callable[..., ChatTerminal], endless
     terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     terminal.enter("/continue")
-    kept = terminal.expect(r"prompt 70\d+ tokens, [1-9]\d* kept")
+    kept = terminal.expect(r"prompt: 70\d+ tokens \([1-9]\d* cached")
     terminal.prompt()
     assert int(kept.split()[3]) < 7000
     terminal.command("/history", rf"x\r\n\r\n\[answer 1\]\r\n{ANSWER}")

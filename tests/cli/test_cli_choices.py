@@ -84,7 +84,7 @@ def test_dry_breaks_up_repetitions(generate: Callable[..., Result]) -> None:
     [
         (("--json", "--jsonl"), ("--json and --jsonl cannot be combined",)),
         (("--logprobs", "3"), ("--logprobs needs --json or --jsonl", "--why")),
-        (("--json", "--logprobs", "101"), ("'--logprobs'",)),
+        (("--json", "--logprobs", "101"), ("--logprobs: expected at most 100",)),
         (("--logit-bias", "12"), ("--logit-bias is '12', expected a token id, =, and a number",)),
         (("--logit-bias", "a=1"), ("--logit-bias is 'a=1'",)),
         (("--logit-bias", "12=lots"), ("--logit-bias is '12=lots'",)),

@@ -87,7 +87,7 @@ def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result]
 
 def test_info_errors_like_generate(llmcli: Callable[..., Result], tmp_path: Path, tiny_llama: Path) -> None:
     llmcli("info", tmp_path / "none").expect_error(3, "does not exist")
-    llmcli("info", tiny_llama, "--context", 513).expect_error(2, "over the 512 tokens")
+    llmcli("info", tiny_llama, "--context", 513).expect_error(2, "over the context limit of tiny-llama", "512 tokens")
 
 
 def test_presets(llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

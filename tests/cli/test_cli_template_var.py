@@ -99,4 +99,4 @@ def test_values_that_are_refused(flags: list[str], part: str) -> None:
 
 
 def test_it_belongs_to_chat(llmcli: Callable[..., Result], model: Path) -> None:
-    llmcli("generate", "Hi", "-m", model, "--template-var", "a=1").expect_error(2, "belong to --chat")
+    llmcli("generate", "Hi", "-m", model, "--template-var", "a=1").expect_error(2, "--template-var need --chat")

@@ -173,5 +173,5 @@ def test_ctrl_c_during_roads_writes_the_page_with_those_so_far(
 
 
 def test_roads_need_a_page(llmcli: Callable[..., Result]) -> None:
-    llmcli("generate", "a", "--roads", 3).expect_error(2, "--roads shows roads on the page of --html FILE; add it")
+    llmcli("generate", "a", "--roads", 3).expect_error(2, "--roads needs --html FILE")
     llmcli("generate", "a", "--html", "x.html", "--roads", 0).expect_error(2, "--roads")

@@ -89,7 +89,7 @@ def test_an_answer_goes_on_after_a_drop_that_stop_does_not_make_by_itself(
     events = scripted.run(scripted.chat.continue_answer(), "3")
     assert started(events).num_dropped == 1
     assert finished(events).answer.content == answer.content + "3"
-    with pytest.raises(UsageError, match="take turns back"):
+    with pytest.raises(UsageError, match="remove turns with"):
         scripted.say("x" * 40, "never")
 
 
