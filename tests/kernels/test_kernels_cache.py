@@ -152,7 +152,7 @@ def test_a_failed_write_leaves_nothing_behind(
 
     monkeypatch.setattr(cache.os, "replace", full)
     with pytest.raises(
-        KernelCompileError, match="kernel scale can be kept neither in .*: No space left on device; make"
+        KernelCompileError, match="kernel scale can be cached neither in .*: No space left on device; free space"
     ):
         KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
     assert list((tmp_path / "cache").iterdir()) == []
