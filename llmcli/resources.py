@@ -14,12 +14,15 @@ _PACKAGE = Path(__file__).resolve().parent
 # The built-in model, and the same in 16 bits for quantize, diff and eval: folders, and names on the command line.
 STORYTELLER = "storyteller"
 STORYTELLER_BF16 = "storyteller-bf16"
+BUILT_IN_MODELS = (STORYTELLER, STORYTELLER_BF16)
 
 
 def built_in_model(name: str) -> Path | None:
-    """The folder of a built-in model; None if no such model travels with this program."""
+    """The folder of a built-in model; None if no model of this name travels with this program."""
+    if name not in BUILT_IN_MODELS:
+        return None
     folder = resource_folder(name)
-    return folder if name in (STORYTELLER, STORYTELLER_BF16) and folder.is_dir() else None
+    return folder if folder.is_dir() else None
 
 
 def resource_folder(name: str) -> Path:
