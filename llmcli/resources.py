@@ -11,7 +11,9 @@ import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
 
-STORYTELLER = "storyteller"  # the built-in model: its folder, and its name on the command line
+# The built-in model as it runs, in int8, and in 16 bits: folders, and names on the command line.
+STORYTELLER = "storyteller"
+STORYTELLER_16_BIT = "storyteller-bf16"
 
 
 def resource_folder(name: str) -> Path:

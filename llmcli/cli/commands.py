@@ -24,6 +24,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("tour", "tour", "tour", "Try everything in one minute, with the built-in storyteller."),
     Command("generate", "generate", "generate", "Continue a prompt, token by token."),
     Command("chat", "chat", "chat", "Talk with a model."),
     Command("batch", "batch", "batch", "Run many prompts, one a line, and write one line of JSON for each."),
