@@ -11,9 +11,7 @@ import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# The built-in model as it runs, in int8, and in 16 bits: folders, and names on the command line.
-STORYTELLER = "storyteller"
-STORYTELLER_16_BIT = "storyteller-bf16"
+STORYTELLER = "storyteller"  # the built-in model: its folder, and its name on the command line
 
 
 def resource_folder(name: str) -> Path:
