@@ -11,11 +11,19 @@ import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent
 
-STORYTELLER = "storyteller"  # the built-in model: its folder, and its name on the command line
+# The built-in model, and the same in 16 bits for quantize, diff and eval: folders, and names on the command line.
+STORYTELLER = "storyteller"
+STORYTELLER_BF16 = "storyteller-bf16"
+
+
+def built_in_model(name: str) -> Path | None:
+    """The folder of a built-in model; None if no such model travels with this program."""
+    folder = resource_folder(name)
+    return folder if name in (STORYTELLER, STORYTELLER_BF16) and folder.is_dir() else None
 
 
 def resource_folder(name: str) -> Path:
-    """The folder `kernels`, `configs` or `storyteller`, from the package or from the source tree around it."""
+    """The folder `kernels`, `configs` or of a built-in model, from the package or from the source tree around it."""
     installed = _PACKAGE / "resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 

@@ -19,7 +19,7 @@ from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.errors import TokenizerError, UsageError
-from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.resources import STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.order import DEFAULT_ORDER, leave_out
 from llmcli.sampling.params import GENERATION_CONFIG, resolve
 from llmcli.timeline import IMPORTS, Timeline
@@ -360,7 +360,8 @@ def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
 def model_folder(name: str | None) -> Path:
     """The folder of a model given by folder or hub id; a folder is not looked at.
 
-    None is the built-in model, which a line says. `storyteller` names it too, if there is no such folder here.
+    None is the built-in model, which a line says. `storyteller` names it too, and `storyteller-bf16` the same in 16
+    bits, if there is no such folder here.
     Raises: CheckpointError and its subclasses.
     """
     if name is None:
@@ -368,8 +369,8 @@ def model_folder(name: str | None) -> Path:
         return resource_folder(STORYTELLER)
     if not name:
         raise UsageError("the model name is empty; give a folder or a hub id")
-    if name == STORYTELLER and not Path(name).exists():
-        return resource_folder(STORYTELLER)
+    if (folder := built_in_model(name)) and not Path(name).exists():
+        return folder
     return fetch_model(name) if find_hub_id(name) else Path(name)
 
 

@@ -10,7 +10,7 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.session import model_folder, shown_name
 from llmcli.errors import UsageError
-from llmcli.resources import STORYTELLER
+from llmcli.resources import built_in_model
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
@@ -33,7 +33,7 @@ def open_subject(name: str | None, form: str | None) -> Subject:
         return lazy.Subject(name, lazy.shape_model(name, form), form)
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
-    if name is not None and not (find_hub_id(name) or Path(name).exists() or name == STORYTELLER):
+    if name is not None and not (find_hub_id(name) or Path(name).exists() or built_in_model(name)):
         raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
     return lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)

@@ -31,14 +31,13 @@ def _figure_rows(examination: dict[str, Any], evaluation: dict[str, Any]) -> str
     return "\n".join(rows)
 
 
-def _runs_sentence(examination: dict[str, Any]) -> str:
+def _closest_sentence(examination: dict[str, Any]) -> str:
     figures, counts = examination["figures"], examination["counts"]
-    if "no shared run of 25 words" not in figures:
+    if "no copy" not in figures:
         return ""
     return (
-        f"For the runs of 25 words, names and things masked, all {counts['training documents']:,} training documents "
-        f"were told again; of all such runs in the stories {figures['runs of 25 words that are not shared']:.2f} % are "
-        "not in them.\n"
+        f"To look for copies all {counts['training documents']:,} training documents were told again: of no story "
+        f"one of them has more than {figures['most of a story that one training story has']:.0f} % of the sentences.\n"
     )
 
 
@@ -65,7 +64,7 @@ def facts_of(folder: Path, examination: dict[str, Any]) -> dict[str, object]:
         "preset": examination["preset"],
         "seeds": f"seeds {first} to {first + counts['stories'] - 1}",
         "figures": _figure_rows(examination, quantization["evaluation"]),
-        "runs": _runs_sentence(examination),
+        "closest": _closest_sentence(examination),
         **{name.replace(" ", "_"): count for name, count in counts.items()},
     }
 

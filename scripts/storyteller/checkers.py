@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .grammar import words_of
-from .story import repeated_sentences
+from .sentences import repeated_sentences
 
 _GENDERED = {"he": {"he", "him", "his", "himself"}, "she": {"she", "her", "hers", "herself"}}
 _WORD = re.compile(r"[\w'-]+")
@@ -16,6 +16,9 @@ a, an, the, of, in, on, at, by, to, and, or, with, from, for, was, were, is, are
 that, which, who, this, as, near, next, one, under, over, into, out, up, down, behind, beside, between, among,
 inside, no, so, be""")
 )
+_TWICE = re.compile(r"\b([A-Za-z]+) \1\b")
+_IMAGE = re.compile(r"\blike (?:an?|the|[a-z]+s)\b|\bas [\w-]+ as (?:an?|the|if)\b|\bas (?:if|though)\b")
+MOST_IMAGES = 3
 # With fewer than this share of its words an answer says something else.
 _ANSWER_SHARE = 0.8
 
@@ -63,6 +66,21 @@ def has_one_gender(text: str, pronoun: str = "") -> bool:
     return used <= {pronoun} if pronoun else len(used) < 2
 
 
+def stumbles(text: str) -> list[str]:
+    """Words that stand twice in a row: `has seen seen`. Two of them are English: `had had`, `that that`."""
+    return [match[0] for match in _TWICE.finditer(text) if match[1].lower() not in ("had", "that")]
+
+
+def num_images(paragraph: str) -> int:
+    """How often a paragraph compares one thing with another: `like a`, `as ... as`, `as if`."""
+    return len(_IMAGE.findall(paragraph))
+
+
+def has_few_images(text: str) -> bool:
+    """No paragraph has more than three comparisons."""
+    return all(num_images(paragraph) <= MOST_IMAGES for paragraph in text.split("\n\n"))
+
+
 def content_words(text: str) -> list[str]:
     """The words that carry meaning, in lower case."""
     words = (word.removesuffix("'s") for word in _WORD.findall(text.lower()))
@@ -87,4 +105,6 @@ def judge_story(text: str, wish: Wish, is_finished: bool = True) -> dict[str, bo
         "ended": is_ended(text, is_finished),
         "no repeats": has_no_repeats(text),
         "pronouns": has_one_gender(text, wish.pronoun),
+        "no stumbles": not stumbles(text),
+        "few images": has_few_images(text),
     }

@@ -21,6 +21,8 @@ ROW_TOKENS = 1024
 SILENT = 0x8000
 ID_MASK = 0x7FFF
 _BUFFER_DOCUMENTS = 400
+# Training waits for them, and looks at a part each time.
+HELD_OUT_TOKENS = 500_000
 
 
 def _pack(encoded: list[np.ndarray]) -> np.ndarray:
@@ -46,7 +48,7 @@ def make_rows(tokenizer: Path, seed: int, shard: int, split: str, num_tokens: in
 
     Shapes: result [num_rows, 1024] uint16.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, seed * 100_000 + shard)
     packed: list[np.ndarray] = []
     waiting: list[np.ndarray] = []
     total = num_documents = 0
@@ -90,7 +92,7 @@ def main() -> None:
         print(f"tokenizer after {time.time() - start:.0f} s", flush=True)
     per_shard = int(arguments.tokens / arguments.shards)
     with ProcessPoolExecutor(arguments.workers) as pool:
-        jobs = [pool.submit(_write_shard, arguments.out, "val", tokenizer, arguments.seed, 0, "test", 1_000_000)]
+        jobs = [pool.submit(_write_shard, arguments.out, "val", tokenizer, arguments.seed, 0, "test", HELD_OUT_TOKENS)]
         jobs += [
             pool.submit(
                 _write_shard, arguments.out, f"train-{shard:04d}", tokenizer, arguments.seed, shard, "train", per_shard

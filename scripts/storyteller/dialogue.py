@@ -10,7 +10,7 @@ from random import Random
 from .grammar import Values
 from .phrases import POOLS, read_text
 from .plots import Plot, parse_question
-from .story import Story, tell, tell_ending
+from .story import RARE_SHARE, Story, tell, tell_ending
 
 SYSTEM_PROMPTS = (
     "You are a storyteller.",
@@ -102,7 +102,7 @@ def phrase_request(random: Random, story: Story) -> str:
 
 def story_turn(random: Random, split: str = "train", plot: Plot | None = None, is_open: bool = False) -> Turn:
     """A request and the story that honours it."""
-    story = tell(random, split, plot)
+    story = tell(random, split, plot, 0.0 if is_open else RARE_SHARE)
     if is_open:
         user = _untidy(random, story.values.fill(_T["open_request"], random.random))
     else:

@@ -10,22 +10,24 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from llmcli.resources import STORYTELLER, resource_folder
 
-from .checkers import Wish, has_phrase, is_right, judge_story
+from .checkers import Wish, has_phrase, is_right, judge_story, stumbles
 from .dialogue import Turn, fact_turns, phrase_request, story_turn
-from .outside import OUTSIDE_REQUESTS
-from .overlap import RUN_WORDS, masked_words, shared_runs
+from .originality import closest_shares, training_words, words_in
+from .outside import OUTSIDE_PROMPTS, OUTSIDE_REQUESTS
 from .retold import questions_about
+from .sentences import masked_sentences, shared_sentences
 from .story import tell
 from .tellers import Message, PooledTeller, Teller
 
 HERE = Path(__file__).resolve().parent
 PRESET = "story"
-CHECKS = ("wish", "ended", "no repeats", "pronouns")
+CHECKS = ("wish", "ended", "no repeats", "pronouns", "no stumbles", "few images")
 SHOWN_KEYS = 10  # facts asked for at least this often have a figure of their own
 
 # Figure, what it means, what is wanted.
@@ -34,9 +36,13 @@ CRITERIA = (
     ("ended", "the story ends by itself", 95.0),
     ("no repeats", "no sentence stands there twice", 95.0),
     ("pronouns", "pronouns agree", 95.0),
+    ("no stumbles", "no word stands there twice in a row", 95.0),
+    ("few images", "no paragraph has more than three comparisons", 95.0),
     ("right answers", "questions about held-out stories answered right", 85.0),
     ("right answers about its own story", "questions about its own stories answered right", 85.0),
-    ("no shared run of 25 words", "stories without a run of 25 words that the training text has", 100.0),
+    ("own sentences", "sentences that no other of the stories has, names and things masked", 95.0),
+    ("no copy", "stories of which no training story has more than half the sentences", 100.0),
+    ("words", "words that are words, after beginnings that the grammar cannot emit", 99.5),
 )
 
 Figures = dict[str, float]
@@ -133,17 +139,50 @@ def examine_answers(teller: Teller, questions: list[tuple[list[Message], Turn]],
     return figures, records
 
 
-def examine_runs(stories: Records, manifest: Path, workers: int) -> Figures:
-    """Share of stories that share no run of 25 words with the training text; the runs are noted in the records."""
-    texts = [(str(record["story"]), (str(record["thing"]),)) for record in stories]
-    runs = shared_runs(texts, manifest, workers)
-    for record, shared in zip(stories, runs, strict=True):
-        record["shared_runs"] = shared
-    num_runs = sum(max(0, len(masked_words(*text)) - RUN_WORDS + 1) for text in texts)
+def _masked(stories: Records) -> list[list[str]]:
+    return [masked_sentences(str(record["story"]), str(record["thing"])) for record in stories]
+
+
+def examine_sentences(stories: Records) -> Figures:
+    """Share of sentences that no other of the stories has; those that one has are noted in the records."""
+    masked = _masked(stories)
+    shared = shared_sentences(masked)
+    for record, sentences in zip(stories, shared, strict=True):
+        record["shared_sentences"] = sentences
+    share = sum(map(len, shared)) / max(1, sum(map(len, masked)))
+    return {"own sentences": round(100 - 100 * share, 1)}
+
+
+def examine_copies(stories: Records, manifest: Path, workers: int) -> Figures:
+    """Share of stories of which no training story has more than half the sentences."""
+    closest = closest_shares(_masked(stories), manifest, workers)
+    for record, share in zip(stories, closest, strict=True):
+        record["closest"] = round(share, 3)
     return {
-        "no shared run of 25 words": _share([not shared for shared in runs]),
-        "runs of 25 words that are not shared": round(100 - 100 * sum(map(len, runs)) / max(1, num_runs), 2),
+        "no copy": _share([share <= 0.5 for share in closest]),
+        "most of a story that one training story has": round(100 * max(closest, default=0.0), 1),
     }
+
+
+def examine_words(teller: Teller, prompts: Sequence[str], seed: int, known: set[str]) -> tuple[Figures, Records]:
+    """Share of words that are known or stand in the prompt, and of continuations that do not stumble."""
+    replies = teller(prompts, seed)
+    records: Records = []
+    num_words = num_strange = 0
+    for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        # The first word may finish the prompt's last one.
+        text = (
+            reply.text if not prompt[-1:].isalpha() or not reply.text[:1].isalpha() else prompt.split()[-1] + reply.text
+        )
+        words = words_in(text)
+        strange = [word for word in words if word not in known and word not in words_in(prompt)]
+        num_words += len(words)
+        num_strange += len(strange)
+        records.append({"prompt": prompt, "seed": seed + index, "text": reply.text, "strange": strange})
+    return {
+        "words": round(100 - 100 * num_strange / max(1, num_words), 2),
+        "continuations without a stumble": _share([not stumbles(str(record["text"])) for record in records]),
+    }, records
 
 
 def examine(arguments: argparse.Namespace) -> dict[str, object]:
@@ -157,16 +196,22 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
     with PooledTeller(arguments.model, PRESET, arguments.workers) as teller:
         figures, stories = examine_stories(teller, held_out_requests(arguments.stories, seed), seed)
         report(f"{len(stories)} stories")
-        outside_figures, outside = examine_stories(teller, list(OUTSIDE_REQUESTS), seed)
+        outside_figures, outside = examine_stories(teller, list(OUTSIDE_REQUESTS[: arguments.prompts]), seed)
         report(f"{len(outside)} stories for requests that the grammar cannot emit")
         answer_figures, answers = examine_answers(teller, held_out_questions(arguments.questions, seed), seed)
         report(f"{len(answers)} answers about held-out stories")
-        own_figures, own_answers = examine_answers(teller, questions_about_own(stories, seed), seed)
+        own_questions = questions_about_own(stories, seed)[: arguments.questions]
+        own_figures, own_answers = examine_answers(teller, own_questions, seed)
         report(f"{len(own_answers)} answers about its own stories")
+        known = training_words(json.loads(arguments.manifest.read_text())["seed"])
+        word_figures, continuations = examine_words(teller, OUTSIDE_PROMPTS[: arguments.prompts], seed, known)
+        report(f"{len(continuations)} beginnings that the grammar cannot emit")
     figures |= {"right answers about its own story": own_figures["right answers"]}
+    figures |= word_figures
     num_documents = 0
-    if arguments.manifest:
-        figures |= examine_runs(stories, arguments.manifest, arguments.workers)
+    if not arguments.quick:
+        figures |= examine_sentences(stories)
+        figures |= examine_copies(stories, arguments.manifest, arguments.workers)
         num_documents = sum(json.loads(arguments.manifest.read_text())["documents"])
         report(f"{num_documents:,} training documents told again")
     figures |= answer_figures | {f"outside the grammar: {check}": share for check, share in outside_figures.items()}
@@ -178,6 +223,7 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
             "outside": len(outside),
             "answers": len(answers),
             "own answers": len(own_answers),
+            "prompts": len(continuations),
             "training documents": num_documents,
         },
         "figures": figures,
@@ -185,6 +231,7 @@ def examine(arguments: argparse.Namespace) -> dict[str, object]:
         "outside": outside,
         "answers": answers,
         "own_answers": own_answers,
+        "continuations": continuations,
     }
 
 
@@ -208,14 +255,16 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "build" / "storyteller" / "evaluation.json")
     parser.add_argument(
         "--manifest", type=Path, default=HERE / "manifest.json",
-        help="of the training text, which is told again to look for shared runs of words",
+        help="of the training text, which is told again to look for copies",
     )  # fmt: skip
+    parser.add_argument("--prompts", type=int, default=len(OUTSIDE_PROMPTS), help="beginnings outside the grammar")
     parser.add_argument(
-        "--skip-runs", dest="manifest", action="store_const", const=None, help="do not look for shared runs"
+        "--quick", action="store_true", help="a look in a few minutes: little of each, stories not compared"
     )
     arguments = parser.parse_args(words)
-    if arguments.manifest and not arguments.manifest.exists():
-        parser.error(f"{arguments.manifest} does not exist; --skip-runs does without it")
+    if arguments.quick:
+        arguments.stories, arguments.questions = min(arguments.stories, 20), min(arguments.questions, 30)
+        arguments.prompts = min(arguments.prompts, 16)
     return arguments
 
 

@@ -7,19 +7,14 @@ A slot may carry a form: `{a_slot}` and `{the_slot}` add an article, a capital f
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
-from math import log2
 
-# Pools of proper names: names are masked where texts are compared, so they make no text more surprising.
-_NAME_POOLS = ("of",)
 # Written with a vowel, spoken with a consonant, and the other way round.
 _CONSONANT_SOUND = ("uni", "use", "usu", "eu", "one", "ukulele")
 _VOWEL_SOUND = ("hour", "honest", "heir")
+_MARKS = re.compile(r"[\[\]|{]")
 
 Node = "str | Slot | Choice | tuple[list[Node]]"  # a pool is a tuple of its one sequence
-# What was chosen while rendering: after how many pieces of text, how surprising in bits, for which slot of the story.
-Mark = tuple[int, float, str]
 
 
 def with_article(phrase: str) -> str:
@@ -59,14 +54,12 @@ class Slot:
 
 
 class Choice:
-    """Alternatives of equal weight, and how surprising each is: equal texts count as one."""
+    """Alternatives of equal weight."""
 
-    __slots__ = ("bits", "options")
+    __slots__ = ("options",)
 
-    def __init__(self, options: list[list], sources: list[str]) -> None:
+    def __init__(self, options: list[list]) -> None:
         self.options = options
-        counts = Counter(sources)
-        self.bits = [log2(len(sources) / counts[source]) for source in sources]
 
 
 class Pools:
@@ -94,11 +87,8 @@ class Pools:
                 raise ValueError(f"pool {name!r} is defined twice")
             merged[name] = rest.strip()
         for name, body in merged.items():
-            choice = self.parse(f"[{body}]")[0]
-            if name in _NAME_POOLS:
-                choice.bits = [0.0] * len(choice.bits)
             # The list is extended in place, so templates that were parsed before their pool see it too.
-            self.reference(name).append(choice)
+            self.reference(name).append(self.parse(f"[{body.removesuffix('|')}]")[0])
 
     def names(self) -> list[str]:
         """Names of all pools, in the order they were first seen."""
@@ -126,7 +116,7 @@ class Pools:
     def _parse_sequence(self, text: str, start: int, stops: str) -> tuple[list, int]:
         sequence: list = []
         at = start
-        for match in re.compile(r"[\[\]|{]").finditer(text, start):
+        for match in _MARKS.finditer(text, start):
             if match.start() < at:
                 continue
             if match.start() > at:
@@ -143,13 +133,11 @@ class Pools:
                 sequence.append((self.reference(name[1:]),) if name.startswith("@") else Slot(name))
                 at = end + 1
             elif mark == "[":
-                choices, sources = [], []
+                options = []
                 while text[at] != "]":
-                    begin = at + 1
-                    choice, at = self._parse_sequence(text, begin, "|]")
-                    choices.append(choice)
-                    sources.append(text[begin:at])
-                sequence.append(Choice(choices, sources))
+                    option, at = self._parse_sequence(text, at + 1, "|]")
+                    options.append(option)
+                sequence.append(Choice(options))
                 at += 1
             else:
                 return sequence, at
@@ -161,64 +149,35 @@ class Pools:
 
 
 class Values(dict):
-    """Slot values of one story: strings, or parsed templates that are rendered anew at every mention.
-
-    `bits` says how surprising the value of a slot is, for the slots where that is known; `parts` names the slots whose
-    values another slot only puts together or bends.
-    """
-
-    def __init__(self, *arguments: dict[str, str]) -> None:
-        super().__init__(*arguments)
-        self.bits: dict[str, float] = {}
-        self.parts: dict[str, tuple[str, ...]] = {}
+    """Slot values of one story: strings, or parsed templates that are rendered anew at every mention."""
 
     def fill(self, sequence: list, rand: Callable[[], float]) -> str:
         """Render a parsed template; `rand` gives floats in [0, 1)."""
-        return self.trace(sequence, rand)[0]
-
-    def trace(self, sequence: list, rand: Callable[[], float]) -> tuple[str, list[Mark]]:
-        """Render a parsed template and tell what was chosen, with offsets in characters."""
         out: list[str] = []
-        marks: list[Mark] = []
-        self._render(sequence, rand, out, marks)
-        ends = [0]
-        for piece in out:
-            ends.append(ends[-1] + len(piece))
-        return "".join(out), [(ends[count], bits, slot) for count, bits, slot in marks]
+        self._render(sequence, rand, out)
+        return "".join(out)
 
-    def _render(self, sequence: list, rand: Callable[[], float], out: list[str], marks: list[Mark]) -> None:
+    def _render(self, sequence: list, rand: Callable[[], float], out: list[str]) -> None:
         for node in sequence:
             kind = type(node)
             if kind is str:
                 out.append(node)
             elif kind is Choice:
-                index = int(rand() * len(node.options))
-                self._render(node.options[index], rand, out, marks)
-                if node.bits[index]:
-                    marks.append((len(out), node.bits[index], ""))
+                self._render(node.options[int(rand() * len(node.options))], rand, out)
             elif kind is tuple:
-                self._render(node[0], rand, out, marks)
+                self._render(node[0], rand, out)
             else:
-                self._render_slot(node, rand, out, marks)
+                out.append(self._shaped(node, rand))
 
-    def _render_slot(self, slot: Slot, rand: Callable[[], float], out: list[str], marks: list[Mark]) -> None:
+    def _shaped(self, slot: Slot, rand: Callable[[], float]) -> str:
         value = self.get(slot.key)
         if value is None:
             value = self[slot.name]
-            if type(value) is str:
-                # Shaped strings stay the same within a story: remember them.
-                value = self[slot.key] = slot.shape(value)
-            else:
-                inner, inner_marks = self.trace(value, rand)
-                marks += [(len(out) + 1, bits, name) for _, bits, name in inner_marks]
-                value = slot.shape(inner)
-        if type(value) is str:
-            out.append(value)
-            for name in self.parts.get(slot.name, (slot.name,)):
-                if name in self.bits:
-                    marks.append((len(out), self.bits[name], name))
-        else:
-            self._render(value, rand, out, marks)
+            if type(value) is not str:
+                return slot.shape(self.fill(value, rand))
+            # Shaped strings stay the same within a story: remember them.
+            value = self[slot.key] = slot.shape(value)
+        return value if type(value) is str else self.fill(value, rand)
 
 
 def words_of(text: str) -> tuple[str, ...]:

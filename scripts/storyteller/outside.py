@@ -1,4 +1,4 @@
-"""Requests that the grammar cannot emit, with what each asks for: they show how far the model generalises."""
+"""What the grammar cannot emit: requests, with what each asks for, and beginnings. They show how far it generalises."""
 
 from .checkers import Wish
 
@@ -43,3 +43,18 @@ OUTSIDE_REQUESTS: tuple[tuple[str, Wish], ...] = (
         Wish("Ivo", "telescope", "he"),
     ),
 )
+
+# None of these stands in text/strange, which the training draws from.
+OUTSIDE_PROMPTS: tuple[str, ...] = (
+    "The gate swung open and", "Dear diary,", "Why do stars twinkle?", "Lantern", "Mirabel", "Bartholomew and",
+    "Hola, me llamo Ana y", "Der Mond ist aufgegangen,", "Il pleut sur la ville et", "さくら", "Зима пришла",
+    "The stock market fell sharply on Tuesday after", "Photosynthesis is the process by which",
+    "for i in range(10):", "<html><body>", "Dear Mr President,", "Knock knock.", "Who goes there?",
+    '"I will never tell you," said the spy', "The zombie apocalypse began when", "Recipe for apple pie:",
+    "3.14159", "!!!", "HELP", "once upon a tim", "The wizzard lookd at teh", "My favourite colour is",
+    "He opened the box and inside there was", "It was raining", "Two robots walked into a bar.",
+    "Mum said that", "In the year 3000", "President Lincoln", "The theory of relativity states that",
+    "Last summer we went to Greece and", "a", "The", "x = y + 2", "Wow", "Silence.", "Sherlock Holmes examined the",
+    "The goalkeeper dived to his left and", "Dear Grandma, thank you for the", "Twinkle, twinkle, little",
+    "Chapter One", "The ship sank because", "When I grow up", "On Tuesday,", "Yes, but", "Good night",
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loosens the wording of a plot: synonyms, contractions, leads before a sentence and tails behind it.
+"""Loosens the wording of a plot: synonyms, contractions, who is named how, sentences joined or parted.
 
 It works on the template text once, when the plots are loaded, so telling a story costs nothing more. A word on the
 left side of `text/synonyms.txt` may be told as any on the right; each row holds only what fits wherever it is used.
@@ -16,34 +16,22 @@ _PLAIN_VERBS = (
     "fell drew hid rang rode kept let lay knew bent dug set threw left ate woke swung crept spoke"
 )
 _PLAIN_VERB = rf"(?:{'|'.join(_PLAIN_VERBS.split())})\b(?! not)"
-_STARTS = re.compile(r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=' + _PLAIN_VERB + ")")
-
-# A noun takes an adjective where no other noun stands behind it, as in `the door handle`.
-_NO_COMPOUND = (
-    r"(?=[.,;!?|\]\"]| (?:of|in|on|at|and|with|was|that|to|by|for|from|under|behind|over|beside|until|opened|had|as|"
-    r"but|were|again|so|or|if|would|could|did|before|after|against|across|through|just|not|which|who|he|she|they|\w+ed|into|"
-    r"out|up|down|like|where|when|while|went|came|stood|lay|said|till|too|there|than)\b)"
+_STARTS = re.compile(
+    r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=\[?(?:' + _PLAIN_VERB + r"|was\b|had\b|did\b|could\b|would\b))"
 )
-_OWNERS = r"the|an?|two|three|four|every|each|another|some|\w+'s|his|her|its|their|my|your|our|one|\{his\}"
+
 # A speaker is named with `said` or another word for it, wherever the plots say plainly `said`.
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
 _LATE_TAGS = re.compile(r"(\{(?:hero|pal|friend|elder|he)\} \{@(?:said|asked|cried)\})(?=[.,])")
-_MANNER = "[|| {@softly}]"
-
-
-def _compile_looks() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Which nouns take an adjective, and the pool of adjectives of each."""
-    pools = {}
-    for line in read_text("adjectives.txt").splitlines():
-        nouns, _, pool = line.partition(": ")
-        pools.update(dict.fromkeys(nouns.split(), pool))
-    nouns = "|".join(sorted(pools, key=len, reverse=True))
-    plurals = "|".join(noun for noun in pools if noun.endswith("s"))
-    return re.compile(
-        rf"\b(?:(?:{_OWNERS}) (?P<one>{nouns})|(?:with|of|from|and|in|on|many) (?P<more>{plurals})){_NO_COMPOUND}",
-        re.IGNORECASE,
-    ), pools
+# Who is named in narration may be told by kind instead; a name that is introduced or called is not.
+_WHO = re.compile(r"(?<![\[|])\{(hero|friend)\}(?!,? \{a_|, and| the \{|[|\]])")
+_NAMING = ("called ", "named ", "name was ", "it was ", "It was ", "is ", "word for ", "[", "|")
+_ENDS = (". ", "! ", "? ", '." ', '!" ', '?" ', ".|] ", ".] ")
+_ENDS += tuple(f"{{@{pool}}} " for pool in ("night", "worry", "sad", "glad", "out", "in", "try"))
+_ENDS += ("{out2} ", "{try2} ", "{worry2} ")
+# How it was said; where the sentence ends there, the speaker may do something besides.
+_MANNER, _LAST_MANNER = "[||| {@softly}]", "[|||| {@softly}| {@doing}]"
 
 
 def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
@@ -57,8 +45,106 @@ def _compile_synonyms() -> tuple[re.Pattern[str], list[str]]:
 
 
 _PATTERN, _CHOICES = _compile_synonyms()
-# Where an adjective fits, and the pool that each noun draws from.
-NOUNS, LOOKS = _compile_looks()
+
+
+# The second of two plain sentences may be joined to the first if it begins with one of these.
+_JOINT = re.compile(
+    r"(?<=[\w}\]])\. (?:(?P<he>\{He\}) (?=(?P<verb>" + _PLAIN_VERB + r")?)|(?P<link>But|And|So|Then) (?=[\[{a-z])"
+    r"|(?P<other>\{hero\}|\{friend\}|\{elder\}|\{Pal\}|\{The_thing\}|\{His\}|\{The_helper\}|It|There|They|The|Nobody|Everybody"
+    r"|Somebody|No one|One|Not|A|Behind|In|On|At) (?!is\b))"
+)
+_LINKS = {"But": ", but", "And": ", and", "So": ", so", "Then": ", and then"}
+_LONGEST_COMMENT = 9
+_LONGEST = 22  # words of two sentences that are joined
+_CHOICE = re.compile(r"\[([^\[\]|]*)[^\[\]]*\]")
+_STARTS_ALONE = (
+    "{@said",
+    "{@asked",
+    "{@cried",
+    "said",
+    "When",
+    "If",
+    "But when",
+    "What",
+    "How",
+    "{@out",
+    "{@night",
+    "{@in",
+)
+
+
+def _is_open(text: str, at: int) -> bool:
+    """Tell whether a position lies inside a bracket or inside speech."""
+    return text.count("[", 0, at) > text.count("]", 0, at) or text.count('"', 0, at) % 2 == 1
+
+
+def _one_wording(text: str) -> str:
+    """A template with the first of each choice."""
+    while _CHOICE.search(text):
+        text = _CHOICE.sub(r"\1", text)
+    return text
+
+
+def _small(word: str) -> str:
+    """A word or slot as it stands inside a sentence."""
+    if word.startswith("{"):
+        return "{" + word[1].lower() + word[2:]
+    return word.lower()
+
+
+def _join(text: str) -> str:
+    """Let plain neighbouring sentences be joined now and then."""
+    parts, done = [], 0
+    last_joint = -1
+    for match in _JOINT.finditer(text):
+        start = max(text.rfind(stop, 0, match.start()) for stop in (". ", "! ", "? ", '" ')) + 1
+        end = min((at for stop in ".!?" if (at := text.find(stop, match.end())) >= 0), default=len(text))
+        before, after = _one_wording(text[max(start, 0) : match.start()]), _one_wording(text[match.end() : end])
+        is_plain = not any(mark in before + after for mark in '":;') and ", and " not in before
+        if (
+            _is_open(text, match.start())
+            or not is_plain
+            or not before.strip()
+            or start <= last_joint
+            or len(before.split()) + len(after.split()) > _LONGEST
+            or before.lstrip().startswith(_STARTS_ALONE)
+        ):
+            continue
+        if link := match["link"]:
+            joints = [f". {link} ", f"{_LINKS[link]} "]
+        else:
+            word = match["he"] or match["other"]
+            joints = [f". {word} ", f", and {_small(word)} "]
+            if match["verb"]:
+                joints += [" and "]
+        parts += [text[done : match.start()], "[" + "|".join(joints) + "]"]
+        done = match.end()
+        last_joint = match.start()
+    return "".join([*parts, text[done:]])
+
+
+# What only comments on what happened may be left out.
+_COMMENT = re.compile(
+    r"(?<=[.!?]) ((?:It was|It had|It looked|It felt|That was|And so|But it|Nobody|No one|There was no|His|\{His\}) "
+    r'[^.!?"]*\.)(?= [A-Z{\[]|$)'
+)
+_COMMON_SLOTS = frozenset(
+    ("he", "him", "his", "himself", "hero", "the_thing", "friend", "pal", "elder", "hands", "feet")
+)
+
+
+def _leave_out(text: str) -> str:
+    """Let short comments be left out now and then, unless they say what may be asked for."""
+
+    def replace(match: re.Match[str]) -> str:
+        slots = {slot[0].lower() + slot[1:] for slot in re.findall(r"\{(\w+)\}", match[1])}
+        is_short = len(_one_wording(match[1]).split()) <= _LONGEST_COMMENT
+        is_open = _is_open(match.string, match.start()) or match[1].count("[") != match[1].count("]")
+        if is_open or "{@" in match[1] or not is_short or slots - _COMMON_SLOTS:
+            return match[0]
+        return f" [{match[1]}|{match[1]}|]"
+
+    return _COMMENT.sub(replace, text)
 
 
 def _is_narration(text: str, at: int) -> bool:
@@ -81,21 +167,32 @@ def loosen(text: str) -> str:
         return f"[{right}]"
 
     def replace_tag(match: re.Match[str]) -> str:
-        who = "[{hero}|{hero}|{hero}|the {kind}|the {who}]" if match[2] == "hero" else f"{{{match[2]}}}"
-        return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{_MANNER}"
+        if match[1] == "{@cried}":
+            return match.group()
+        who = "[{hero}|{hero}|{hero}|the {kind}]" if match[2] == "hero" else f"{{{match[2]}}}"
+        return f"[{match[1]} {who}|{match[1]} {who}|{who} {match[1]}]{manner_at(match)}"
 
-    def add_look(match: re.Match[str]) -> str:
-        noun = match["one"] or match["more"]
-        return f"{match[0][: -len(noun)]}[|||{{@{LOOKS[noun.lower()]}}} ]{noun}"
+    def manner_at(match: re.Match[str]) -> str:
+        after = match.string[match.end() :]
+        return "" if after.startswith(", who") else _LAST_MANNER if after.startswith(".") else _MANNER
 
     def replace_start(match: re.Match[str]) -> str:
         if not _is_narration(match.string, match.start()):
             return match.group()
         if match.group(2) == "{He}":
-            return "[{He}|{He}|{He}|The {kind}|{The_who}|{@lead} {he}|{@lead} {hero}] "
-        return "[{hero}|{hero}|The {kind}|{The_who}|{@lead} {hero}] "
+            return "[{He}|{He}|{He}|{He}|{hero}|The {kind}] "
+        return "[{hero}|{hero}|{hero}|The {kind}] "
 
+    def name_or_kind(match: re.Match[str]) -> str:
+        if not _is_narration(match.string, match.start()) or match.string[: match.start()].endswith(_NAMING):
+            return match.group()
+        is_start = not match.string[: match.start()].strip() or match.string[: match.start()].endswith(_ENDS)
+        kind = f"{'The' if is_start else 'the'} {{{'kind' if match[1] == 'hero' else 'friendkind'}}}"
+        return f"[{match[0]}|{match[0]}|{kind}]" if match[1] == "hero" else f"[{match[0]}|{match[0]}|{match[0]}|{kind}]"
+
+    text = _join(_leave_out(text))
     text = _SAID.sub("{@said}", text)
-    text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(rf"\1{_MANNER}", text))
+    text = _TAGS.sub(replace_tag, _LATE_TAGS.sub(lambda match: match[1] + manner_at(match), text))
     text = _STARTS.sub(replace_start, text)
-    return NOUNS.sub(add_look, _PATTERN.sub(replace_word, text))
+    text = _WHO.sub(name_or_kind, text)
+    return _PATTERN.sub(replace_word, text)

@@ -2,7 +2,10 @@
 
 A plot is a block of lines. `plot NAME` begins it; `ask` phrases what a listener may ask for; `let x = ...` binds a
 value for the whole story; `- ...` is one way of telling a beat; `/` ends a beat, `//` also ends the paragraph;
-`~ out` allows a line of scenery there; `end` opens the other endings; `q key: questions => answers` asks for a fact.
+`~ out` allows a line of scenery there; `close` tells the last paragraph; `end` opens the other endings;
+`q key: questions => answers` asks for a fact.
+
+A thread runs beside a plot: what its `open` says of the hero's days, its `close` answers at the end.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Plot:
     lets: dict[str, list] = field(default_factory=dict)
     beats: list[Beat] = field(default_factory=list)
     endings: list[list] = field(default_factory=list)
+    closes: list[list] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
 
     def order_lets(self) -> None:
@@ -56,6 +60,16 @@ class Plot:
         for name in self.lets:
             visit(name)
         self.lets = ordered
+
+
+@dataclass(slots=True)
+class Thread:
+    """Something of the hero's days, told at the beginning and answered at the end."""
+
+    name: str
+    lets: dict[str, list] = field(default_factory=dict)
+    opens: list[list] = field(default_factory=list)
+    closes: list[list] = field(default_factory=list)
 
 
 def parse_question(line: str) -> Question:
@@ -95,6 +109,8 @@ def parse_plots(text: str) -> list[Plot]:
         elif word in ("/", "//"):
             plots[-1].beats[-1].ends_paragraph = word == "//"
             plots[-1].beats.append(Beat())
+        elif word == "close":
+            plots[-1].closes.append(POOLS.parse(loosen(rest)))
         elif word == "~":
             plots[-1].beats[-1].scenery = rest
         elif word == "end":
@@ -108,4 +124,24 @@ def parse_plots(text: str) -> list[Plot]:
     return plots
 
 
+def parse_threads(text: str) -> list[Thread]:
+    """Parse the file of threads."""
+    threads: list[Thread] = []
+    for line in text.strip().splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "thread":
+            threads.append(Thread(rest))
+        elif word == "let":
+            name, _, value = rest.partition(" = ")
+            threads[-1].lets[name] = POOLS.parse(value)
+        elif word == "open":
+            threads[-1].opens.append(POOLS.parse(loosen(rest)))
+        elif word == "close":
+            threads[-1].closes.append(POOLS.parse(loosen(rest)))
+        else:
+            raise ValueError(f"not a line of a thread: {line}")
+    return threads
+
+
 PLOTS: tuple[Plot, ...] = tuple(plot for name in text_names("plots") for plot in parse_plots(read_text(name)))
+THREADS: tuple[Thread, ...] = tuple(parse_threads(read_text("threads.txt")))

@@ -28,8 +28,12 @@ class Reply:
     is_finished: bool
 
 
-# Replies to conversations, in order; reply k is drawn with the k-th seed from the given one on.
-Teller = Callable[[list[list[Message]], int], list[Reply]]
+# What is answered: a conversation, or a text that goes on.
+Prompt = list[Message] | str
+# Replies to prompts, in order; reply k is drawn with the k-th seed from the given one on.
+Teller = Callable[[Sequence[Prompt], int], list[Reply]]
+# Enough of a continuation to see whether its words are words.
+CONTINUATION_TOKENS = 200
 
 
 class Voice:
@@ -48,11 +52,18 @@ class Voice:
         """Answer the last message."""
         token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
         prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
+        return self._generate(prompt, seed, None)
+
+    def go_on(self, text: str, seed: int) -> Reply:
+        """Continue a text for a while, as `llmcli generate` does."""
+        return self._generate(self.session.encode_prompt(text), seed, CONTINUATION_TOKENS)
+
+    def _generate(self, prompt: EncodedPrompt, seed: int, max_new_tokens: int | None) -> Reply:
         request = self.session.request(
             prompt,
             self.session.sampler(self.params, seed, prompt, SamplerFlags()),
             samples=(0,),
-            max_new_tokens=self.session.limit_new_tokens(None, len(token_ids), self.context),
+            max_new_tokens=self.session.limit_new_tokens(max_new_tokens, len(prompt.token_ids), self.context),
             stop_strings=(),
         )
         generation = self.session.generation(self.runner, request)
@@ -66,14 +77,20 @@ def _voice(folder: Path, preset: str) -> Voice:
     return Voice(folder, preset)
 
 
-def _reply_to_group(folder: Path, preset: str, group: list[tuple[list[Message], int]]) -> list[Reply]:
-    return [_voice(folder, preset).reply(messages, seed) for messages, seed in group]
+def _reply_to_group(folder: Path, preset: str, group: list[tuple[Prompt, int]]) -> list[Reply]:
+    voice = _voice(folder, preset)
+    return [
+        voice.go_on(prompt, seed) if isinstance(prompt, str) else voice.reply(prompt, seed) for prompt, seed in group
+    ]
 
 
-def _groups(conversations: list[list[Message]], seed: int) -> list[list[tuple[list[Message], int]]]:
-    """Conversations with their seeds, those that differ in the last message only together: their past is read once."""
-    seeded = [(messages, seed + index) for index, messages in enumerate(conversations)]
-    return [list(group) for _, group in groupby(seeded, key=lambda item: item[0][:-1] or item[1])]
+def _groups(prompts: Sequence[Prompt], seed: int) -> list[list[tuple[Prompt, int]]]:
+    """Prompts with their seeds; those that differ in the last message only stay together: their past is read once."""
+    seeded = [(prompt, seed + index) for index, prompt in enumerate(prompts)]
+    return [
+        list(group)
+        for _, group in groupby(seeded, key=lambda item: (isinstance(item[0], list) and item[0][:-1]) or item[1])
+    ]
 
 
 class PooledTeller:
@@ -90,7 +107,7 @@ class PooledTeller:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, conversations: list[list[Message]], seed: int) -> list[Reply]:
+    def __call__(self, prompts: Sequence[Prompt], seed: int) -> list[Reply]:
         """Replies in order."""
-        jobs = [self._pool.submit(_reply_to_group, *self._place, group) for group in _groups(conversations, seed)]
+        jobs = [self._pool.submit(_reply_to_group, *self._place, group) for group in _groups(prompts, seed)]
         return [reply for job in jobs for reply in job.result()]

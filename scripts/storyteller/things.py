@@ -38,32 +38,17 @@ umbrella, vase, vest, violin, waistcoat, wagon, walking stick, wallet, wand, wat
 wheelbarrow, whisk, whistle, wig, windmill, wooden spoon, wreath, xylophone, yo-yo""")
 COLOURS = words_of("""
 red, blue, green, yellow, orange, purple, pink, white, black, brown, grey, golden, silver, crimson, scarlet,
-turquoise, violet, amber, emerald green, sky blue, sea green, rose pink, lemon yellow, cherry red, snow white,
-midnight blue, rust red, mint green, peach, plum, lilac, navy blue, cream, honey yellow, olive green, coral,
-ruby red, copper brown, indigo, apricot, mustard, maroon, magenta, teal, beige, tan, ochre, aqua, charcoal,
-chestnut brown, brick red, moss green, lime green, pea green, bottle green, ice blue, ink blue, powder blue,
-cornflower blue, royal blue, steel grey, dove grey, ash grey, soot black, coal black, pearl white, milk white,
-butter yellow, mustard yellow, straw yellow, sunflower yellow, salmon pink, shell pink, rosy, berry red, brick
-orange, pumpkin orange, carrot orange, toffee brown, chocolate brown, walnut brown, lavender, mauve, heather
-purple, grape purple""")
+turquoise, violet, sky blue, cherry red, navy blue, cream, lilac, mint green, rose pink, lemon yellow, dark green,
+dark blue, light blue, bright red, bright yellow, pale green, pale blue, snow white""")
 MATERIALS = words_of("""
-brass, wooden, copper, glass, paper, tin, clay, woollen, leather, stone, velvet, silk, pewter, ivory, bamboo,
-straw, felt, porcelain, marble, cotton, iron, knitted, wicker, pearl, crystal, birch-bark, oak, linen, bronze,
-cardboard, steel, pine, cherrywood, walnut, ebony, china, chalk, wax, amber, jade, enamel, canvas, hemp,
-flannel, satin, tweed, corduroy, lace, muslin, sheepskin, feathered, earthenware, plaster, sugar, rubber,
-slate, granite, driftwood""")
+brass, wooden, copper, glass, paper, tin, clay, woollen, leather, stone, velvet, silk, pewter, bamboo, straw, felt,
+china, marble, cotton, iron, knitted, wicker, crystal, oak, bronze, cardboard, steel, amber, canvas, rubber""")
 LOOKS = words_of("""
-tiny, little, old, round, crooked, shiny, dusty, striped, spotted, patched, painted, folded, rusty, smooth,
-curly, odd, heavy, long, small, polished, chipped, battered, wonderful, dented, plain, glittering, bent,
-square, wobbly, fancy, lucky, mended, carved, floppy, squeaky, faded, speckled, pointed, lopsided, enormous,
-plump, slender, stout, frilly, fuzzy, woolly, velvety, silky, sticky, slippery, creaky, humming, rattling,
-whistling, shabby, splendid, handsome, humble, homely, peculiar, curious, ordinary, famous, ancient,
-brand-new, second-hand, borrowed, well-worn, weather-beaten, cracked, scratched, twisted, knotted,
-embroidered, engraved, gilded, varnished, lacquered, chequered, tartan, flowery, starry, stripy, dotted,
-wrinkled, crumpled, oval, flat, hollow, three-cornered, pocket-sized, gigantic, dainty, sturdy, rickety,
-bulging, narrow, wide, musical, sparkling, gleaming, glossy, sooty, mossy, sandy, sweet-smelling, double,
-magic""")
-NUM_LOOKS = len(COLOURS) + len(MATERIALS) + len(LOOKS)
+tiny, little, old, round, crooked, shiny, dusty, striped, spotted, patched, painted, rusty, smooth, odd, heavy, long,
+small, polished, chipped, battered, wonderful, dented, plain, glittering, bent, square, wobbly, fancy, lucky, mended,
+carved, squeaky, faded, speckled, pointed, enormous, fuzzy, creaky, humming, shabby, splendid, handsome, curious,
+ordinary, famous, ancient, brand-new, second-hand, borrowed, cracked, twisted, starry, dotted, flat, pocket-sized,
+sturdy, sparkling, gleaming, magic""")
 _FIRST_HALVES = words_of("""
 moon, star, sun, rain, wind, cloud, snow, thunder, honey, river, dream, whisper, shadow, frost, flower, moss,
 button, feather, song, mirror, sugar, pepper, bubble, echo, morning, evening, winter, summer, dragon, giggle,
@@ -73,8 +58,8 @@ kite, lamp, bell, boat, drum, cup, hat, lantern, spoon, key, box, stone, whistle
 feather, flute, map, mirror, pot, ribbon, ring, scarf, shell, shoe, top, wheel, wand, jar, net, book, horn,
 fiddle, broom, blanket, mug, compass, button""")
 
-# Share of things that are everyday words of any sort, or oddly spelled.
-_ODD_SHARE = 0.18
+# Share of things such as a moon-kite.
+_COMPOUND_SHARE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +76,30 @@ class Thing:
         return f"{self.adjective} {self.noun}" if self.adjective else self.noun
 
 
-def _choose_noun(random: Random, invented_share: float) -> str:
-    roll = random.random()
-    if roll < _ODD_SHARE:
-        # A thing that is held out may still be the first half of another.
-        word = odd_word(random) if random.random() < 0.7 else random.choice(ORDINARY)
-        is_half = word in ORDINARY or random.random() < 0.2
-        return f"{word} {random.choice(_LAST_HALVES)}" if is_half else word
-    if roll >= _ODD_SHARE + (1 - _ODD_SHARE) * invented_share:
-        return random.choice(ORDINARY)
-    roll = random.random()
-    if roll < 0.45:
-        word = invent_word(random)
-        return word
+def _choose_noun(random: Random, rare_share: float) -> str:
+    if random.random() < rare_share:
+        roll = random.random()
+        if roll < 0.4:
+            return odd_word(random)
+        if roll < 0.6:
+            return f"{odd_word(random)} {random.choice(_LAST_HALVES)}"
+        return invent_word(random) if roll < 0.8 else f"{random.choice(ORDINARY).split()[-1]}-{invent_word(random)}"
     first, last = random.choice(_FIRST_HALVES), random.choice(_LAST_HALVES)
-    if roll < 0.7 and first != last:
+    if random.random() < _COMPOUND_SHARE and first != last:
         return f"{first}-{last}"
-    if roll < 0.85:
-        return f"{invent_word(random)} {last}"
-    return f"{random.choice(ORDINARY).split()[-1]}-{invent_word(random)}"
+    return random.choice(ORDINARY)
 
 
-def choose_thing(random: Random, shape: str, split: str, invented_share: float) -> Thing:
-    """Choose a thing that this split may put into this shape."""
+def choose_thing(random: Random, shape: str, split: str, rare_share: float) -> Thing:
+    """Choose a thing that this split may put into this shape; a share of things is rare, as names are."""
     while True:
-        noun = _choose_noun(random, invented_share)
+        noun = _choose_noun(random, rare_share)
         if is_thing_allowed(noun, shape, split):
             break
     roll = random.random()
-    colour = random.choice(COLOURS) if roll < 0.5 else ""
-    adjective = colour or random.choice(MATERIALS if roll < 0.72 else LOOKS)
+    # Plain colours come up most.
+    colour = random.choice(COLOURS[:12] if roll < 0.3 else COLOURS) if roll < 0.5 else ""
+    adjective = colour or random.choice(MATERIALS if roll < 0.7 else LOOKS)
     if adjective.split()[0] in noun.split():  # no tin tin, no wooden wooden spoon
         return Thing(noun, "lucky", "")
     return Thing(noun, adjective, colour)

@@ -11,10 +11,12 @@ import string
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import sentencepiece
 
-from .corpus import Document, documents
+from .beginnings import Document
+from .corpus import documents
 
 VOCAB_SIZE = 4096
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -29,17 +31,22 @@ CHAT_TEMPLATE = (
 
 _CHUNK = re.compile(r" ?[^ \n]+|\n| ")
 _CACHE_LIMIT = 200_000
+# Share of what users type that is split into other pieces than usual, and how many of its joints stay open.
+SPLIT_SHARE = 0.3
+SPLIT_DROPOUT = 0.15
 
 
 def _training_text(num_documents: int) -> Iterator[str]:
     # Every required character must be seen, or some versions of the trainer give up.
     yield string.ascii_letters + string.digits + string.punctuation
     for document in islice(documents(seed=0, shard=1_000_000), num_documents):
-        for _, text in document:
+        for role, text in document:
+            if role == "given":
+                continue  # strange text needs no pieces of its own
             yield from (line for line in text.split("\n") if line)
 
 
-def train_tokenizer(path: Path, num_documents: int = 12_000) -> None:
+def train_tokenizer(path: Path, num_documents: int = 6_000) -> None:
     """Train the vocabulary on documents of a shard of its own and write `tokenizer.model`."""
     model = io.BytesIO()
     characters = string.ascii_letters + string.digits + string.punctuation
@@ -57,7 +64,9 @@ def train_tokenizer(path: Path, num_documents: int = 12_000) -> None:
 class Encoder:
     """Encodes documents with a cache of words: a piece never crosses a space, so words can be looked up one by one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seed: int = 0) -> None:
+        sentencepiece.set_random_generator_seed(seed)
+        self._random = Random(seed)
         self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._cache: dict[str, list[int]] = {}
 
@@ -74,15 +83,24 @@ class Encoder:
             ids += piece_ids
         return ids
 
+    def encode_typed(self, text: str) -> list[int]:
+        """Token ids of what a user types; now and then in other pieces, so that no sequence of pieces is a surprise."""
+        if self._random.random() >= SPLIT_SHARE:
+            return self.encode(text)
+        return self.processor.encode(text, enable_sampling=True, alpha=SPLIT_DROPOUT, nbest_size=-1)
+
     def encode_document(self, document: Document, max_tokens: int) -> tuple[list[int], list[bool]]:
         """Ids of a document, and for each whether the loss counts it: raw text and what the assistant says.
 
-        Exchanges that do not fit are left off the end.
+        A piece of the role "given" is the beginning of the raw text behind it, and not counted. Exchanges that do not
+        fit are left off the end.
         """
         ids, counts = [BOS_ID], [False]
         for role, text in document:
-            body = self.encode(text)
-            if role:
+            body = self.encode(text) if role in ("", "assistant") else self.encode_typed(text)
+            if role == "given":
+                pass
+            elif role:
                 body = [MARKER_IDS[f"<|{role}|>"], *body, END_ID]
             else:
                 body.append(EOS_ID)

@@ -263,7 +263,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--separate-documents", action="store_true", help="no attention between documents of a row")
     parser.add_argument("--fresh", action="store_true", help="ignore a checkpoint that is there")
     return parser.parse_args(words)

@@ -12,7 +12,7 @@ from results import Result
 from llmcli.config.presets import load_preset
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, save_conversation
-from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.resources import STORYTELLER, STORYTELLER_BF16, resource_folder
 
 SAID = "Using the built-in storyteller, a small demonstration (choose another model with --model)\n"
 
@@ -52,6 +52,26 @@ def test_a_folder_of_its_name_is_a_folder(
     monkeypatch.chdir(tmp_path)
     llmcli("tokenize", "Hi", "-m", STORYTELLER).expect_error(3, STORYTELLER, "tokenizer")
     assert llmcli("tokenize", "Hi").exit_code == 0
+
+
+def test_the_model_in_16_bits_has_a_name(
+    llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = tmp_path / "package" / "resources"
+    resources.mkdir(parents=True)
+    monkeypatch.setattr("llmcli.resources._PACKAGE", resources.parent)
+    monkeypatch.chdir(tmp_path)
+    missing = llmcli("info", STORYTELLER_BF16)  # not in this package: a folder of that name, or nothing
+    assert missing.exit_code != 0
+    assert STORYTELLER_BF16 in missing.stderr
+    assert str(tmp_path) not in missing.stderr
+    (resources / STORYTELLER_BF16).symlink_to(tiny_llama)
+    found = llmcli("info", STORYTELLER_BF16, "--json")
+    assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["folder"] == str(resources / STORYTELLER_BF16)
+    assert llmcli("tokenize", "Hi", "-m", STORYTELLER_BF16).exit_code == 0
+    (tmp_path / STORYTELLER_BF16).mkdir()
+    assert llmcli("tokenize", "Hi", "-m", STORYTELLER_BF16).exit_code != 0  # a folder here wins
 
 
 def test_its_defaults_are_the_story_preset(llmcli: Callable[..., Result]) -> None:

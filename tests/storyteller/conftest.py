@@ -18,16 +18,6 @@ def stories():
 
 
 @pytest.fixture(scope="session")
-def pages():
-    """The pages of stories of every shape, with the marks of what was chosen."""
-    from storyteller.plots import PLOTS
-    from storyteller.story import write_page
-
-    random = Random("pages")
-    return [write_page(random, "train", plot) for plot in PLOTS for _ in range(3)]
-
-
-@pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     from storyteller.tokenizer import train_tokenizer
 

@@ -2,13 +2,13 @@ import json
 import re
 from random import Random
 
-import numpy as np
 import pytest
-from storyteller.checkers import Wish, is_right, judge_story
+from storyteller.checkers import Wish, is_right, judge_story, num_images, stumbles
 from storyteller.corpus import document_with_stories, shard_random
 from storyteller.dialogue import fact_turns
-from storyteller.overlap import masked_words, run_hashes, shared_runs
-from storyteller.story import sentences_of, tell
+from storyteller.originality import closest_shares, training_words, words_in
+from storyteller.sentences import masked_sentences, sentences_of, shared_sentences
+from storyteller.story import tell
 
 OTHER = {"she": "he", "her": "his", "hers": "his", "herself": "himself", "he": "she", "him": "her", "his": "her",
          "himself": "herself", "it": "she", "its": "her", "they": "he", "their": "his", "them": "him"}  # fmt: skip
@@ -38,6 +38,17 @@ def cut_end(random, story):
     return story.text[: random.randrange(len(story.text) // 2, len(story.text) - 2)]
 
 
+def double_word(random, story):
+    words = story.text.split(" ")
+    places = [at for at, word in enumerate(words) if word.isalpha() and word not in ("had", "that", "Had", "That")]
+    at = random.choice(places)
+    return " ".join([*words[: at + 1], *words[at:]])
+
+
+def add_images(random, story):
+    return story.text + " He ran like a hare, as quick as a fox, as if he were late, like the wind."
+
+
 @pytest.fixture(scope="module")
 def clean():
     random = Random("clean")
@@ -55,7 +66,14 @@ def test_clean_stories_pass(clean):
 
 @pytest.mark.parametrize(
     ("corrupt", "check"),
-    [(swap_name, "wish"), (swap_pronoun, "pronouns"), (repeat_sentence, "no repeats"), (cut_end, "ended")],
+    [
+        (swap_name, "wish"),
+        (swap_pronoun, "pronouns"),
+        (repeat_sentence, "no repeats"),
+        (cut_end, "ended"),
+        (double_word, "no stumbles"),
+        (add_images, "few images"),
+    ],
 )
 def test_corrupted_stories_are_found(clean, corrupt, check):
     random = Random(5)
@@ -89,50 +107,55 @@ def test_an_open_pronoun_must_only_be_kept(clean):
 
 
 def test_masking_hides_names_and_things():
-    words = masked_words(
-        "Ember lost her red kite. Then Ember's kite, said Bo, flew off on Monday.", ("red kite", "kite")
+    text = 'Ember lost her red kite. "Then Ember\'s kite," said Bo, "flew off on Monday." Oh no!'
+    assert masked_sentences(text, "kite") == ["name lost her thing", "then name thing said name flew off on monday"]
+    other = (
+        text.replace("Ember", "Zoe").replace("Bo,", "Mr Quill,").replace("red kite", "tin zonk").replace("kite", "zonk")
     )
-    assert words == [
-        "name",
-        "lost",
-        "her",
-        "thing",
-        "then",
-        "name",
-        "thing",
-        "said",
-        "name",
-        "flew",
-        "off",
-        "on",
-        "monday",
-    ]
+    assert masked_sentences(other, "zonk") == masked_sentences(text, "kite")
 
 
-def test_run_hashes_depend_only_on_the_run():
-    words = [f"w{i}" for i in range(60)]
-    hashes = run_hashes(words)
-    assert len(hashes) == 36
-    assert len(set(hashes.tolist())) == 36
-    assert np.array_equal(run_hashes(words[10:40]), hashes[10:16])
-    assert len(run_hashes(words[:24])) == 0
+def test_shared_sentences_are_those_of_another_story():
+    stories = [["a b c d", "e f g h", "e f g h"], ["a b c d"], ["x y z w"]]
+    assert shared_sentences(stories) == [["a b c d"], ["a b c d"], []]
 
 
-def test_shared_runs_are_found_in_text_told_again(tmp_path):
+def test_copies_are_found_in_text_told_again(tmp_path):
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps({"seed": 9, "documents": [20, 20]}))
     random = shard_random(9, 1, "train")
     told = [story for _ in range(20) for story in document_with_stories(random, "train")[1]]
-    story = told[-1]
-    things = (story.facts["thing"], story.facts["thing_full"])
-    # Another name and another thing do not hide the copy.
-    copied = (
-        story.text.replace(story.facts["name"], "Wimblo")
-        .replace(story.facts["thing_full"], "blue zonk")
-        .replace(story.facts["thing"], "zonk")
-    )
-    fresh = " ".join(f"word{i}" for i in range(80))
-    shared = shared_runs([(story.text, things), (copied, ("blue zonk", "zonk")), (fresh, ())], manifest)
-    assert len(shared[0]) > 100
-    assert len(shared[1]) > 50
-    assert shared[2] == []
+    story, thing = told[-1], told[-1].facts["thing"]
+    # Another name and another thing do not hide the copy; half a copy is half a copy.
+    copied = story.text.replace(story.facts["name"], "Wimblo").replace(thing, "zonk")
+    masked = masked_sentences(story.text, thing)
+    half = sorted(set(masked))[: len(set(masked)) // 2]
+    fresh = [f"nobody said word {i} before" for i in range(len(half))]
+    shares = closest_shares([masked, masked_sentences(copied, "zonk"), half + fresh, fresh], manifest)
+    assert shares[0] == 1.0
+    assert shares[1] > 0.8
+    assert shares[2] == pytest.approx(0.5)
+    assert shares[3] == 0.0
+
+
+def test_known_words_are_those_of_training():
+    words = training_words(seed=9, num_documents=200)
+    assert {"the", "there", "felt", "lived"} <= words
+    assert not {"snurk", "photosynthesis"} & words
+    assert words_in("Don't stop, Zoë: 3 re-reads!") == ["don", "t", "stop", "zo", "re", "reads"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("She has seen seen it.", ["seen seen"]), ("He had had it, and that that was.", []), ("No, no, no.", [])],
+)
+def test_stumbles(text, found):
+    assert stumbles(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("He ran like a hare, as quick as a fox, as if late.", 3), ("He liked a hare, as well as tea.", 0)],
+)
+def test_images_are_counted(text, count):
+    assert num_images(text) == count

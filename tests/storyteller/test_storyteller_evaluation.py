@@ -11,7 +11,7 @@ from storyteller.checkers import Wish
 from storyteller.evaluate import examine, held_out_requests, parse, print_table, questions_about_own
 from storyteller.held_out import held_out_text
 from storyteller.split import is_held_out
-from storyteller.tellers import PooledTeller, Voice, _groups
+from storyteller.tellers import PooledTeller, Reply, Voice, _groups
 
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.tokenizer.load import load_tokenizer
@@ -46,8 +46,8 @@ def test_questions_about_one_story_stay_together():
     def ask(*texts):
         return [{"role": "user", "content": text} for text in texts]
 
-    groups = _groups([ask("a"), ask("b"), ask("s", "1"), ask("s", "2"), ask("t", "1")], 7)
-    assert [[seed for _, seed in group] for group in groups] == [[7], [8], [9, 10], [11]]
+    groups = _groups([ask("a"), ask("b"), ask("s", "1"), ask("s", "2"), ask("t", "1"), "text", "more"], 7)
+    assert [[seed for _, seed in group] for group in groups] == [[7], [8], [9, 10], [11], [12], [13]]
 
 
 def test_requests_name_what_is_held_out():
@@ -70,7 +70,7 @@ def examination():
     """Two stories, one for a request that the grammar cannot emit, two answers, and answers about the two stories."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "OUTSIDE_REQUESTS", [("A goose named Gerda and a bucket.", Wish("Gerda", "bucket"))])
-        return examine(parse(["--stories", "2", "--questions", "2", "--workers", "1", "--skip-runs"]))
+        return examine(parse(["--stories", "2", "--questions", "2", "--workers", "1", "--prompts", "2", "--quick"]))
 
 
 def test_figures_are_shares_of_the_verdicts(examination):
@@ -79,7 +79,8 @@ def test_figures_are_shares_of_the_verdicts(examination):
         assert figures[check] == 100 * sum(record[check] for record in stories) / 2
         assert figures[f"outside the grammar: {check}"] == 100 * examination["outside"][0][check]
     assert figures["right answers"] == 100 * sum(record["right"] for record in examination["answers"]) / 2
-    assert len(examination["own_answers"]) == len(questions_about_own(stories, 1)) > 2
+    assert len(examination["own_answers"]) == min(2, len(questions_about_own(stories, 1)))
+    assert [len(record["text"]) > 20 for record in examination["continuations"]] == [True, True]
     assert [record["seed"] for record in stories] == [1, 2]
 
 
@@ -132,7 +133,24 @@ def test_the_build_goes_on_where_it_was(tmp_path):
     assert build(*rest) == ["storyteller.card"]
 
 
-def test_a_missing_manifest_is_refused_at_once(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        parse(["--manifest", str(tmp_path / "none.json")])
-    assert "--skip-runs does without it" in capsys.readouterr().err
+def test_stories_are_compared_with_one_another_and_with_the_training_text(monkeypatch, tmp_path):
+    told = {"story": "Once Ann found a red key. She sang to the moon all night.", "thing": "key"}
+    other = {"story": "Once Bob found a tin zonk. Nobody ever knew what it was.", "thing": "zonk"}
+    records = [dict(told), dict(other)]
+    assert evaluate.examine_sentences(records) == {"own sentences": 50.0}
+    assert records[0]["shared_sentences"] == ["once name found a thing"]
+    monkeypatch.setattr(evaluate, "closest_shares", lambda stories, manifest, workers: [0.5, 0.51])
+    figures = evaluate.examine_copies(records, tmp_path, 1)
+    assert figures == {"no copy": 50.0, "most of a story that one training story has": 51.0}
+
+
+def test_words_that_are_none_are_found():
+    replies = {"The gat": "e opened.", "Dear Quux,": " the gate blorfed Quux.", "a": " gate gate."}
+
+    def teller(prompts, seed):
+        return [Reply(replies[prompt], False) for prompt in prompts]
+
+    figures, records = evaluate.examine_words(teller, list(replies), 5, {"the", "gate", "opened"})
+    assert [record["strange"] for record in records] == [[], ["blorfed"], []]
+    assert figures == {"words": pytest.approx(100 - 100 / 8, abs=0.01), "continuations without a stumble": 66.7}
+    assert [record["seed"] for record in records] == [5, 6, 7]

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from storyteller.card import facts_of, write_card
-from storyteller.evaluate import CRITERIA
+from storyteller.card import TEMPLATE, facts_of, write_card
+from storyteller.evaluate import CHECKS, CRITERIA
 from storyteller.model import Llama, Shape
 from storyteller.told import quotations, quote, refresh
 
@@ -22,12 +22,19 @@ SHOWN = [(path, *told) for path in (ROOT / "README.md", CARD) for told in quotat
 
 def test_what_is_shown():
     commands = [command.split()[0] for path, command, _ in SHOWN if path == CARD]
-    assert commands == ["generate"] * 3 + ["chat"]
+    assert set(commands[:-1]) == {"generate"}
+    assert commands[-1] == "chat"
     assert SHOWN[-1][1].count("--message") == 4
     readme = (ROOT / "README.md").read_text()
     first = next(line for line in readme.splitlines() if line.startswith("    scripts/"))
     assert first.startswith('    scripts/llmcli generate "Once upon a time" --seed ')
     assert SHOWN[0][1] == first.split("llmcli ")[1]
+
+
+def test_a_card_shows_five_stories_of_consecutive_seeds():
+    commands = [command for command, _ in quotations(TEMPLATE.read_text())]
+    assert [command.split()[0] for command in commands] == ["generate"] * 5 + ["chat"]
+    assert [command.split("--seed ")[1] for command in commands[:5]] == list("12345")
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=[f"{path.parent.name}-{command[:20]}" for path, command, _ in SHOWN])
@@ -54,12 +61,18 @@ def test_the_export_is_int8_and_as_good_as_its_source():
 
 
 def examination(**figures):
-    checks = ("wish", "ended", "no repeats", "pronouns")
     return {
         "preset": "story",
         "seed": 1,
-        "counts": {"stories": 200, "outside": 24, "answers": 300, "own answers": 900, "training documents": 1234567},
-        "figures": {**{f"outside the grammar: {check}": 12.5 for check in checks}, **figures},
+        "counts": {
+            "stories": 200,
+            "outside": 24,
+            "answers": 300,
+            "own answers": 900,
+            "prompts": 50,
+            "training documents": 1234567,
+        },
+        "figures": {**{f"outside the grammar: {check}": 12.5 for check in CHECKS}, **figures},
     }
 
 
@@ -67,13 +80,14 @@ def test_the_facts_of_the_card():
     config = json.loads((FOLDER / "config.json").read_text())
     shape = Shape(**{name: config[name] for name in Shape().to_dict()})
     figures = {name: 77.7 for name, _, _ in CRITERIA}
-    facts = facts_of(FOLDER, examination(**figures, **{"runs of 25 words that are not shared": 99.5}))
+    facts = facts_of(FOLDER, examination(**figures, **{"most of a story that one training story has": 31.4}))
     assert facts["num_parameters"] == f"{Llama(shape).num_parameters() / 1e6:.0f}"
     assert facts["seeds"] == "seeds 1 to 200"
-    assert "1,234,567 training documents" in facts["runs"]
+    assert "1,234,567 training documents" in facts["closest"]
+    assert "more than 31 % of the sentences" in facts["closest"]
     assert facts["figures"].count("| 77.7 % |") == len(CRITERIA)
-    assert facts["figures"].count("| 12.5 % |") == 4
-    assert facts_of(FOLDER, examination(wish=1.0))["runs"] == ""
+    assert facts["figures"].count("| 12.5 % |") == len(CHECKS)
+    assert facts_of(FOLDER, examination(wish=1.0))["closest"] == ""
 
 
 def test_a_card_is_written(tmp_path, monkeypatch):

@@ -40,8 +40,22 @@ def test_the_loss_counts_only_what_is_told(tokenizer):
     ids, counts = encoder.encode_document([("", "Once.")], 1024)
     assert counts == [False] + [True] * (len(ids) - 1)
     assert ids[-1] == EOS_ID
+    ids, counts = encoder.encode_document([("given", "Qzx 7"), ("", " went home.")], 1024)
+    told = [i for i, counted in zip(ids, counts, strict=True) if counted]
+    assert told == [*encoder.encode(" went home."), EOS_ID]
+    assert encoder.processor.decode(ids[1 : -len(told)]) == "Qzx 7"
     short, _ = encoder.encode_document([("user", "Hi"), ("assistant", "Hello! " * 50)], 20)
     assert len(short) <= 20
+
+
+def test_what_is_typed_comes_in_other_pieces_now_and_then(tokenizer):
+    text = "Tell me a story about a fox."
+    encoder = Encoder(tokenizer, 3)
+    typed = [encoder.encode_typed(text) for _ in range(200)]
+    others = sum(ids != encoder.encode(text) for ids in typed)
+    assert 20 < others < 100
+    assert {encoder.processor.decode(ids) for ids in typed} == {text}
+    assert [Encoder(tokenizer, 3).encode_typed(text)] == typed[:1]
 
 
 def test_rows_hold_whole_documents(tokenizer):
