@@ -26,7 +26,6 @@ from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.terminal import has_color, terminal
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import STORYTELLER_BF16, built_in_model
-from llmcli.runners.interrupts import interrupts_held_back
 
 MAX_COLUMNS = 80
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -115,7 +114,8 @@ def tour(
 
     llmcli tour --plain | less
     """
-    is_asking = not plain and sys.stdin.isatty() and sys.stdout.isatty()
+    has_reader = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()  # None: the caller closed it
+    is_asking = has_reader and not plain
     exit_code = failed_step = 0
     try:
         with _temporary_folder() as name:
@@ -172,7 +172,9 @@ def _walk(folder: Path, is_asking: bool, *, with_color: bool) -> tuple[int, int]
 def _run(step: Step, folder: Path, *, with_color: bool) -> int:
     """Run a step's command in the folder and return its exit code.
 
-    It finds the package that this process runs. A Ctrl-C is first the command's, and strikes here when that has ended.
+    It finds the package that this process runs.
+
+    Raises: KeyboardInterrupt when the command has ended.
     """
     search_path = os.pathsep.join(filter(None, (_PACKAGE_PARENT, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": search_path}
@@ -181,11 +183,19 @@ def _run(step: Step, folder: Path, *, with_color: bool) -> int:
     if terminal.is_debug:
         environment["LLMCLI_DEBUG"] = "1"
     command = [sys.executable, "-m", "llmcli", *shlex.split(step.command)[1:]]
-    with interrupts_held_back():
-        finished = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False
-        )
-    return finished.returncode
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stdout,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal gave it to the command too, which may have a last word
+            process.wait()
+            raise
 
 
 def _offer_page(page: Path, is_asking: bool) -> None:

@@ -14,6 +14,7 @@ import pytest
 from results import Result
 
 from llmcli.cli import tour
+from llmcli.cli.main import run as run_here
 from llmcli.cli.output.color import TRUE_COLORS
 from llmcli.cli.output.page_kit import PAGE_MARK
 from llmcli.cli.output.tokens import level_names
@@ -252,14 +253,30 @@ def test_a_closed_pipe_ends_the_tour_quietly(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_that_fails_ends_the_tour(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_ends_the_tour(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     steps = (Step("A", "a", "llmcli --version"), Step("B", "b", "llmcli info ./nowhere"), Step("C", "c", "llmcli"))
     monkeypatch.setattr(tour, "plan_tour", lambda with_color: steps)
-    result = llmcli("tour", "--plain")
-    assert result.exit_code == 3
-    assert result.stderr == "error: step 2 of the tour failed, its error is above; the other steps did not run\n"
-    assert "3 of 3" not in result.stdout
-    assert result.stdout.endswith(f"\n{LAST_LINE}\n")
+    assert run_here(["tour", "--plain"]) == 3
+    told = capfd.readouterr()
+    assert told.err == "error: step 2 of the tour failed, its error is above; the other steps did not run\n"
+    assert "\nerror: model folder nowhere does not exist" in told.out
+    assert "3 of 3" not in told.out
+    assert told.out.endswith(f"\n\n{LAST_LINE}\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
+    code = (
+        "import sys; from llmcli.cli import main, tour\n"
+        "tour.plan_tour = lambda with_color: (tour.Step('A', 'a', 'llmcli presets'),)\n"
+        "sys.exit(main.main())"
+    )
+    command = f"{shlex.join([sys.executable, '-c', code, 'tour'])} {closed}"
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith(f"\n\n{LAST_LINE}\n") == (closed != ">&-")
 
 
 def test_no_room_for_a_temporary_folder(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
