@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -141,7 +140,7 @@ def _temporary_folder() -> TemporaryDirectory[str]:
 def _walk(folder: Path, is_asking: bool, *, with_color: bool) -> tuple[int, int]:
     """Take the steps in their order; return the exit code and the number of a step that failed, or zeros.
 
-    Raises: KeyboardInterrupt, also if it was the step's command that a Ctrl-C ended.
+    Raises: KeyboardInterrupt.
     """
     steps = plan_tour(with_color=with_color)
     _say(
@@ -160,10 +159,7 @@ def _walk(folder: Path, is_asking: bool, *, with_color: bool) -> tuple[int, int]
         if answer == "q":
             return 0, 0
         if answer == "":
-            exit_code = _run(step, folder, with_color=with_color)
-            if exit_code in (EXIT_INTERRUPTED, -signal.SIGINT):
-                raise KeyboardInterrupt
-            if exit_code:
+            if exit_code := _run(step, folder, with_color=with_color):
                 return exit_code, number
     _offer_page(folder / _PAGE, is_asking)
     return 0, 0

@@ -171,7 +171,7 @@ def test_ctrl_c_in_a_step_leaves(read: Callable[..., Reader]) -> None:
 def test_keys_typed_during_a_step_answer_no_question(read: Callable[..., Reader]) -> None:
     reader = read()
     reader.answer("s", "")
-    reader.child.send("\nq\n")
+    reader.child.send("q\n")
     reader.expect("3 of 6")
     reader.answer("s")
     reader.expect("4 of 6")
