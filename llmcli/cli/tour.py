@@ -158,9 +158,8 @@ def _walk(folder: Path, is_asking: bool, *, with_color: bool) -> tuple[int, int]
         answer = _ask("Enter runs it, s skips it, q leaves: ", ("", "s", "q")) if is_asking else ""
         if answer == "q":
             return 0, 0
-        if answer == "":
-            if exit_code := _run(step, folder, with_color=with_color):
-                return exit_code, number
+        if answer == "" and (exit_code := _run(step, folder, with_color=with_color)):
+            return exit_code, number
     _offer_page(folder / _PAGE, is_asking)
     return 0, 0
 
