@@ -23,6 +23,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("tour", "tour", "tour", "Try llmcli in one minute, with the built-in storyteller."),
     Command("generate", "generate", "generate", "Continue a prompt, or answer one with --chat."),
     Command("chat", "chat", "chat", "Talk with a model."),
     Command("batch", "batch", "batch", "Run many prompts from a file and write one line of JSON for each."),

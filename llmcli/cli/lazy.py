@@ -51,6 +51,7 @@ PLACES = {
     "describe_run": "receipt.describe:describe_run",
     "describe_samples": "receipt.describe:describe_samples",
     "diff": "measure.diff:diff",
+    "discard_typed_keys": "cli.chat_session.key_echo:discard_typed_keys",
     "distant_card": "cli.card_target:distant_card",
     "draw_bar": "cli.bar:draw_bar",
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     from llmcli.cli.bar import draw_bar
     from llmcli.cli.card_target import CardTarget, distant_card, product_types
     from llmcli.cli.chat_session.keeping import Keeper
-    from llmcli.cli.chat_session.key_echo import keys_unseen
+    from llmcli.cli.chat_session.key_echo import discard_typed_keys, keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget

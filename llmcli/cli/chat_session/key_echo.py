@@ -52,6 +52,11 @@ def keys_unseen() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def discard_typed_keys() -> None:
+    """Forget the keys that wait on standard input, a terminal."""
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
 def _set_echo(descriptor: int, is_on: bool) -> None:
     if os.tcgetpgrp(descriptor) != os.getpgrp():  # a job in the background: the terminal is someone else's
         return
