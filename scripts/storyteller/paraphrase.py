@@ -20,6 +20,9 @@ _STARTS = re.compile(
     r'(^|(?<=[.!?] )|(?<=[.!?]" ))(\{He\}|\{hero\}) (?=\[?(?:' + _PLAIN_VERB + r"|was\b|had\b|did\b|could\b|would\b))"
 )
 
+# After a question or a cry this goes on with the sentence: `"Who is it?" {hero} asked`.
+_SPEECH = re.compile(r"\[?(?:\{@(?:said|asked|cried)|(?:asked|said|cried|called|whispered|shouted|thought)\b)")
+
 # A speaker is named with `said` or another word for it, wherever the plots say plainly `said`.
 _SAID = re.compile(r"\bsaid\b(?= \{)|(?<=[,!?]\" \{\w\} )said\b(?=[.,])")
 _TAGS = re.compile(r"(\{@(?:said|asked|cried)\}) \{(hero|pal|friend|elder)\}(?=[.,])")
@@ -54,6 +57,7 @@ _JOINT = re.compile(
     r"|Somebody|No one|One|Not|A|Behind|In|On|At) (?!is\b))"
 )
 _LINKS = {"But": ", but", "And": ", and", "So": ", so", "Then": ", and then"}
+_SUBJECTS = ("{He}", "{hero}", "The {kind}")  # who does the second thing must have done the first
 _LONGEST_COMMENT = 9
 _LONGEST = 22  # words of two sentences that are joined
 _CHOICE = re.compile(r"\[([^\[\]|]*)[^\[\]]*\]")
@@ -115,7 +119,7 @@ def _join(text: str) -> str:
         else:
             word = match["he"] or match["other"]
             joints = [f". {word} ", f", and {_small(word)} "]
-            if match["verb"]:
+            if match["verb"] and before.lstrip().startswith(_SUBJECTS) and " and " not in before and "," not in before:
                 joints += [" and "]
         parts += [text[done : match.start()], "[" + "|".join(joints) + "]"]
         done = match.end()
@@ -164,6 +168,8 @@ def loosen(text: str) -> str:
             right = "|".join(choice for choice in right.split("|") if "{" not in choice)
         if word[0].isupper() and word[:2] != "I ":
             right = "|".join(capitalise(choice) for choice in right.split("|"))
+        elif not word[0].isupper():
+            right = "|".join(choice[0].lower() + choice[1:] for choice in right.split("|"))
         return f"[{right}]"
 
     def replace_tag(match: re.Match[str]) -> str:
@@ -176,8 +182,13 @@ def loosen(text: str) -> str:
         after = match.string[match.end() :]
         return "" if after.startswith(", who") else _LAST_MANNER if after.startswith(".") else _MANNER
 
+    def goes_on(match: re.Match[str]) -> bool:
+        """Tell whether the match follows a question or a cry and says who spoke."""
+        is_behind = match.string[: match.start()].rstrip().endswith(('?"', '!"'))
+        return is_behind and bool(_SPEECH.match(match.string[match.end() :].lstrip()))
+
     def replace_start(match: re.Match[str]) -> str:
-        if not _is_narration(match.string, match.start()):
+        if not _is_narration(match.string, match.start()) or goes_on(match):
             return match.group()
         if match.group(2) == "{He}":
             return "[{He}|{He}|{He}|{He}|{hero}|The {kind}] "
@@ -187,6 +198,7 @@ def loosen(text: str) -> str:
         if not _is_narration(match.string, match.start()) or match.string[: match.start()].endswith(_NAMING):
             return match.group()
         is_start = not match.string[: match.start()].strip() or match.string[: match.start()].endswith(_ENDS)
+        is_start = is_start and not goes_on(match)
         kind = f"{'The' if is_start else 'the'} {{{'kind' if match[1] == 'hero' else 'friendkind'}}}"
         return f"[{match[0]}|{match[0]}|{kind}]" if match[1] == "hero" else f"[{match[0]}|{match[0]}|{match[0]}|{kind}]"
 
