@@ -1,32 +1,14 @@
 """The commands of a conversation, run as the loop runs them, with a scripted prompt line."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_terminal import write_chat_llama
-from results import Result
-from scripted_talk import Talk, answers, open_talk
+from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
 from llmcli.engine.conversation_file import load_conversation
 
 ANSWER = "[a-h]{8}"
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    return open_talk(llmcli, talker, home, monkeypatch)
 
 
 def test_regenerating_and_going_back(talk: Talk) -> None:
