@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 class ReplayOptions:
     """A receipt, and what is otherwise now."""
 
-    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of `llmcli generate --receipt`.")]
+    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")]
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             "-m",
             metavar="MODEL",
-            help="Where the model lies now: a folder, or a hub id.",
+            help="Where the model is now: folder or hub id.",
             show_default="the receipt's",
             rich_help_panel=MODEL_PANEL,
         ),
@@ -76,19 +76,19 @@ class ReplayOptions:
             min=1,
             max=2**32,
             metavar="K",
-            help="Of the receipt's samples, only this one.",
+            help="Replay only sample K.",
             show_default="all",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False
 
 
 @with_groups
 def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
-    """Tell the text of a receipt again, and say what differs.
+    """Generate the text of a receipt again and show what differs.
 
     Differences of model, program, machine and prompt are named first.
 
@@ -126,7 +126,7 @@ def _show_differences(file: Path, differences: Sequence[Difference], *, is_uncha
     if differences:
         return "see above what else differs"
     terminal.info("Model, program and machine are as in the receipt")
-    return "nothing else that the receipt holds differs"
+    return "everything else in the receipt is the same"
 
 
 def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
@@ -136,7 +136,7 @@ def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
     samples = tuple(item for item in receipt.samples if item.sample == options.only)
     if not samples:
         numbers = ", ".join(str(item.sample) for item in receipt.samples[:20])
-        raise UsageError(f"--only is {options.only}, and {options.file} holds sample {numbers}")
+        raise UsageError(f"--only is {options.only}; {options.file} holds sample {numbers}")
     return replace(receipt, samples=samples)
 
 
@@ -185,7 +185,7 @@ def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
             return options
         return RunnerOptions(device, wanted.dtype, wanted.threads, wanted.kv_cache)
     except DeviceError as error:
-        raise DeviceError(f"the receipt is of {wanted.description}; {error}") from error
+        raise DeviceError(f"the receipt was made on {wanted.description}; {error}") from error
 
 
 def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
@@ -193,7 +193,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
     if options.model is not None:
         return options.model
     name, commit = receipt.model.name, receipt.model.commit
-    remedy = "say with --model where it lies now"
+    remedy = "give its folder or hub id with --model"
     hub_id = find_hub_id(name)
     if commit is not None and hub_id is not None:
         pinned = HubId(hub_id.repo_id, commit)
@@ -203,7 +203,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
             )
         return str(pinned)
     if name != STORYTELLER and (hub_id is not None or not os.path.exists(name)):
-        raise CheckpointError(f"{options.file} is of the model {name!r}, which is not here; {remedy}")
+        raise CheckpointError(f"{options.file} was made with the model {name!r}, which is not here; {remedy}")
     return name
 
 

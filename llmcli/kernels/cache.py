@@ -119,9 +119,9 @@ class KernelCache:
         try:
             return _write(Path(self._temporary.name) / file_name, compiled)
         except OSError as error:
-            folders = f"{self._folder} nor {tempfile.gettempdir()}"
+            folders = f"{self._folder} or {tempfile.gettempdir()}"
             raise KernelCompileError(
-                f"kernel {stem} can be cached neither in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
+                f"kernel {stem} cannot be cached in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
 
     @cached_property

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from llmcli.differences import shown
 
 _MINUS_INFINITY = "-inf"
-_WORDS = {str: "a text", int: "an integer", bool: "true or false"}
+_WORDS = {str: "a string", int: "an integer", bool: "true or false"}
 
 
 class MalformedError(Exception):

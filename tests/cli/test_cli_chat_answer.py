@@ -42,5 +42,5 @@ def test_an_answer_that_fails_is_kept_as_far_as_it_came_and_the_next_is_whole(ta
 def test_of_several_answers_that_fail_the_one_that_has_begun_stays(talk: Talk, home: Path) -> None:
     result, _ = talk("One", "/n 2", "/choose 1", "Two", flags=["--max-new-tokens", 2])
     assert result.stderr.count("error: the screen fell over") == 1
-    assert "answer 1 is taken" in result.stderr
+    assert "answer 1 is used" in result.stderr
     assert [(user, reason) for user, _, reason in turns(home)] == [("One", "interrupted"), ("Two", "length")]

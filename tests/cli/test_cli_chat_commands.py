@@ -38,7 +38,7 @@ def test_system_prompts(talk: Talk) -> None:
 def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
-    assert "error: /save needs a name, or that of a file" in result.stderr
+    assert "error: /save needs a name or a file" in result.stderr
     assert f"1 turn from {path}" in result.stderr
     assert "no messages yet\n" in result.stderr
     assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr

@@ -153,7 +153,7 @@ def test_a_failed_write_leaves_nothing_behind(
 
     monkeypatch.setattr(cache.os, "replace", full)
     with pytest.raises(
-        KernelCompileError, match="kernel scale can be cached neither in .*: No space left on device; free space"
+        KernelCompileError, match="kernel scale cannot be cached in .* or .*: No space left on device; free space"
     ):
         get(KernelCache(tmp_path / "cache", sources))
     assert list((tmp_path / "cache").iterdir()) == []
