@@ -31,7 +31,7 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
     assert len(set(at_once[:4])) == 4
     for number in (1, 2, 3):
         assert f"[{number}]\n" in result.stderr
-    assert "(answer 1 is used; /choose 2 or 3 takes another)" in result.stderr
+    assert "(answer 1 is used; /choose 2 or 3 changes that)" in result.stderr
     assert result.stderr.index(f"[answer 1]\n{at_once[1]}") < result.stderr.index(f"[answer 1]\n{at_once[3]}")
     # The others are gone, and the next turn goes on from the one that was chosen.
     path = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)

@@ -67,6 +67,6 @@ def run_several(state: ChatSession, events: Iterator[SeveralEvent], open_view: C
     if count > 1:
         *numbers, last = map(str, range(2, count + 1))
         others = f"{', '.join(numbers)} or {last}" if numbers else last
-        terminal.info(f"(answer 1 is used; /choose {others} takes another)")
+        terminal.info(f"(answer 1 is used; /choose {others} changes that)")
     elif not count:
         terminal.info("stopped")
