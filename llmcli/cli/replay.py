@@ -1,4 +1,4 @@
-"""`llmcli replay`: tells the text of a receipt again, and says what differs.
+"""`llmcli replay`: generates the text of a receipt again and shows what differs.
 
 A receipt is a stranger's file: the model that it names is never downloaded.
 """
@@ -108,29 +108,33 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
         raise UsageError(f"{options.file}: {error}") from error
     runner, now = _load(run, receipt, request)
     differences = lazy.compare_receipts(receipt, now)
-    reason = _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
+    _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
     finished = _generate(run, runner, receipt, request, options)
     comparisons = lazy.compare_samples(receipt.samples, lazy.describe_samples(finished))
     if options.json:
         terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
-    _judge(run.session, comparisons, reason)
+    _report(run.session, comparisons, _likely_reason(differences, is_unchanged=loaded.is_unchanged))
 
 
-def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> str:
-    """Name what differs of all that the text depends on; what to say of it if the text differs too."""
+def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> None:
+    """Name what differs of all that the text depends on."""
     for difference in differences:
         terminal.warn(f"differs: {difference}")
     if not is_unchanged:
         terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
+    elif not differences:
+        terminal.info("Model, program and machine are as in the receipt")
+
+
+def _likely_reason(differences: Sequence[Difference], *, is_unchanged: bool) -> str:
+    """Where to look if the text differs."""
+    if not is_unchanged:
         return "the receipt was changed after it was written"
-    if differences:
-        return "see above what else differs"
-    terminal.info("Model, program and machine are as in the receipt")
-    return "everything else in the receipt is the same"
+    return "see above what else differs" if differences else "everything else in the receipt is the same"
 
 
 def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
-    """The receipt with the samples that are to be told again."""
+    """The receipt with the samples that are to be generated again."""
     if options.only is None:
         return receipt
     samples = tuple(item for item in receipt.samples if item.sample == options.only)
@@ -297,7 +301,7 @@ def _json(
     }
 
 
-def _judge(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
+def _report(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
     """Say that the texts are the same. Raises: DifferentTextError, which ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
     if differing:
