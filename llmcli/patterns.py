@@ -44,7 +44,7 @@ def match_names(
         matched[pattern] = {names[index] for index in answer["matched"]}
     if len(answers) < len(patterns):
         late = _shown(patterns[len(answers)])
-        raise error(f"{where} {late} does not end within {TIME_LIMIT_SECONDS:g} s; write it without nested repeats")
+        raise error(f"{where} {late} takes longer than {TIME_LIMIT_SECONDS:g} s to match; avoid nested repeats")
     return matched
 
 

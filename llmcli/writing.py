@@ -45,7 +45,7 @@ class OutputFile:
             found = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link"}.get(
                 stat.S_IFMT(info.st_mode), "a device or pipe"
             )
-            raise UsageError(f"{path} is {found} and is never replaced; name another file")
+            raise UsageError(f"{path} is {found}, not a regular file; name another file")
         try:
             with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
                 head = file.read(_HEAD_BYTES)

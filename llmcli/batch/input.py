@@ -123,12 +123,11 @@ def _native(values: dict[str, Any], number: int) -> Line:
 def _id_of(value: Any) -> LineId:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not isinstance(value, str) and not is_number:
-        raise UsageError(f"id is {shown(value)}, expected a text or a number")
+        raise UsageError(f"id is {shown(value)}, expected a string or a number")
     return value  # type: ignore[no-any-return]
 
 
 def _text_hint(text: str) -> str:
-    """How to go on where a line is plainly not meant as JSON."""
-    return (
-        "" if text.lstrip()[:1] in ("{", "[", '"') else f"; for one prompt a line ({json.dumps(text[:20])}) add --text"
-    )
+    """The way out where a line is plainly not meant as JSON."""
+    is_json = text.lstrip()[:1] in ("{", "[", '"')
+    return "" if is_json else f"; if each line is a prompt, as {json.dumps(text[:20])} seems to be, add --text"

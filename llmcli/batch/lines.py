@@ -42,7 +42,7 @@ class LineReader:
             if len(line) > self._max_line_bytes:
                 raise UsageError(
                     f"{self.name} line {number} is longer than {self._max_line_bytes // 1024**2} MiB; "
-                    "write one prompt a line"
+                    "write one prompt per line"
                 )
             self.num_bytes += len(line)
             self._hash.update(line)

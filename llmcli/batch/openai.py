@@ -47,7 +47,7 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
             "name this run's model, or leave the key out"
         )
     if body.get("body.n", 1) != 1 or isinstance(body.get("body.n"), bool):
-        raise UsageError(f"body.n is {shown(body['body.n'])}, expected 1; write the line once for each text")
+        raise UsageError(f"body.n is {shown(body['body.n'])}, expected 1; for more texts write more lines")
     return Line(
         number,
         text_of("custom_id", values["custom_id"]),
@@ -65,7 +65,7 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
 def _max_new_tokens(body: Mapping[str, Any]) -> int | None:
     given = [key for key in ("body.max_tokens", "body.max_completion_tokens") if key in body]
     if len(given) == 2:
-        raise UsageError(f"{given[0]} and {given[1]} are the same limit, expected one of them")
+        raise UsageError(f"{given[0]} and {given[1]} set the same limit; give one of them")
     return integer_of(given[0], body[given[0]], 1) if given else None
 
 

@@ -81,7 +81,9 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
                     break
                 line_id, has_failed = found
                 if line_id not in known:
-                    raise UsageError(f"{path} line {number} has the id {shown(line_id)}, which is not in the input")
+                    raise UsageError(
+                        f"{path} line {number} has the id {shown(line_id)}, which is not in the input; {_REMEDY}"
+                    )
                 if line_id in written.places:
                     raise UsageError(f"{path} line {number} has the id {shown(line_id)} a second time; {_REMEDY}")
                 written.places[line_id] = (written.end, end - written.end)

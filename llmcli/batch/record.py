@@ -64,11 +64,11 @@ def load_record(output: Path) -> Record:
     """
     path = record_path(output)
     if not path.exists():
-        raise UsageError(f"{output} exists and {path.name}, the record of its settings, does not; name another output")
+        raise UsageError(f"{output} exists, but {path.name} with its settings is missing; name another output")
     values = BATCH_RECORD.read_json_object(path)
     settings, seed, runner = (values.get(key) for key in ("settings", "seed", "runner"))
     if values.get("format") != FORMAT or values.get("version") != VERSION:
-        raise UsageError(f"{path} is not a record that this program knows; name another output")
+        raise UsageError(f"{path} is not the record of a batch, or of another version; name another output")
     if not (isinstance(settings, dict) and type(seed) is int and isinstance(runner, str)):
         raise UsageError(f"{path} is damaged: settings, seed or runner is missing; name another output")
     return Record(settings, seed, runner)

@@ -45,7 +45,7 @@ def refuse_unknown(values: Mapping[str, Any], known: tuple[str, ...], where: str
 def text_of(key: str, value: Any) -> str:
     """The value, which must be a text."""
     if not isinstance(value, str):
-        raise UsageError(f"{key} is {shown(value)}, expected a text")
+        raise UsageError(f"{key} is {shown(value)}, expected a string")
     return value
 
 
@@ -67,7 +67,7 @@ def stop_of(key: str, value: Any) -> tuple[str, ...]:
     """The value, which must be a text or a list of texts, none of them empty."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"{key} is {shown(value)}, expected a text or a list of texts, none of them empty")
+        raise UsageError(f"{key} is {shown(value)}, expected a string or a list of strings, none of them empty")
     return tuple(texts)
 
 

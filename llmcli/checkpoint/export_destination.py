@@ -57,7 +57,7 @@ def require_text(name: str, what: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what}, {os.fsencode(name)!r}, is not UTF-8 text; give another") from error
+        raise UsageError(f"{what}, {os.fsencode(name)!r}, is not UTF-8 text; give another name") from error
 
 
 def refuse_existing(destination: Path, *, replace: bool) -> None:

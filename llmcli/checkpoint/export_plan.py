@@ -122,7 +122,9 @@ def plan_export(model: Model, options: ExportOptions, source: SourceState | None
     ]
     quantized = {weight.module: weight for weight in weights if weight.scheme is not None}
     if not quantized:
-        raise UsageError("every linear layer is skipped and the output head kept: there is nothing to quantize")
+        raise UsageError(
+            "nothing to quantize: every linear layer is skipped and the output head kept; skip fewer layers"
+        )
     channel_layers = tuple(
         name for name, weight in quantized.items() if weight.scheme and weight.scheme.group_size is None
     )
@@ -184,10 +186,11 @@ def _refuse_mixed_asymmetric(
         raise UsageError(f"--asymmetric and --head int8 cannot be combined: {reason}")
     if channel_layers:
         shown = ", ".join(channel_layers[:_MAX_NAMED])
+        num_inputs = quantized[channel_layers[0]].shape[1]
         raise UsageError(
-            "--asymmetric needs a --group-size that divides the input size of every layer, and "
-            f"{options.scheme.group_size} does not for {shown} (input size {quantized[channel_layers[0]].shape[1]}): "
-            f"{reason}; use a smaller --group-size, or --skip them"
+            "--asymmetric needs a --group-size that divides the input size of every layer; "
+            f"{options.scheme.group_size} does not divide the {num_inputs} inputs of {shown}: {reason}; "
+            "use a smaller --group-size, or --skip them"
         )
 
 

@@ -22,7 +22,6 @@ CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-MAX_JSON_BYTES = INDEX.max_bytes  # the longest JSON file of a model folder
 
 _OTHER_WEIGHTS = {
     ".gguf": "GGUF",

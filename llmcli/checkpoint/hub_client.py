@@ -94,8 +94,8 @@ class HubClient:
             description = parse_json(bytes(content))
         except ValueError as error:
             raise CheckpointError(
-                f"{url} answers with what is not JSON ({error}), expected the list of files; a login page of the "
-                f"network? Open {self._settings.endpoint} in a browser, or correct HF_ENDPOINT"
+                f"{url} does not answer with a list of files in JSON ({error}); if this network asks for a login, "
+                f"open {self._settings.endpoint} in a browser, else correct HF_ENDPOINT"
             ) from error
         return _read_list(description, url)
 

@@ -148,7 +148,9 @@ def _refuse(problems: Problems, name: str) -> NoReturn:
         terminal.show(f"{' '.join(problem.split())}\n")
     hidden = problems.count - len(problems.first)
     more = f" (the first {len(problems.first)} are shown)" if hidden else ""
-    raise UsageError(f"{name}: {problems.count} lines have problems{more}; nothing was run, correct them")
+    raise UsageError(
+        f"no prompt was run: {problems.count} lines of {name} are invalid{more}; correct them and run again"
+    )
 
 
 def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) -> Job:
@@ -169,7 +171,7 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
     todo = [task for task in tasks if task.line.id not in written.done]
     terminal.info(f"Resumed: {len(written.done)} of {len(tasks)} prompts are done")
     if written.torn:
-        terminal.info(f"{output} ends in an incomplete line ({written.torn} bytes): removed, its prompt runs again")
+        terminal.info(f"The last line of {output} is incomplete ({written.torn} bytes); its prompt runs again")
     if written.failed:
         terminal.info(f"Retrying {len(written.failed)} failed prompts")
     prompts = replace(prompts, run=replace(prompts.run, seed=record.seed))

@@ -32,7 +32,7 @@ class BatchOptions:
     """
 
     source: Annotated[
-        str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt a line; `-` reads standard input.")
+        str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt per line; `-` reads standard input.")
     ]
     output: Annotated[str, typer.Argument(metavar="OUT", help="File to write results to; `-` writes standard output.")]
     text: Annotated[

@@ -70,7 +70,7 @@ class MeasuringOptions:
     repeats: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="Runs for each figure; fewer of long ones.", rich_help_panel=MEASURING_PANEL
+            min=1, metavar="N", help="Runs per figure; long ones are repeated less.", rich_help_panel=MEASURING_PANEL
         ),
     ] = DEFAULT_REPEATS
     scratch: Annotated[
@@ -99,7 +99,8 @@ class MeasuringOptions:
         longest = maximum - self.tokens - lazy.SPARE_TOKENS
         if longest < 1:
             raise UsageError(
-                f"--tokens {self.tokens} leaves no room in the context of {subject.name}, {maximum} tokens"
+                f"--tokens {self.tokens} leaves no room for a prompt: "
+                f"the context limit of {subject.name} is {maximum} tokens"
             )
         prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
         depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts

@@ -65,7 +65,7 @@ def tables_text(report: BenchReport) -> str:
 def _energy_fact(report: BenchReport) -> str:
     if report.idle_watts is None:
         return f"not available: {report.energy_problem or 'the counter cannot be read'}"
-    return f"J/token without the {report.idle_watts:.0f} W of the idle card, W with them"
+    return f"J/token leaves out the {report.idle_watts:.0f} W of the idle card, W includes them"
 
 
 def _energy_cells(item: DecodeFigures) -> list[str]:

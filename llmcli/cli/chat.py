@@ -74,7 +74,7 @@ class ConversationOptions:
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Resume a kept chat, by its name or number in --list, or a file of /save.",
+            help="Resume a chat: its name or number in --list, or a file written by /save.",
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = None
@@ -84,7 +84,7 @@ class ConversationOptions:
     ] = False
     list_: Annotated[
         bool,
-        typer.Option("--list", help="List the chats that are kept, and leave.", rich_help_panel=CONVERSATION_PANEL),
+        typer.Option("--list", help="List the kept chats and exit.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
     rows: RowsOption = "1"
     overflow: Annotated[
@@ -103,7 +103,7 @@ class ConversationOptions:
             raise UsageError("--resume and --continue cannot be combined")
         for message in self.message or ():
             if not message.strip():
-                raise UsageError("--message is empty, expected a text")
+                raise UsageError("--message is empty; give it a text")
             refuse_undecoded(message, "--message")
         overflow_policy("--overflow", self.overflow)
         parse_rows(self.rows)

@@ -68,7 +68,9 @@ class Group(TyperGroup):
         for argument in args:
             if not argument.startswith("-") or ctx.resilient_parsing:
                 break
-            refuse_unknown_option(argument, known, f"options follow the command: {ctx.command_path} COMMAND {argument}")
+            refuse_unknown_option(
+                argument, known, f"options come after the command: {ctx.command_path} COMMAND {argument}"
+            )
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

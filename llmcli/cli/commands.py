@@ -27,7 +27,7 @@ COMMANDS = (
     Command("generate", "generate", "generate", "Continue a prompt, or answer one with --chat."),
     Command("chat", "chat", "chat", "Talk with a model."),
     Command("batch", "batch", "batch", "Run many prompts from a file and write one line of JSON for each."),
-    Command("replay", "replay", "replay", "Tell the text of a receipt again, and say what differs."),
+    Command("replay", "replay", "replay", "Generate the text of a receipt again and show what differs."),
     Command(
         "quantize",
         "quantize",

@@ -46,11 +46,11 @@ class DiffOutput:
         Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
 
     def __post_init__(self) -> None:
         if self.force and self.html is None:
-            raise UsageError("--force replaces the page of --html FILE; add it")
+            raise UsageError("--force needs --html FILE")
         if self.html is not None:
             PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
 

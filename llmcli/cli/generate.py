@@ -125,7 +125,7 @@ class SampleOptions:
             min=1,
             max=2**32,
             metavar="K",
-            help="Generate only sample K; its text is the same as among all.",
+            help="Generate only sample K of -n; its text stays the same.",
             hidden=True,
             rich_help_panel=SAMPLING_PANEL,
         ),

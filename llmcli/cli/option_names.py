@@ -111,7 +111,7 @@ COMMAND_ALIASES: Mapping[str, str] = {
     "show": "info",
     "tokenizer": "tokenize",
 }
-_SIMILARITY = 0.75  # of 1; below, a proposal is more of a riddle than of a help
+_SIMILARITY = 0.75  # of 1; below, a proposal confuses more than it helps
 _MAX_PROPOSALS = 2
 
 

@@ -124,7 +124,8 @@ KvCacheOption = Annotated[
     str,
     typer.Option(
         "--kv-cache",
-        help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, half of float16.",
+        help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, "
+        "half the size of float16.",
         metavar="TYPE",
         autocompletion=complete_words(*KV_CACHES),
         hidden=True,

@@ -76,7 +76,7 @@ def checked_stop_strings(flags: Sequence[str] | None) -> tuple[str, ...]:
     """
     for flag in flags or ():
         if not flag:
-            raise UsageError("--stop is empty, expected the text to stop at")
+            raise UsageError("--stop is empty; give it the text to stop at")
         refuse_undecoded(flag, "--stop")
     return tuple(flags or ())
 

@@ -1,4 +1,4 @@
-"""`llmcli replay`: tells the text of a receipt again, and says what differs.
+"""`llmcli replay`: generates the text of a receipt again and shows what differs.
 
 A receipt is a stranger's file: the model that it names is never downloaded.
 """
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 class ReplayOptions:
     """A receipt, and what is otherwise now."""
 
-    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of `llmcli generate --receipt`.")]
+    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")]
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             "-m",
             metavar="MODEL",
-            help="Where the model lies now: a folder, or a hub id.",
+            help="Where the model is now: folder or hub id.",
             show_default="the receipt's",
             rich_help_panel=MODEL_PANEL,
         ),
@@ -76,19 +76,19 @@ class ReplayOptions:
             min=1,
             max=2**32,
             metavar="K",
-            help="Of the receipt's samples, only this one.",
+            help="Replay only sample K.",
             show_default="all",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False
 
 
 @with_groups
 def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
-    """Tell the text of a receipt again, and say what differs.
+    """Generate the text of a receipt again and show what differs.
 
     Differences of model, program, machine and prompt are named first.
 
@@ -108,35 +108,39 @@ def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
         raise UsageError(f"{options.file}: {error}") from error
     runner, now = _load(run, receipt, request)
     differences = lazy.compare_receipts(receipt, now)
-    reason = _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
+    _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
     finished = _generate(run, runner, receipt, request, options)
     comparisons = lazy.compare_samples(receipt.samples, lazy.describe_samples(finished))
     if options.json:
         terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
-    _judge(run.session, comparisons, reason)
+    _report(run.session, comparisons, _likely_reason(differences, is_unchanged=loaded.is_unchanged))
 
 
-def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> str:
-    """Name what differs of all that the text depends on; what to say of it if the text differs too."""
+def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> None:
+    """Name what differs of all that the text depends on."""
     for difference in differences:
         terminal.warn(f"differs: {difference}")
     if not is_unchanged:
         terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
+    elif not differences:
+        terminal.info("Model, program and machine are as in the receipt")
+
+
+def _likely_reason(differences: Sequence[Difference], *, is_unchanged: bool) -> str:
+    """Where to look if the text differs."""
+    if not is_unchanged:
         return "the receipt was changed after it was written"
-    if differences:
-        return "see above what else differs"
-    terminal.info("Model, program and machine are as in the receipt")
-    return "nothing else that the receipt holds differs"
+    return "see above what else differs" if differences else "everything else in the receipt is the same"
 
 
 def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
-    """The receipt with the samples that are to be told again."""
+    """The receipt with the samples that are to be generated again."""
     if options.only is None:
         return receipt
     samples = tuple(item for item in receipt.samples if item.sample == options.only)
     if not samples:
         numbers = ", ".join(str(item.sample) for item in receipt.samples[:20])
-        raise UsageError(f"--only is {options.only}, and {options.file} holds sample {numbers}")
+        raise UsageError(f"--only is {options.only}; {options.file} holds sample {numbers}")
     return replace(receipt, samples=samples)
 
 
@@ -185,7 +189,7 @@ def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
             return options
         return RunnerOptions(device, wanted.dtype, wanted.threads, wanted.kv_cache)
     except DeviceError as error:
-        raise DeviceError(f"the receipt is of {wanted.description}; {error}") from error
+        raise DeviceError(f"the receipt was made on {wanted.description}; {error}") from error
 
 
 def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
@@ -193,7 +197,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
     if options.model is not None:
         return options.model
     name, commit = receipt.model.name, receipt.model.commit
-    remedy = "say with --model where it lies now"
+    remedy = "give its folder or hub id with --model"
     hub_id = find_hub_id(name)
     if commit is not None and hub_id is not None:
         pinned = HubId(hub_id.repo_id, commit)
@@ -203,7 +207,7 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
             )
         return str(pinned)
     if built_in_model(name) is None and (hub_id is not None or not os.path.exists(name)):
-        raise CheckpointError(f"{options.file} is of the model {name!r}, which is not here; {remedy}")
+        raise CheckpointError(f"{options.file} was made with the model {name!r}, which is not here; {remedy}")
     return name
 
 
@@ -297,7 +301,7 @@ def _json(
     }
 
 
-def _judge(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
+def _report(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
     """Say that the texts are the same. Raises: DifferentTextError, which ends with the reason."""
     differing = [item for item in comparisons if not item.is_same]
     if differing:

@@ -67,6 +67,6 @@ def _parse_order(flag: str) -> tuple[str, ...]:
 def _parse_breakers(flags: Sequence[str]) -> tuple[str, ...]:
     for flag in flags:
         if not flag:
-            raise UsageError(f"--dry-breaker is empty, expected a text, or {NO_BREAKERS} for no breaker at all")
+            raise UsageError(f"--dry-breaker is empty; give it a text, or {NO_BREAKERS} for no breaker at all")
         refuse_undecoded(flag, "--dry-breaker")
     return tuple(dict.fromkeys(flag for flag in flags if flag != NO_BREAKERS))

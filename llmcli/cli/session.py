@@ -94,7 +94,7 @@ class Session:
         """
         token_ids = self.tokenizer.encode(prompt)
         if not token_ids:
-            raise UsageError("the prompt is empty and this model's tokenizer adds no BOS token; give it a prompt")
+            raise UsageError("the prompt is empty and this model's tokenizer adds no BOS token; give a prompt")
         is_empty = all(token_id in self.tokenizer.special_token_ids for token_id in token_ids)
         return EncodedPrompt(prompt, self._checked(token_ids), at_start=is_empty)
 

@@ -25,7 +25,7 @@ def tokenize(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file.")
     ] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="TEXT holds token ids: print their text.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Read TEXT as token ids and print their text.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object: token_ids, pieces, text.")] = False,
     debug: DebugOption = False,
 ) -> None:

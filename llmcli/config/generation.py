@@ -87,7 +87,7 @@ def read_generation_defaults(fields: Fields, eos_token_ids: Set[int], vocab_size
             ),
             *((word, -math.inf) for word in bad_words if not (len(word) == 1 and word[0] in eos_token_ids)),
         ),
-        stop_strings=reader.read("stop_strings", reader.texts, "a text or a list of texts, none empty"),
+        stop_strings=reader.read("stop_strings", reader.texts, "a string or a list of strings, none empty"),
         shown=reader.shown,
         not_applied=tuple(
             key

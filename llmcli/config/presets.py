@@ -57,7 +57,7 @@ def _read_preset(path: Path) -> Preset:
     unknown = set(content) - {"description", "sampling"}
     if not isinstance(sampling, dict) or not isinstance(description, str) or unknown:
         found = ", ".join(sorted(content)) or "nothing"
-        raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
+        raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and optionally a description")
     if strange := [name for name, value in sampling.items() if not _is_plain(value)]:
         raise UsageError(f"preset {path}: {strange[0]} is a date or a time, expected a number")
     return Preset(path.stem, path, description, sampling)

@@ -58,8 +58,8 @@ def load_conversation(path: Path) -> SavedConversation:
         raise UsageError(f'{path} is not a saved conversation: it lacks the line "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise UsageError(
-            f"{path} has version {content.get('version')!r:.60} of the format, and this program reads {VERSION}; "
-            "use the program that wrote it"
+            f"{path} has version {content.get('version')!r:.60} of the format, "
+            f"but this llmcli reads version {VERSION}; use the llmcli that wrote it"
         )
     try:
         model = _take(content, "model", str)

@@ -87,13 +87,13 @@ class Roads:
         forks: Sequence[Fork],
     ):
         self._scheduler = Scheduler(runner, tokenizer)
-        self._under_way: dict[int, _Way] = {}
-        self._ways: list[_Way] = []
+        self._running: dict[int, _RunningRoad] = {}
+        self._roads: list[_RunningRoad] = []
         for fork in forks:
             choices = texts[fork.sample][: fork.place]
             said = tuple(choice.chosen.token_id for choice in choices)
             drawn = [*(choice.steps[-1].chosen_probability for choice in choices), fork.probability]
-            way = _Way(fork, said, StreamDecoder(tokenizer, at_start=request.at_start))
+            road = _RunningRoad(fork, said, StreamDecoder(tokenizer, at_start=request.at_start))
             number = self._scheduler.submit(
                 replace(
                     request,
@@ -105,51 +105,51 @@ class Roads:
                     keeps_pages=False,
                 )
             )
-            self._under_way[number] = way
-            self._ways.append(way)
+            self._running[number] = road
+            self._roads.append(road)
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far; a road that has ended counts as one of MOST_TOKENS."""
-        return sum(len(way.tokens) if way.end == "interrupted" else MOST_TOKENS for way in self._ways)
+        return sum(len(road.tokens) if road.end == "interrupted" else MOST_TOKENS for road in self._roads)
 
     @property
     def most_tokens(self) -> int:
         """What `num_tokens` comes to."""
-        return MOST_TOKENS * len(self._ways)
+        return MOST_TOKENS * len(self._roads)
 
     def found(self) -> list[Road]:
         """The roads so far, in the order of their forks, without those that have not begun."""
-        return [way.road() for way in self._ways if len(way.tokens) > 1 or way.end != "interrupted"]
+        return [road.so_far() for road in self._roads if len(road.tokens) > 1 or road.end != "interrupted"]
 
     def steps(self) -> Iterator[None]:
         """Follow all roads; yields after each step."""
         while not self._scheduler.is_idle:
             events = self._scheduler.step()
             for event in events:
-                way = self._under_way.get(event.request)
-                if way is None:
+                road = self._running.get(event.request)
+                if road is None:
                     continue
                 if isinstance(event, Token) and event.inspection is not None:
-                    way.take(event)
+                    road.take(event)
                 elif isinstance(event, Finished):
-                    way.finish(event)
+                    road.finish(event)
                 elif isinstance(event, Failed):
-                    way.end = "failed"
-                if way.end != "interrupted":
-                    del self._under_way[event.request]
+                    road.end = "failed"
+                if road.end != "interrupted":
+                    del self._running[event.request]
                     self._scheduler.cancel(event.request)
             yield
 
 
-class _Way:
-    """A road under way; it counts as interrupted until it has ended."""
+class _RunningRoad:
+    """A road that is still followed; it counts as interrupted until it has ended."""
 
     def __init__(self, fork: Fork, said: Sequence[int], decoder: StreamDecoder):
         self.fork = fork
         self.end: RoadEnd = "interrupted"
         self._decoder = decoder
-        self._num_said = sum(len(decoder.push(token_id)) for token_id in said)  # characters
+        self._num_said_characters = sum(len(decoder.push(token_id)) for token_id in said)
         self.tokens = [RoadToken(fork.token_id, fork.probability, decoder.push(fork.token_id))]
 
     def take(self, event: Token) -> None:
@@ -167,12 +167,12 @@ class _Way:
         """Take the end that the text itself would have had; what belongs to a stop string is cut off."""
         self.end = event.finish_reason
         if event.finish_reason == "stop":
-            room = max(len(event.text) - self._num_said, 0)
+            room = max(len(event.text) - self._num_said_characters, 0)
             for index, token in enumerate(self.tokens):
                 self.tokens[index] = replace(token, text=token.text[:room])
                 room -= min(len(token.text), room)
 
-    def road(self) -> Road:
+    def so_far(self) -> Road:
         """The road so far."""
         return Road(self.fork, tuple(self.tokens), self.end)
 

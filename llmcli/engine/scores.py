@@ -1,6 +1,7 @@
-"""`scores`: the logits of every position of a text, as a scheduler's client."""
+"""The logits of every position of a text, of one model or of several, as a scheduler's client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 
 from llmcli.engine.events import Scored
 from llmcli.engine.request import ScoreRequest
@@ -8,7 +9,7 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import AllLogits, Runner
 
 
-def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Iterator[AllLogits]:
+def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Generator[AllLogits, None, None]:
     """The logits that predict token_ids[first:], some at a time; all of them run anew.
 
     Shapes: each item [n, vocab_size] float32, the items together [len(token_ids) - first, vocab_size]
@@ -23,3 +24,23 @@ def scores(runner: Runner, token_ids: Sequence[int], first: int) -> Iterator[All
                 yield event.logits
     finally:
         scheduler.cancel(number)
+
+
+def scores_side_by_side(
+    runners: Sequence[Runner], token_ids: Sequence[int], first: int
+) -> Iterator[tuple[AllLogits, ...]]:
+    """The logits of several models at the same places, though each device cuts a text in its own way.
+
+    Shapes: each item one array [n, vocab_size] for each runner, n the same for all; else as `scores`
+    Raises: as `scores`
+    """
+    num_left = len(token_ids) - first
+    waiting: list[AllLogits | None] = [None] * len(runners)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(closing(scores(runner, token_ids, first))) for runner in runners]
+        while num_left:
+            chunks = [next(stream) if rest is None else rest for stream, rest in zip(streams, waiting, strict=True)]
+            count = min(map(len, chunks))
+            yield tuple(chunk[:count] for chunk in chunks)
+            waiting = [chunk[count:] if len(chunk) > count else None for chunk in chunks]
+            num_left -= count

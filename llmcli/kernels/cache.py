@@ -68,32 +68,12 @@ class KernelCache:
         sources = {stem: flatten(stem, self._sources) for stem in {stem for stem, _ in wanted}}
         found, missing = {}, []
         for stem, name in wanted:
-            entry = self._find(sources[stem], stem, [name], arch)
+            entry = self._find(sources[stem], stem, name, arch)
             if entry is None:
                 missing.append((stem, name))
             else:
                 found[stem, name] = entry
         return found | self._compile_all(missing, sources, arch, on_compile) if missing else found
-
-    def get(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
-        """These name expressions of one `.cu` file as one program, from disk or compiled now.
-
-        Raises: KernelCompileError
-        """
-        return self.find(stem, names, arch) or self.compile(stem, names, arch)
-
-    def find(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels | None:
-        """The entry on disk, or None if there is none that is whole."""
-        return self._find(flatten(stem, self._sources), stem, names, arch)
-
-    def compile(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
-        """Compile now, and keep the result if the folder can be written.
-
-        Raises: KernelCompileError
-        """
-        source = flatten(stem, self._sources)
-        compiled = compiler.compile_kernels(source, stem, names, compiler.nearest_architecture(arch))
-        return self._keep(compiled, source, stem, names, arch)
 
     def _compile_all(
         self, missing: Sequence[Kernel], sources: Mapping[str, str], arch: str, on_compile: OnCompile
@@ -113,15 +93,15 @@ class KernelCache:
             entries = {}
             for done, future in enumerate(as_completed(running), start=1):
                 stem, name = running[future]
-                entries[stem, name] = self._keep(future.result(), sources[stem], stem, [name], arch)
+                entries[stem, name] = self._keep(future.result(), sources[stem], stem, name, arch)
                 on_compile(done, len(missing))
             return entries
         finally:
             # After an error or a Ctrl-C nobody waits for what is being compiled, which nothing can stop.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _find(self, source: str, stem: str, names: Sequence[str], arch: str) -> CachedKernels | None:
-        cubin = self._folder / self._name(source, stem, names, arch)
+    def _find(self, source: str, stem: str, name: str, arch: str) -> CachedKernels | None:
+        cubin = self._folder / self._file_name(source, stem, name, arch)
         try:
             return _read(cubin)
         except FileNotFoundError:
@@ -130,28 +110,26 @@ class KernelCache:
             _log.debug("kernel cache: %s cannot be used (%s)", cubin, error)
             return None
 
-    def _keep(
-        self, compiled: CompiledKernels, source: str, stem: str, names: Sequence[str], arch: str
-    ) -> CachedKernels:
-        name = self._name(source, stem, names, arch)
+    def _keep(self, compiled: CompiledKernels, source: str, stem: str, name: str, arch: str) -> CachedKernels:
+        file_name = self._file_name(source, stem, name, arch)
         try:
-            return _write(self._folder / name, compiled)
+            return _write(self._folder / file_name, compiled)
         except OSError as error:
-            _log.debug("kernel cache: %s cannot be written (%s)", self._folder / name, error)
+            _log.debug("kernel cache: %s cannot be written (%s)", self._folder / file_name, error)
         try:
-            return _write(Path(self._temporary.name) / name, compiled)
+            return _write(Path(self._temporary.name) / file_name, compiled)
         except OSError as error:
-            folders = f"{self._folder} nor {tempfile.gettempdir()}"
+            folders = f"{self._folder} or {tempfile.gettempdir()}"
             raise KernelCompileError(
-                f"kernel {stem} can be cached neither in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
+                f"kernel {stem} cannot be cached in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
 
     @cached_property
     def _temporary(self) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="llmcli-kernels-")
 
-    def _name(self, source: str, stem: str, names: Sequence[str], arch: str) -> str:
-        parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, *names)
+    def _file_name(self, source: str, stem: str, name: str, arch: str) -> str:
+        parts = (_FORMAT, source, arch, *compiler.OPTIONS, self._compiler, name)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return f"{stem}-{arch}-{key[:32]}.cubin"
 

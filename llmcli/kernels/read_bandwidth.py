@@ -6,7 +6,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.spec import KernelSpec
 
 BLOCK_SIZE = 512
 _BLOCKS_PER_MULTIPROCESSOR = 4
@@ -36,8 +36,3 @@ def read_bandwidth(device: Device, *, memory: Any, sums: Any) -> None:
         block=BLOCK_SIZE,
         arguments=(memory, sums, np.uint64(memory.shape[0] // 16)),
     )
-
-
-def read_bandwidth_cost(*, num_bytes: int, num_blocks: int) -> KernelCost:
-    """What one call moves."""
-    return KernelCost(read_bytes=num_bytes, written_bytes=4 * num_blocks, flops=0)

@@ -180,21 +180,6 @@ def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int,
     return power
 
 
-def tiled_bytes(
-    weight_type: str,
-    num_rows: int,
-    num_inputs: int,
-    group_size: int | None = None,
-    scale_type: str | None = None,
-    is_symmetric: bool = True,
-) -> int:
-    """What a matrix takes of an arena, from the group size as the checkpoint has it.
-
-    Raises: ValueError for groups too small to lie in a unit
-    """
-    return tile_layout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric).arena_bytes
-
-
 @cache
 def tile_layout(
     weight_type: str,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from llmcli.engine.events import Token
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import Request
-from llmcli.engine.scores import scores
+from llmcli.engine.scores import scores_side_by_side
 from llmcli.measure.evaluate import log_softmax
 from llmcli.runners.base import Runner
 from llmcli.sampling.candidates import gather_candidates
@@ -80,9 +80,8 @@ def diff(
     request = Request(prompt, sampler, samples=(0,), max_new_tokens=max_new_tokens)
     events = Generation(first, tokenizer, request).events()
     said = [event.token_id for event in events if isinstance(event, Token)]
-    chunks = [scores(runner, (*prompt, *said), len(prompt)) for runner in (first, second)]
     place = 0
-    for logits in zip(*chunks, strict=True):
+    for logits in scores_side_by_side((first, second), (*prompt, *said), len(prompt)):
         for row, of_second in enumerate(logits[1], len(prompt) + place):
             gather_candidates(of_second, row)  # refuses what no sound model computes, as the first one's choices did
         for p, q in zip(*(log_softmax(chunk) for chunk in logits), strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmcli.engine.scores import scores
+from llmcli.engine.scores import scores_side_by_side
 from llmcli.errors import UsageError
 from llmcli.runners.base import AllLogits, Runner
 
@@ -142,8 +142,7 @@ def _scored(
         raise UsageError("the text has fewer than 2 tokens, so there is nothing to predict; give a longer one")
     for window in windows(token_ids, runners[0].limits.max_seq_len, stride, bos_token_ids):
         targets = np.asarray(window.token_ids[window.first :], dtype=np.int64)
-        chunks = [scores(runner, window.token_ids, window.first) for runner in runners]
-        for logits in zip(*chunks, strict=True):
+        for logits in scores_side_by_side(runners, window.token_ids, window.first):
             logprobs = [log_softmax(chunk) for chunk in logits]
             yield targets[: len(logprobs[0])], logprobs
             targets = targets[len(logprobs[0]) :]

@@ -1,7 +1,7 @@
 """Dataclasses as JSON, both ways: the annotations are the schema. Refuses what does not fit, by the name of its key.
 
-Known are texts, numbers, booleans, None, `tuple`, `Mapping[str, ...]`, `Literal`, `X | None`, dataclasses, and types
-with a `Range` or a `Form` behind them. -inf is written as the text "-inf", since JSON has no infinities.
+Supported: strings, numbers, booleans, None, `tuple`, `Mapping[str, ...]`, `Literal`, `X | None`, dataclasses, and types
+that are annotated with a `Range` or a `Form`. -inf is written as the string "-inf", since JSON has no infinities.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from llmcli.differences import shown
 
 _MINUS_INFINITY = "-inf"
-_WORDS = {str: "a text", int: "an integer", bool: "true or false"}
+_WORDS = {str: "a string", int: "an integer", bool: "true or false"}
 
 
 class MalformedError(Exception):
@@ -24,7 +24,7 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True)
 class Range:
-    """Behind `int`: the smallest and the largest value."""
+    """Annotates `int`: the smallest and the largest value."""
 
     minimum: int
     maximum: int
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Form:
-    """Behind `str`: a pattern that the whole text matches, and the words for it."""
+    """Annotates `str`: a pattern that the whole string matches, and the words for it."""
 
     pattern: str
     words: str

@@ -69,7 +69,7 @@ class FileDigests:
             found[name] = result
         for name, path in self._files.items():
             if _state(path) != self._states[name]:
-                raise CheckpointError(f"{path} has changed while the model ran; run again when nothing changes it")
+                raise CheckpointError(f"{path} changed while the model ran; run again once it no longer changes")
         return {name: FileFacts(self._states[name].size, found[name]) for name in self._files}
 
     def _work(self) -> None:

@@ -65,8 +65,8 @@ def load_receipt(path: Path) -> LoadedReceipt:
     version = content.pop("version", None)
     if type(version) is not int or version != VERSION:
         raise UsageError(
-            f"{path} has version {version!r:.60} of the format, and this program reads {VERSION}; "
-            "use the program that wrote it"
+            f"{path} has version {version!r:.60} of the format, but this llmcli reads version {VERSION}; "
+            "use the llmcli that wrote it"
         )
     digest = content.pop("sha256", None)
     try:
@@ -74,7 +74,7 @@ def load_receipt(path: Path) -> LoadedReceipt:
         receipt.check()
         return LoadedReceipt(receipt, digest == _digest(content))
     except MalformedError as error:
-        raise UsageError(f"{path} is not a whole receipt: {error}") from error
+        raise UsageError(f"{path} is not a valid receipt: {error}") from error
 
 
 def _digest(content: dict[str, Any]) -> str:

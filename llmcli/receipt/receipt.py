@@ -16,7 +16,7 @@ MAX_SAMPLES = 10_000
 Count = Annotated[int, Range(0, 2**63 - 1)]
 TokenId = Annotated[int, Range(0, 2**31 - 1)]
 Bias = float  # finite or -inf
-Name = Annotated[str, Form(r"[^\0]+", "a text that is not empty and holds no NUL")]
+Name = Annotated[str, Form(r"[^\0]+", "a string, not empty and without NUL")]
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "64 hexadecimal digits")]
 
 
@@ -84,7 +84,7 @@ class StoppingFacts:
     """What ended a text beside end-of-sequence tokens; `at_start` drops the space before its first word."""
 
     max_new_tokens: Annotated[int, Range(1, 2**31 - 1)] | None
-    stop_strings: tuple[Annotated[str, Form("(?s).+", "a text that is not empty")], ...]
+    stop_strings: tuple[Annotated[str, Form("(?s).+", "a string that is not empty")], ...]
     at_start: bool
 
 

@@ -108,7 +108,7 @@ def load_chat_template(
         names = template.variable_names()
         for name in variables:
             if name not in names:
-                known = f"it looks up {', '.join(names)}" if names else "it looks up none"
+                known = f"it has {', '.join(names)}" if names else "it has none"
                 raise UsageError(f"--template-var {name}: {template.origin} has no such variable; {known}")
     return template
 

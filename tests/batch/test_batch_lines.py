@@ -32,7 +32,7 @@ def test_lines_are_those_of_split(lines: list[bytes], has_last_break: bool) -> N
 def test_a_long_line_is_refused_by_number() -> None:
     content = b"a\n" + b"b" * 10 + b"\n"
     assert len(list(LineReader(io.BytesIO(content), "in", max_line_bytes=11))) == 2
-    with pytest.raises(UsageError, match=r"^in line 2 is longer than 0 MiB; write one prompt a line$"):
+    with pytest.raises(UsageError, match=r"^in line 2 is longer than 0 MiB; write one prompt per line$"):
         list(LineReader(io.BytesIO(content), "in", max_line_bytes=10))
 
 

@@ -62,7 +62,7 @@ def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
     [
         ({}, "body.prompt is missing, and /v1/completions needs it"),
         ({"prompt": "a", "messages": MESSAGES}, "unknown key 'body.messages'"),
-        ({"prompt": ["a"]}, r"body.prompt is \['a'\], expected a text"),
+        ({"prompt": ["a"]}, r"body.prompt is \['a'\], expected a string"),
         (
             {"prompt": "a", "model": "gpt-4o"},
             "body.model is 'gpt-4o', expected 'models/tiny' or 'tiny'; name this run's",
@@ -80,7 +80,7 @@ def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
         ({"prompt": "a", "logit_bias": {"-1": 1}}, "body.logit_bias is .*, expected token ids and numbers"),
         ({"prompt": "a", "logit_bias": {"1": float("nan")}}, "body.logit_bias is .*, expected token ids and numbers"),
-        ({"prompt": "a", "stop": []}, r"body.stop is \[\], expected a text or a list of texts"),
+        ({"prompt": "a", "stop": []}, r"body.stop is \[\], expected a string or a list of strings"),
         ({"prompt": "a", "seed": "1"}, "body.seed is '1', expected an integer"),
         ("Hi", "body is 'Hi', expected an object"),
     ],
@@ -94,7 +94,7 @@ def test_refusals_in_the_body(body: Any, message: str) -> None:
     ("changes", "message"),
     [
         ({"custom_id": ...}, "custom_id is missing, expected custom_id, method, url, body"),
-        ({"custom_id": 5}, "custom_id is 5, expected a text"),
+        ({"custom_id": 5}, "custom_id is 5, expected a string"),
         ({"method": "GET"}, "method is 'GET', expected 'POST'"),
         ({"url": "/v1/embeddings"}, "url is '/v1/embeddings', expected /v1/chat/completions or /v1/completions"),
         ({"url": []}, r"url is \[\], expected"),
@@ -111,5 +111,5 @@ def test_refusals_around_the_body(changes: dict[str, Any], message: str) -> None
 
 def test_content_in_parts_is_refused() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    with pytest.raises(UsageError, match=r"^body.messages\[0\].content is .*, expected a text$"):
+    with pytest.raises(UsageError, match=r"^body.messages\[0\].content is .*, expected a string$"):
         line({"messages": parts}, CHAT)

@@ -45,11 +45,11 @@ def test_of_many_differences_three_are_named() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "out exists and out.run.json, the record of its settings, does not; name another output"),
+        (None, "out exists, but out.run.json with its settings is missing; name another output"),
         ("", "is not valid JSON"),
         ("[]", "holds a JSON list, expected an object"),
-        ("{}", "is not a record that this program knows"),
-        ('{"format": "llmcli batch", "version": 2}', "is not a record that this program knows"),
+        ("{}", "is not the record of a batch, or of another version"),
+        ('{"format": "llmcli batch", "version": 2}', "is not the record of a batch, or of another version"),
         ('{"format": "llmcli batch", "version": 1}', "is damaged: settings, seed or runner is missing"),
     ],
 )

@@ -1,49 +1,15 @@
 """Model folders: every layout that is taken, and every folder that is refused with its message."""
 
-import json
 import os
 import re
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
+from plain_checkpoints import read_values, refusal, save, write_json
 
 from llmcli.checkpoint.folder import open_checkpoint, refuse_quantization
-from llmcli.checkpoint.reader import TensorReader
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.reading import CONFIG
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value))
-
-
-def save(path: Path, **values: float) -> None:
-    """A safetensors file of tensors of two elements each."""
-    safetensors.torch.save_file(
-        {name: torch.full((2,), value, dtype=torch.float32) for name, value in values.items()}, path
-    )
-
-
-def read_values(folder: Path) -> dict[str, float]:
-    """The value each tensor of the folder is filled with."""
-    values = {}
-    with TensorReader() as reader:
-        for name, info in open_checkpoint(folder).tensors.items():
-            tensor = torch.zeros(info.shape)
-            reader.read_tensor_into(info, tensor.numpy())
-            values[name] = tensor[0].item()
-    return values
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
-    message = str(caught.value)
-    assert message.isprintable()
-    assert str(folder) in message
-    return message
 
 
 def unsupported(folder: Path) -> str:

@@ -7,26 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
+from plain_checkpoints import read_values, refusal, save, write_json
 
 from llmcli.checkpoint.folder import open_checkpoint
-from llmcli.checkpoint.reader import TensorReader
-from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.errors import UnsupportedModelError
 
 INDEX_NAME = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value))
-
-
-def save(path: Path, **values: float) -> None:
-    """A safetensors file of tensors of two elements each."""
-    safetensors.torch.save_file(
-        {name: torch.full((2,), value, dtype=torch.float32) for name, value in values.items()}, path
-    )
 
 
 def write_shards(folder: Path, **changes: str | None) -> None:
@@ -36,26 +23,6 @@ def write_shards(folder: Path, **changes: str | None) -> None:
     weight_map = {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]} | changes
     weight_map = {name: shard for name, shard in weight_map.items() if shard is not None}
     write_json(folder / INDEX_NAME, {"metadata": {"total_size": 24}, "weight_map": weight_map})
-
-
-def read_values(folder: Path) -> dict[str, float]:
-    """The value each tensor of the folder is filled with."""
-    values = {}
-    with TensorReader() as reader:
-        for name, info in open_checkpoint(folder).tensors.items():
-            tensor = torch.zeros(info.shape)
-            reader.read_tensor_into(info, tensor.numpy())
-            values[name] = tensor[0].item()
-    return values
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
-    message = str(caught.value)
-    assert message.isprintable()
-    assert str(folder) in message
-    return message
 
 
 @pytest.fixture

@@ -133,8 +133,8 @@ def test_a_list_that_is_not_json(tiny_hub: HubServer, body: bytes) -> None:
 
     on(tiny_hub, "/api/models/org/tiny", change)
     message = refusal()
-    assert "/api/models/org/tiny answers with what is not JSON (" in message
-    assert "a login page of the network?" in message
+    assert "/api/models/org/tiny does not answer with a list of files in JSON (" in message
+    assert "if this network asks for a login" in message
 
 
 @pytest.mark.parametrize("body", [b"3", b"[]", b"null", b'"x"'])

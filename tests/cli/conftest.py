@@ -1,9 +1,12 @@
-"""Runs command lines in this process."""
+"""Runs command lines in this process, and conversations here and in a terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from chat_terminal import ChatTerminal, write_chat_llama
 from results import Result
+from scripted_talk import Talk, open_talk
 
 from llmcli.cli.main import run
 from llmcli.cli.terminal import terminal
@@ -29,3 +32,43 @@ def llmcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         return Result(exit_code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a chat template."""
+    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with room for answers and prompts that last."""
+    sizes = {"num_hidden_layers": 6, "max_position_embeddings": 8192}
+    return write_chat_llama(tmp_path_factory.mktemp("endless") / "endless", **sizes)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """LLMCLI_HOME of a conversation."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    """A conversation in this process."""
+    return open_talk(llmcli, talker, home, monkeypatch)
+
+
+@pytest.fixture
+def open_terminal(home: Path) -> Iterator[Callable[..., ChatTerminal]]:
+    """Open conversations in terminals, each at its first prompt; all are closed at the end."""
+    opened: list[ChatTerminal] = []
+
+    def open_one(*arguments: object) -> ChatTerminal:
+        opened.append(ChatTerminal(home, *arguments))
+        opened[-1].prompt()
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.child.close(force=True)

@@ -97,7 +97,8 @@ def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:
     assert (told.exit_code, told.stdout, len(lines)) == (2, "", 11)
     for number, line in enumerate(lines[:10], start=2):
         assert f"in.jsonl line {number}: unknown key 'x', expected " in line
-    assert lines[10].endswith("13 lines have problems (the first 10 are shown); nothing was run, correct them")
+    assert lines[10].startswith("error: no prompt was run: 13 lines of ")
+    assert lines[10].endswith("in.jsonl are invalid (the first 10 are shown); correct them and run again")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
@@ -182,4 +183,4 @@ def test_standard_input_that_ends_at_once(llmcli: Call, monkeypatch: pytest.Monk
 
 
 def test_check_finds_the_same_problems(batch: Call) -> None:
-    batch("--check", content=b'{"prompt": 1}').expect_error(2, "line 1: prompt is 1, expected a text")
+    batch("--check", content=b'{"prompt": 1}').expect_error(2, "line 1: prompt is 1, expected a string")

@@ -156,7 +156,7 @@ def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pyt
     )
     llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv cannot be combined")
     llmcli("bench", model, "--tokens", 511).expect_error(
-        2, "--tokens 511 leaves no room in the context of model, 512 tokens"
+        2, "--tokens 511 leaves no room for a prompt: the context limit of model is 512 tokens"
     )
     llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth is 500", "use at most 460")
     monkeypatch.setattr("llmcli.runners.host.memory.available_memory", lambda num_threads: 100_000)

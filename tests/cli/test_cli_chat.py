@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_terminal import LETTERS_ONLY, write_chat_llama
+from chat_terminal import LETTERS_ONLY
 from results import Result
 
 from llmcli.cli.chat_session.commands import COMMANDS, is_command
@@ -17,11 +17,6 @@ from llmcli.cli.chat_session.message import is_open_block, unwrap
 from llmcli.engine.conversation_file import load_conversation
 
 BOS_ID, END_ID = 256, 257
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
 
 
 @pytest.fixture

@@ -1,32 +1,14 @@
 """The commands of a conversation, run as the loop runs them, with a scripted prompt line."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_terminal import write_chat_llama
-from results import Result
-from scripted_talk import Talk, answers, open_talk
+from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
 from llmcli.engine.conversation_file import load_conversation
 
 ANSWER = "[a-h]{8}"
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    return open_talk(llmcli, talker, home, monkeypatch)
 
 
 def test_regenerating_and_going_back(talk: Talk) -> None:
@@ -56,7 +38,7 @@ def test_system_prompts(talk: Talk) -> None:
 def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
-    assert "error: /save needs a name, or that of a file" in result.stderr
+    assert "error: /save needs a name or a file" in result.stderr
     assert f"1 turn from {path}" in result.stderr
     assert "no messages yet\n" in result.stderr
     assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr

@@ -7,10 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chat_terminal import CTRL_D, ChatTerminal, write_chat_llama
+from chat_terminal import CTRL_D, ChatTerminal
 from prompt_toolkit.history import InMemoryHistory
-from results import Result
-from scripted_talk import Talk, answers, open_talk
+from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session import line_editor
 from llmcli.cli.chat_session.keeping import Keeper
@@ -19,21 +18,6 @@ from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import UsageError
 
 SAVED = SavedConversation("m", Conversation().ask("Hi"))
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    return open_talk(llmcli, talker, home, monkeypatch)
 
 
 @pytest.fixture

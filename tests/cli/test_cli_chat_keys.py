@@ -4,12 +4,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
-import pytest
-from chat_terminal import CTRL_C, CTRL_D, LETTERS_ONLY, ChatTerminal, write_chat_llama
+from chat_terminal import CTRL_C, CTRL_D, LETTERS_ONLY, ChatTerminal
 
 # What a shell does for a job, without the help that some give it: they set a terminal right by themselves.
 SHELL = """
@@ -27,26 +26,6 @@ while True:
         break
     input()
 """
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"num_hidden_layers": 6, "max_position_embeddings": 8192}
-    return write_chat_llama(tmp_path_factory.mktemp("endless") / "endless", **sizes)
-
-
-@pytest.fixture
-def open_terminal(tmp_path: Path) -> Iterator[Callable[..., ChatTerminal]]:
-    terminals: list[ChatTerminal] = []
-
-    def open_one(*arguments: object) -> ChatTerminal:
-        terminals.append(ChatTerminal(tmp_path / "home", *arguments))
-        terminals[-1].prompt()
-        return terminals[-1]
-
-    yield open_one
-    for terminal in terminals:
-        terminal.child.close(force=True)
 
 
 def test_typed_keys_stay_off_the_answer_and_stand_on_the_next_prompt(

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from chat_terminal import write_chat_llama
 from results import Result
 from scripted_talk import Talk, answers, open_talk
 
@@ -21,11 +20,6 @@ from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 
 TODAY = "2026-11-22"
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
 
 
 @pytest.fixture

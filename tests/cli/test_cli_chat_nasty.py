@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_terminal import write_chat_llama
 from results import Result
 from scripted_talk import ScriptedEditor, Talk, answers, open_talk
 
@@ -27,11 +26,6 @@ ARGUMENTS = (
     "<|begin|>", "<|end|>", "{{ x }}", "{% raw %}", "%s%n", "$(true)", "a\nb", "e\u0301" * 100,
 )  # fmt: skip
 NAMES = ["", "nonsense", "\0", *(command.name for command in COMMANDS if command.name != "quit")]
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
 
 
 @pytest.fixture

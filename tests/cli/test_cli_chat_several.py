@@ -9,27 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_terminal import LETTERS_ONLY, write_chat_llama
+from chat_terminal import LETTERS_ONLY
 from results import Result
-from scripted_talk import Talk, answers, open_talk
+from scripted_talk import Talk, answers
 
 from llmcli.cli.chat_session import probs_command, several
 from llmcli.engine.conversation_file import load_conversation
 
 
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "chat"
-
-
-@pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    return open_talk(llmcli, talker, folder.parent, monkeypatch)
+def folder(home: Path) -> Path:
+    return home / "chat"
 
 
 @pytest.mark.parametrize("rows", ["1", "3"])
@@ -41,7 +31,7 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
     assert len(set(at_once[:4])) == 4
     for number in (1, 2, 3):
         assert f"[{number}]\n" in result.stderr
-    assert "(answer 1 is taken; /choose 2 or 3 chooses another)" in result.stderr
+    assert "(answer 1 is used; /choose 2 or 3 changes that)" in result.stderr
     assert result.stderr.index(f"[answer 1]\n{at_once[1]}") < result.stderr.index(f"[answer 1]\n{at_once[3]}")
     # The others are gone, and the next turn goes on from the one that was chosen.
     path = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)

@@ -2,10 +2,9 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from chat_terminal import (
     ALT_ENTER,
     ANSWER,
@@ -14,39 +13,12 @@ from chat_terminal import (
     PASTE_BEGIN,
     PASTE_END,
     ChatTerminal,
-    write_chat_llama,
 )
 
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 
 AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue resumes it\)"
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_llama(tmp_path_factory.mktemp("talker") / "talker")
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with room for answers and prompts that last."""
-    sizes = {"num_hidden_layers": 6, "max_position_embeddings": 8192}
-    return write_chat_llama(tmp_path_factory.mktemp("endless") / "endless", **sizes)
-
-
-@pytest.fixture
-def open_terminal(tmp_path: Path) -> Iterator[Callable[..., ChatTerminal]]:
-    terminals: list[ChatTerminal] = []
-
-    def open_one(*arguments: object) -> ChatTerminal:
-        terminals.append(ChatTerminal(tmp_path / "home", *arguments))
-        terminals[-1].prompt()
-        return terminals[-1]
-
-    yield open_one
-    for terminal in terminals:
-        terminal.child.close(force=True)
 
 
 def test_messages_of_several_lines_and_commands(

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_bench_table_has_energy(llmcli: Llmcli, model: Path, nvml: Nvml) -> None:
     text = llmcli("bench", model, *QUICK).stdout
-    idle = re.search(r"^energy +J/token without the (\d+) W of the idle card, W with them$", text, re.MULTILINE)
+    idle = re.search(r"^energy +J/token leaves out the (\d+) W of the idle card, W includes them$", text, re.MULTILINE)
     assert idle is not None
     # The simulated card takes the same always, so nothing is left for the tokens.
     assert int(idle[1]) == pytest.approx(WORKING_WATTS, rel=0.05)
@@ -79,7 +79,7 @@ def test_stats_tell_the_energy_of_decoding(llmcli: Llmcli, tiny_llama: Path, nvm
     arguments = ("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 60, "--ignore-eos", "--seed", 1)
     stderr = llmcli(*arguments, "--stats").stderr
     line = next(line for line in stderr.splitlines() if line.startswith("energy"))
-    found = re.fullmatch(r"energy +(\S+) J/token beyond the 88 W just before the run, (\d+) W in all", line)
+    found = re.fullmatch(r"energy +(\S+) J/token above the 88 W just before the run, (\d+) W in total", line)
     assert found is not None, line
     assert int(found[2]) == pytest.approx(WORKING_WATTS, rel=0.05)
     tokens, seconds = re.search(r"^decode .*\((\d+) tokens in ([\d.]+) s\)", stderr, re.MULTILINE).groups()

@@ -178,7 +178,7 @@ def test_another_text_though_nothing_differs(generate: Llmcli, llmcli: Llmcli, r
     error = result.stderr.splitlines()[-1]
     assert error.startswith(f"error: sample 2 differs from token 5 on: {token_ids[4]} ")
     assert f" in the receipt, {second.token_ids[4]} " in error
-    assert error.endswith(" now; 1 of 2 samples differ; nothing else that the receipt holds differs")
+    assert error.endswith(" now; 1 of 2 samples differ; everything else in the receipt is the same")
     assert llmcli("replay", receipt, "--only", 1).exit_code == 0
 
 
@@ -272,7 +272,7 @@ def test_json_of_another_text(generate: Llmcli, llmcli: Llmcli, receipt: Path, m
 def test_a_model_that_lies_elsewhere_now(generate: Llmcli, llmcli: Llmcli, receipt: Path, model: Path) -> None:
     told = generate("Hi", "--seed", 1)
     moved = model.rename(model.with_name("moved"))
-    llmcli("replay", receipt).expect_error(3, f"is of the model '{model}', which is not here; say with --model where")
+    llmcli("replay", receipt).expect_error(3, f"was made with the model '{model}', which is not here; give its folder")
     result = llmcli("replay", receipt, "--model", moved)
     assert (result.exit_code, result.stdout, differences(result)) == (0, told.stdout, [])
 
@@ -299,7 +299,7 @@ def test_a_card_that_is_not_here(generate: Llmcli, llmcli: Llmcli, receipt: Path
     runner = replace(held.runner, device="cuda:1", dtype="float16", threads=None, description="NVIDIA Some, float16")
     save_receipt(receipt, replace(held, runner=runner), replace=True)
     llmcli("replay", receipt).expect_error(
-        4, "the receipt is of NVIDIA Some, float16; --device cuda:1: there is no NVIDIA driver; use --device cpu"
+        4, "the receipt was made on NVIDIA Some, float16; --device cuda:1: there is no NVIDIA driver; use --device cpu"
     )
     result = llmcli("replay", receipt, "--device", "cpu")
     assert (result.exit_code, result.stdout) == (0, told.stdout)
@@ -369,5 +369,5 @@ def test_a_file_that_changes_meanwhile_leaves_no_receipt(
     monkeypatch.setattr(Generation, "events", changing)
     result = llmcli("generate", "Hi", "-m", model, "--max-new-tokens", 3, "--receipt", receipt)
     assert result.exit_code == 3
-    assert "config.json has changed while the model ran" in result.stderr
+    assert "config.json changed while the model ran" in result.stderr
     assert not receipt.exists()

@@ -193,7 +193,7 @@ def test_breakers_of_ones_own(generate: Callable[..., Result]) -> None:
         (("--sampler-order", ""), "--sampler-order is ''"),
         (("--sampler-order", "mirostat,temperature"), "mirostat before temperature, expected it at the end"),
         (("--sampler-order", "top_k,top_k"), "names top_k 2 times"),
-        (("--dry-breaker", ""), "--dry-breaker is empty, expected a text, or none for no breaker at all"),
+        (("--dry-breaker", ""), "--dry-breaker is empty; give it a text, or none for no breaker at all"),
         (("--dry-breaker", "caf\udce9"), "--dry-breaker is not UTF-8 text"),
         (
             ("--dry-multiplier", 1, "--dry-breaker", "User:"),

@@ -58,7 +58,7 @@ def test_a_special_token_in_a_value_is_text(llmcli: Callable[..., Result], model
 @pytest.mark.parametrize("name", ["nonsense", "own", "messages", "add_generation_prompt", "raise_exception"])
 def test_a_name_that_the_template_does_not_look_up(llmcli: Callable[..., Result], model: Path, name: str) -> None:
     result = llmcli("generate", "--chat", "Hi", "-m", model, "--quiet", "--template-var", f"{name}=1")
-    result.expect_error(2, f"--template-var {name}: the chat template", "it looks up effort, enable_thinking")
+    result.expect_error(2, f"--template-var {name}: the chat template", "it has effort, enable_thinking")
 
 
 def test_a_template_without_variables(
@@ -66,7 +66,7 @@ def test_a_template_without_variables(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     flags = ("--quiet", "--chat-template", "plain", "--template-var", "a=1")
-    llmcli("chat", model, *flags).expect_error(2, "`plain` has no such variable; it looks up none")
+    llmcli("chat", model, *flags).expect_error(2, "`plain` has no such variable; it has none")
 
 
 @pytest.mark.parametrize(

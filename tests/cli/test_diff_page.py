@@ -177,5 +177,5 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_models_are_looked_a
     path = tmp_path / "notes.html"
     path.write_text("mine")
     llmcli("diff", "none", "none", "a", "--html", path).expect_error(2, "notes.html exists and is not a page of llmcli")
-    llmcli("diff", "none", "none", "a", "--force").expect_error(2, "--force replaces the page of --html FILE; add it")
+    llmcli("diff", "none", "none", "a", "--force").expect_error(2, "--force needs --html FILE")
     assert path.read_text() == "mine"

@@ -58,7 +58,7 @@ def test_one_letter_options_still_stand_together(llmcli: Callable[..., Result], 
 
 
 def test_options_before_the_command(llmcli: Callable[..., Result]) -> None:
-    message = "error: no such option: --seed; options follow the command: llmcli COMMAND --seed\n"
+    message = "error: no such option: --seed; options come after the command: llmcli COMMAND --seed\n"
     assert llmcli("--seed", "1", "generate") == (2, "", message)
 
 

@@ -91,8 +91,8 @@ def test_single_values_and_what_names_no_token() -> None:
         ("bad_words_ids", {"1": 2}, "lists of token ids from 0 to 99"),
         ("forced_eos_token_id", -1, "token ids from 0 to 99"),
         ("forced_eos_token_id", [10**400], "token ids from 0 to 99"),
-        ("stop_strings", [""], "a text or a list of texts, none empty"),
-        ("stop_strings", 7, "a text or a list of texts, none empty"),
+        ("stop_strings", [""], "a string or a list of strings, none empty"),
+        ("stop_strings", 7, "a string or a list of strings, none empty"),
     ]
     + [
         ("sequence_bias", value, "pairs of a list of token ids from 0 to 99 and a finite number or -inf")

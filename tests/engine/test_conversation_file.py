@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(version=2), "version 2 .* reads 1"),
+        (lambda c: c.update(version=2), "version 2 .* reads version 1"),
         (lambda c: c.pop("version"), "version None"),
         (lambda c: c.update(format="other"), "is not a saved conversation"),
         (lambda c: c.pop("turns"), "turns is missing, expected a list"),
@@ -181,7 +181,7 @@ def test_what_is_not_a_conversation_is_never_replaced(path: Path, tmp_path: Path
     empty.touch()
     before = path.read_bytes()
     for target, message in [
-        (link, "is a link and is never replaced"),
+        (link, "is a link, not a regular file"),
         (pipe, "is a device or pipe"),
         (tmp_path, "is a folder"),
         (Path("/dev/null"), "is a device or pipe"),

@@ -13,11 +13,11 @@ import pytest
 
 from llmcli.errors import KernelCompileError
 from llmcli.kernels import cache, compiler, environment
-from llmcli.kernels.cache import CachedKernels, KernelCache
+from llmcli.kernels.cache import CachedKernels, Kernel, KernelCache
 from llmcli.kernels.compiler import CompiledKernels, KernelResources
 from llmcli.kernels.registry import KERNELS
 
-NAMES = ("scale<float>", "scale<short>")
+FLOAT, SHORT = ("scale", "scale<float>"), ("scale", "scale<short>")
 
 
 class Compilations:
@@ -50,12 +50,15 @@ def sources(tmp_path: Path) -> Path:
     return folder
 
 
+def get(kernels: KernelCache, kernel: Kernel = FLOAT, arch: str = "sm_90") -> CachedKernels:
+    return kernels.get_all([kernel], arch)[kernel]
+
+
 def test_what_was_compiled_is_found_again(tmp_path: Path, sources: Path, compilations: Compilations) -> None:
     first = KernelCache(tmp_path / "new" / "cache", sources)
-    assert first.find("scale", NAMES, "sm_90") is None
-    compiled = first.get("scale", NAMES, "sm_90")
-    assert KernelCache(tmp_path / "new" / "cache", sources).find("scale", NAMES, "sm_90") == compiled
-    assert first.get("scale", NAMES, "sm_90") == compiled
+    compiled = get(first)
+    assert get(KernelCache(tmp_path / "new" / "cache", sources)) == compiled
+    assert get(first) == compiled
     assert len(compilations.calls) == 1
 
 
@@ -63,20 +66,19 @@ def test_each_input_of_a_compilation_makes_another_entry(
     tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = KernelCache(tmp_path / "cache", sources)
-    kernels.get("scale", NAMES, "sm_90")
-    assert kernels.find("scale", NAMES[:1], "sm_90") is None
-    assert kernels.find("scale", NAMES, "sm_80") is None
+    cubins = [get(kernels).cubin, get(kernels, SHORT).cubin, get(kernels, arch="sm_80").cubin]
     with monkeypatch.context() as patch:
         patch.setattr(environment, "compiler_identity", lambda: "13.4.92")
-        assert KernelCache(tmp_path / "cache", sources).find("scale", NAMES, "sm_90") is None
+        cubins.append(get(KernelCache(tmp_path / "cache", sources)).cubin)
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "OPTIONS", ("--std=c++20",))
-        assert kernels.find("scale", NAMES, "sm_90") is None
+        cubins.append(get(kernels).cubin)
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_FORMAT", "llmcli kernels 0")
-        assert kernels.find("scale", NAMES, "sm_90") is None
+        cubins.append(get(kernels).cubin)
     (sources / "common" / "part.cuh").write_text("int other;\n")
-    assert kernels.find("scale", NAMES, "sm_90") is None
+    cubins.append(get(kernels).cubin)
+    assert len(set(cubins)) == len(compilations.calls) == 7
 
 
 @pytest.mark.parametrize("suffix", [".cubin", ".json"])
@@ -85,8 +87,8 @@ def test_a_damaged_pair_is_compiled_again(
     tmp_path: Path, sources: Path, compilations: Compilations, suffix: str, damage: str
 ) -> None:
     kernels = KernelCache(tmp_path / "cache", sources)
-    path = kernels.get("scale", NAMES, "sm_90").cubin.with_suffix(suffix)
-    other = KernelCache(tmp_path / "other", sources).get("scale", NAMES, "sm_90").cubin.with_suffix(suffix)
+    path = get(kernels).cubin.with_suffix(suffix)
+    other = get(KernelCache(tmp_path / "other", sources)).cubin.with_suffix(suffix)
     content = path.read_bytes()
     if damage in ("absent", "a folder"):
         path.unlink()
@@ -97,11 +99,10 @@ def test_a_damaged_pair_is_compiled_again(
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         damaged = {"cut": content[:-1], "flipped": flipped, "empty": b"", "another's": other.read_bytes()}
         path.write_bytes(damaged[damage])
-    assert kernels.find("scale", NAMES, "sm_90") is None
-    again = kernels.get("scale", NAMES, "sm_90")
-    assert again.resources[NAMES[0]].registers == 3
+    again = get(kernels)
+    assert again.resources[FLOAT[1]].registers == len(compilations.calls) == 3
     if damage != "a folder":
-        assert kernels.find("scale", NAMES, "sm_90") == again
+        assert get(kernels) == again
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_a_description_of_another_form_is_no_entry(
     tmp_path: Path, sources: Path, compilations: Compilations, content: bytes
 ) -> None:
     kernels = KernelCache(tmp_path / "cache", sources)
-    kernels.get("scale", NAMES, "sm_90").cubin.with_suffix(".json").write_bytes(content)
-    assert kernels.find("scale", NAMES, "sm_90") is None
+    get(kernels).cubin.with_suffix(".json").write_bytes(content)
+    assert get(kernels).resources[FLOAT[1]].registers == len(compilations.calls) == 2
 
 
 @pytest.mark.parametrize("obstacle", ["read-only", "a file"])
@@ -135,7 +136,7 @@ def test_without_a_folder_nothing_is_kept_and_nothing_fails(
         monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
     kernels = KernelCache(folder, sources)
     for calls in (1, 2):
-        cubin = kernels.get("scale", NAMES, "sm_90").cubin
+        cubin = get(kernels).cubin
         assert len(compilations.calls) == calls
         assert cubin.parent != folder
         assert len(cubin.read_bytes()) == 1001  # CuPy loads it from there
@@ -152,9 +153,9 @@ def test_a_failed_write_leaves_nothing_behind(
 
     monkeypatch.setattr(cache.os, "replace", full)
     with pytest.raises(
-        KernelCompileError, match="kernel scale can be cached neither in .*: No space left on device; free space"
+        KernelCompileError, match="kernel scale cannot be cached in .* or .*: No space left on device; free space"
     ):
-        KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
+        get(KernelCache(tmp_path / "cache", sources))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -163,38 +164,42 @@ def test_the_description_is_written_last(
 ) -> None:
     replace, written = os.replace, []
     monkeypatch.setattr(cache.os, "replace", lambda old, new: (written.append(new.suffix), replace(old, new)))
-    KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
+    get(KernelCache(tmp_path / "cache", sources))
     assert written == [".cubin", ".json"]
 
 
 def test_writers_at_once_leave_one_whole_entry(
     tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Barrier(8)
-    same = compilations("", "scale", NAMES, "sm_90")  # the compiler makes the same of the same
-    monkeypatch.setattr(compiler, "compile_kernels", lambda *_: same)
+    num_writers, num_rounds = 8, 20
+    all_compile = threading.Barrier(num_writers)  # so nobody finds what another one has written
+    same = compilations("", *FLOAT, "sm_90")  # the compiler makes the same of the same
+
+    def compile_together(*_: object) -> CompiledKernels:
+        all_compile.wait(timeout=60)
+        return same
 
     def write() -> None:
-        start.wait()
-        for _ in range(20):
-            KernelCache(tmp_path / "cache", sources).compile("scale", NAMES, "sm_90")
-            found.append(KernelCache(tmp_path / "cache", sources).find("scale", NAMES, "sm_90"))
+        for number in range(num_rounds):
+            folder = tmp_path / f"cache {number}"
+            compiled = get(KernelCache(folder, sources))
+            found.append(get(KernelCache(folder, sources)) == compiled)
 
-    found: list[CachedKernels | None] = []
-    writers = [threading.Thread(target=write) for _ in range(8)]
+    monkeypatch.setattr(compiler, "compile_kernels", compile_together)
+    found: list[bool] = []
+    writers = [threading.Thread(target=write) for _ in range(num_writers)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(found) == 160
-    assert None not in found
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert found == [True] * num_writers * num_rounds
+    assert {len(list(folder.iterdir())) for folder in tmp_path.glob("cache *")} == {2}
 
 
 def test_a_warm_start_loads_no_compiler(
     tmp_path: Path, sources: Path, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90")
+    get(KernelCache(tmp_path / "cache", sources))
     monkeypatch.undo()
     monkeypatch.setattr(environment.metadata, "version", lambda name: "13.0.88")
 
@@ -203,34 +208,36 @@ def test_a_warm_start_loads_no_compiler(
 
     monkeypatch.setattr(environment, "nvrtc_version", fail)
     monkeypatch.setattr(compiler, "compile_kernels", fail)
-    assert KernelCache(tmp_path / "cache", sources).get("scale", NAMES, "sm_90").lowered[NAMES[0]] == "_scale<float>"
+    assert get(KernelCache(tmp_path / "cache", sources)).lowered == {FLOAT[1]: "_scale<float>"}
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_real_machine_code_survives(tmp_path: Path, sources: Path) -> None:
     (sources / "scale.cu").write_text("template <typename T>\n__global__ void scale(T* x) { *x *= 2; }\n")
-    kernels = KernelCache(tmp_path / "cache", sources)
-    compiled = kernels.get("scale", NAMES, "sm_80")
+    compiled = get(KernelCache(tmp_path / "cache", sources), arch="sm_80")
     assert compiled.cubin.read_bytes().startswith(b"\x7fELF")
-    assert kernels.compile("scale", NAMES, "sm_80") == compiled
-    assert kernels.find("scale", NAMES, "sm_80") == compiled
+    again = get(KernelCache(tmp_path / "again", sources), arch="sm_80")
+    assert again.cubin.read_bytes() == compiled.cubin.read_bytes()
+    assert (again.lowered, again.resources) == (compiled.lowered, compiled.resources)
+    assert get(KernelCache(tmp_path / "cache", sources), arch="sm_80") == compiled
 
 
 def test_many_are_counted_as_they_are_compiled_and_found_again(
     tmp_path: Path, sources: Path, compilations: Compilations
 ) -> None:
     (sources / "other.cu").write_text("int other;\n")
-    wanted = [("scale", NAMES[0]), ("other", "other"), ("scale", NAMES[1])]
+    wanted = [FLOAT, ("other", "other"), SHORT]
     kernels, counts = KernelCache(tmp_path / "cache", sources), []
-    kernels.get("scale", NAMES[:1], "sm_90")
+    one = get(kernels)
     compiled = kernels.get_all(wanted, "sm_90", lambda done, total: counts.append((done, total)))
     assert counts == [(0, 2), (1, 2), (2, 2)]
     assert sorted(call[1:3] for call in compilations.calls) == [
         ("other", ("other",)),
-        ("scale", NAMES[:1]),
-        ("scale", NAMES[1:]),
+        ("scale", FLOAT[1:]),
+        ("scale", SHORT[1:]),
     ]
-    assert compiled == {(stem, name): kernels.find(stem, [name], "sm_90") for stem, name in wanted}
+    assert set(compiled) == set(wanted)
+    assert compiled[FLOAT] == one
     assert KernelCache(tmp_path / "cache", sources).get_all(wanted, "sm_90", lambda *_: counts.clear()) == compiled
     assert len(counts) == len(compilations.calls) == 3
 
@@ -292,12 +299,11 @@ def test_an_error_ends_the_others_and_keeps_what_is_compiled(
         if thread.name.startswith("compile kernels"):
             thread.join()
     assert len(asked) <= 5  # and no other begins
-    found = {name for stem, name in wanted if kernels.find(stem, [name], "sm_90")}
-    assert found <= set(asked[:3])
     monkeypatch.setattr(compiler, "compile_kernels", compilations)
     compilations.calls.clear()
-    assert len(kernels.get_all(wanted, "sm_90")) == 20
-    assert len(compilations.calls) == 20 - len(found)
+    assert set(kernels.get_all(wanted, "sm_90")) == set(wanted)
+    found = set(wanted) - {(stem, names[0]) for _, stem, names, _ in compilations.calls}
+    assert {name for _, name in found} <= set(asked[:3])
 
 
 def test_without_a_folder_all_lie_in_one_temporary_folder(
@@ -317,8 +323,8 @@ SMALL = [(stem, name) for stem in ("residual_add", "scale_bias", "rms_norm") for
 def test_threads_make_the_machine_code_of_one_after_the_other(tmp_path: Path) -> None:
     side_by_side = KernelCache(tmp_path / "threads").get_all(SMALL, "sm_90")
     alone = KernelCache(tmp_path / "alone")
-    for (stem, name), entry in side_by_side.items():
-        one = alone.get(stem, [name], "sm_90")
+    for kernel, entry in side_by_side.items():
+        one = get(alone, kernel)
         assert entry.cubin.read_bytes() == one.cubin.read_bytes()
         assert (entry.lowered, entry.resources) == (one.lowered, one.resources)
 

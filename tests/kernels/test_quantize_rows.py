@@ -7,7 +7,7 @@ import pytest
 from fenced import assert_same_bits, fenced, to_host
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows, quantize_rows_cost
+from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows
 from llmcli.quantization import rounding
 from llmcli.quantization.floats import STORED_AS, narrow
 from llmcli.quantization.packing import pack_rows
@@ -184,9 +184,3 @@ def test_arguments_are_checked(device: Device) -> None:
     ):
         with pytest.raises(ValueError, match="quantize_rows: "):
             call(**{name: wrong})
-
-
-def test_cost_counts_every_byte() -> None:
-    cost = quantize_rows_cost(num_rows=3, num_inputs=64, num_groups=2, num_bits=4, is_symmetric=False, itemsize=2)
-    assert cost.read_bytes == 2 * 3 * 64 * 2 + 3 * 2 * 5
-    assert cost.written_bytes == 3 * (32 + 20) + 3 * 2 * 5

@@ -5,7 +5,7 @@ import pytest
 from fenced import fenced, to_host
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.read_bandwidth import num_blocks, read_bandwidth, read_bandwidth_cost
+from llmcli.kernels.read_bandwidth import num_blocks, read_bandwidth
 
 
 @pytest.mark.cuda
@@ -29,7 +29,3 @@ def test_odd_sizes_are_refused(device: Device) -> None:
     for num_bytes in (0, 24):
         with pytest.raises(ValueError, match=f"{num_bytes} bytes of memory"):
             read_bandwidth(device, memory=cupy.zeros(num_bytes, dtype=np.uint8), sums=sums)
-
-
-def test_cost() -> None:
-    assert read_bandwidth_cost(num_bytes=64, num_blocks=3).read_bytes == 64

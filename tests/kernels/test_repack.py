@@ -13,7 +13,6 @@ from llmcli.kernels.repack import (
     OUT_OF_RANGE,
     Segment,
     repack,
-    repack_cost,
     repack_scales,
     repack_zero_points,
 )
@@ -210,8 +209,3 @@ def test_segments_outside_are_refused(segment: Segment) -> None:
 def test_a_segment_alone_fills_whole_tiles_and_one_of_two_only_halves() -> None:
     assert [Segment(rows).num_halves for rows in (1, 16, 17)] == [2, 2, 4]
     assert [Segment(rows, 1, 2).num_halves for rows in (1, 16, 17)] == [1, 2, 3]
-
-
-def test_cost() -> None:
-    cost = repack_cost(source_type="int4", segment=Segment(20), layout=tile_layout("int4", 20, 100, None, "float32"))
-    assert (cost.read_bytes, cost.written_bytes) == (20 * 52, 2 * 1024)

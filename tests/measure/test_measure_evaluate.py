@@ -99,6 +99,25 @@ def test_comparison_by_hand(models: tuple[Path, Path]) -> None:
         assert evaluation.nll == pytest.approx(-float(logprobs[range(149), targets].mean()), rel=1e-6)
 
 
+@pytest.mark.parametrize("widening", [0, 1])
+def test_models_whose_prompts_are_cut_otherwise(
+    models: tuple[Path, Path], widening: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a bfloat16 model and its quantized export are, on processors that multiply bfloat16."""
+    alike = [runner(folder, 200) for folder in models]
+    usual = compare(*alike, TEXT, stride=100, bos_token_ids=[BOS_ID])
+    monkeypatch.setattr("llmcli.runners.torch.load.widens_prompts", lambda model, dtype: True)
+    cut_otherwise = [runner(folder, 200) if widening == index else alike[index] for index, folder in enumerate(models)]
+    result = compare(*cut_otherwise, TEXT, stride=100, bos_token_ids=[BOS_ID])
+    assert (result.first.nll, result.second.nll) == pytest.approx((usual.first.nll, usual.second.nll), rel=1e-6)
+    assert result.mean_kl == pytest.approx(usual.mean_kl, rel=1e-3)
+    assert result.top1_agreement == usual.top1_agreement
+    tokenizer = load_tokenizer(models[0])
+    pair, both = (list(diff(*two, tokenizer, TEXT[:20], 100, frozenset())) for two in (cut_otherwise, alike))
+    assert [token.token_id for token in pair] == [token.token_id for token in both]
+    assert [token.kl for token in pair] == pytest.approx([token.kl for token in both], rel=1e-2, abs=1e-9)
+
+
 def test_a_model_agrees_with_itself(models: tuple[Path, Path]) -> None:
     result = compare(runner(models[0], 64), runner(models[0], 64), TEXT, stride=32, bos_token_ids=[BOS_ID])
     assert (result.mean_kl, result.top1_agreement) == (0, 1)

@@ -42,7 +42,7 @@ def test_round_trip_through_text() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("text",), 5, "text is 5, expected a text"),
+        (("text",), 5, "text is 5, expected a string"),
         (("is_on",), 1, "is_on is 1, expected true or false"),
         (("ratios",), [], "ratios is [], expected an object"),
         (("ratios", "x"), "inf", "ratios.x is 'inf', expected a finite number"),

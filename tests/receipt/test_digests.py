@@ -51,7 +51,7 @@ def test_a_file_that_changes_is_refused(files: dict[str, Path]) -> None:
     files["small"].write_bytes(b"abd")
     os.utime(files["small"], ns=(1, 1))
     found.start()
-    with pytest.raises(CheckpointError, match="small has changed while the model ran; run again"):
+    with pytest.raises(CheckpointError, match="small changed while the model ran; run again"):
         found.wait(lambda done, total: None)
 
 

@@ -1,5 +1,6 @@
 """What every runner refuses to load; a part of `RunnerConformance`."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from llmcli.errors import CheckpointError, LLMCliError
 from llmcli.runners.base import Runner
 
 
-class LoadingConformance:
+class LoadingConformance(ABC):
     """Subclasses define `load` and the fixture `folder`."""
 
     @classmethod
+    @abstractmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        raise NotImplementedError
+        """The runner under test, with a model folder loaded."""
 
     def test_nan_weights_are_refused_by_name(self, tmp_path: Path) -> None:
         from safetensors.torch import load_file, save_file

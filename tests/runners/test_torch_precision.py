@@ -34,7 +34,7 @@ def with_one_tensor_of(model: Model, dtype: str) -> Model:
 def processor(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """With everything."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
     return monkeypatch
 
 
@@ -45,7 +45,7 @@ def test_a_large_model_takes_bfloat16(form: str, processor: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("form", "expected"), [("int8", "bfloat16"), ("int4", "bfloat16"), ("bf16", "float32")])
 def test_without_instructions_for_bfloat16(form: str, expected: str, processor: pytest.MonkeyPatch) -> None:
-    processor.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+    processor.setattr("torch.cpu.get_capabilities", lambda: {"neon": True, "bf16": True})
     processor.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     assert resolve_dtype("auto", shape_model(LARGE, form)) == expected
 

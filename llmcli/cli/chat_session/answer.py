@@ -1,7 +1,8 @@
 """Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
@@ -13,6 +14,8 @@ from llmcli.engine.events import PrefillProgress
 
 # During an answer the conversation is saved this often, so that a kill costs no more than these seconds of it.
 SAVE_INTERVAL_SECONDS = 2.0
+
+Event = TypeVar("Event")
 
 
 class _Run:
@@ -49,14 +52,8 @@ def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> T
     """
     run = _Run(state, view)
     try:
-        for event in events:
-            run.take(event)
-    except KeyboardInterrupt:
-        with no_interrupts():
-            for event in state.chat.interrupt():
-                run.take(event)
+        take_all(events, run.take, state.chat.interrupt)
     except BaseException:
-        state.chat.interrupt()
         state.keep()
         raise
     finally:
@@ -69,6 +66,23 @@ def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> T
     if state.is_verbose:
         terminal.info(describe(record))
     return record
+
+
+def take_all(events: Iterable[Event], take: Callable[[Event], None], interrupt: Callable[[], Iterable[Event]]) -> None:
+    """Take the events of answers. At Ctrl-C `interrupt` closes the answers, and its events are taken too.
+
+    Raises: whatever `events` and `take` raise, once the answers are closed
+    """
+    try:
+        for event in events:
+            take(event)
+    except KeyboardInterrupt:
+        with no_interrupts():
+            for event in interrupt():
+                take(event)
+    except BaseException:
+        interrupt()
+        raise
 
 
 def describe(record: TurnRecord) -> str:

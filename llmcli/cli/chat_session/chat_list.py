@@ -57,7 +57,7 @@ def show_list(folder: Path, *, as_json: bool) -> None:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         terminal.write("  ".join(cells).rstrip() + "\n")
-    terminal.info(f"llmcli chat --resume NAME (or the number) continues one; they are in {folder}")
+    terminal.info(f"continue one with `llmcli chat --resume NAME` (or its number); they are kept in {folder}")
 
 
 def _chat_json(chat: KeptChat) -> dict[str, object]:

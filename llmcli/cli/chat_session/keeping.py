@@ -39,7 +39,7 @@ class Keeper:
         """
         paths = kept_paths(self._folder)
         if not paths:
-            raise UsageError(f"--continue: no conversation in {self._folder} yet")
+            raise UsageError(f"--continue: no conversation in {self._folder} yet; leave it out to start one")
         return self._continue(paths[0])
 
     def continue_named(self, name: str) -> Path:

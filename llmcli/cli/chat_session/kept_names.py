@@ -56,7 +56,7 @@ def path_of_name(folder: Path, name: str) -> Path:
     is_number = name.isdecimal()
     if is_number or _UNNAMED.match(name) or len(name) > MAX_NAME or not name.isprintable() or name[0] in ".-":
         raise UsageError(
-            f"{name!r:.80} is not a name for a chat: expected at most {MAX_NAME} characters, and no number or date"
+            f"{name!r:.80} cannot name a chat; use at most {MAX_NAME} characters, and neither a number nor a date"
         )
     return folder / f"{name}{SUFFIX}"
 

@@ -42,9 +42,7 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
         if not text.strip():
             continue
         if (clean := text.encode(errors="replace").decode()) != text:
-            terminal.error(
-                "the line has bytes that are not UTF-8; they are now question marks, edit the line or send it"
-            )
+            terminal.error("bytes that are not UTF-8 became question marks; edit the line or send it as it is")
             draft = clean
             continue
         try:

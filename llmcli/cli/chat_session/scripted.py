@@ -33,7 +33,7 @@ def read_messages() -> Iterator[str]:
                 yield message
             text = ""
     if text:
-        raise UsageError('standard input ends within a block that begins with """; end it with """')
+        raise UsageError('standard input ends inside a """ block; close it with """')
 
 
 def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool) -> bool:

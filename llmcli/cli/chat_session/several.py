@@ -3,8 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
-from llmcli.cli.chat_session.answer import report_dropped
-from llmcli.cli.chat_session.no_interrupts import no_interrupts
+from llmcli.cli.chat_session.answer import report_dropped, take_all
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
@@ -59,15 +58,7 @@ def run_several(state: ChatSession, events: Iterator[SeveralEvent], open_view: C
     """
     shown = _InOrder(open_view)
     try:
-        for event in events:
-            shown.take(event)
-    except KeyboardInterrupt:
-        with no_interrupts():
-            for event in state.chat.interrupt_several():
-                shown.take(event)
-    except BaseException:
-        state.chat.interrupt_several()
-        raise
+        take_all(events, shown.take, state.chat.interrupt_several)
     finally:
         state.keep()
     if shown.started is not None and shown.first is not None:
@@ -76,6 +67,6 @@ def run_several(state: ChatSession, events: Iterator[SeveralEvent], open_view: C
     if count > 1:
         *numbers, last = map(str, range(2, count + 1))
         others = f"{', '.join(numbers)} or {last}" if numbers else last
-        terminal.info(f"(answer 1 is taken; /choose {others} chooses another)")
+        terminal.info(f"(answer 1 is used; /choose {others} changes that)")
     elif not count:
         terminal.info("stopped")

@@ -58,10 +58,10 @@ def answer_several(state: ChatSession, argument: str) -> Outcome:
 def choose(state: ChatSession, argument: str) -> Outcome:
     """Take another one of several answers."""
     if not (argument.isascii() and argument.isdecimal()):
-        raise UsageError("/choose needs the number of an answer of /n, such as /choose 2")
+        raise UsageError("/choose needs the number of an answer, such as /choose 2")
     state.chat.choose(int(argument[:9]))
     state.keep()
-    terminal.info(f"answer {int(argument)} is taken")
+    terminal.info(f"answer {int(argument)} is used")
     return Outcome()
 
 
@@ -95,7 +95,7 @@ def save(state: ChatSession, argument: str) -> Outcome:
     """
     name, is_forced = _without_force(argument)
     if not (name or state.files):
-        raise UsageError("/save needs a name, or that of a file, such as /save talk.json")
+        raise UsageError("/save needs a name or a file, such as /save talk.json")
     if name and not names_file(name):
         if not state.chat.conversation.turns:
             raise UsageError("there is nothing to keep yet; write a message first")
@@ -114,7 +114,7 @@ def save(state: ChatSession, argument: str) -> Outcome:
 def load(state: ChatSession, argument: str) -> Outcome:
     """Go on with a saved conversation."""
     if not argument:
-        raise UsageError("/load needs the name of a chat, or of a file, such as /load talk.json")
+        raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
     path = _path(argument) if names_file(argument) else find_kept(chat_folder(), argument)
     saved = load_conversation(path)
     state.chat.conversation = saved.conversation

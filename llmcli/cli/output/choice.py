@@ -78,7 +78,7 @@ class OutputOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write all that the text depended on, for `llmcli replay`.",
+            help="Save all that the text depends on, for `llmcli replay`.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
@@ -86,7 +86,7 @@ class OutputOptions:
         bool,
         typer.Option(
             "--force",
-            help="Replace the file of --html or --receipt if it is llmcli's.",
+            help="Replace an older page of --html or receipt of --receipt.",
             hidden=True,
             rich_help_panel=OUTPUT_PANEL,
         ),
@@ -97,7 +97,7 @@ class OutputOptions:
             min=1,
             max=100,
             metavar="N",
-            help="On the page of --html: where the N likeliest tokens that were not drawn would have led.",
+            help="Show on the --html page where the N likeliest tokens that were not drawn would have led.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None

@@ -57,7 +57,7 @@ def roads_html(tokenizer: Tokenizer, drawn: Sequence[int], roads: Sequence[Road]
     return (
         '<section class="roads"><h2>Roads not taken</h2>'
         '<p class="about">Of the tokens that were not drawn these were the likeliest: the chance of each, and where '
-        "the text would have gone behind it with the same seed.</p>"
+        "the text would have gone after it with the same seed.</p>"
         f"<ol>{''.join(items)}</ol></section>"
     )
 

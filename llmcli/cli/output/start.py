@@ -57,7 +57,7 @@ def start_table(timeline: Timeline) -> list[str]:
         for name, begins, takes, share, bar in rows
     ]
     if any(part.is_beside for part in shown):
-        lines.append("beside: done by another thread meanwhile, not part of the sum")
+        lines.append("beside: done by another thread meanwhile, not in the sum")
     largest = max(counted, key=lambda part: part.seconds)
     lines.append(f"largest part: {largest.name}, {largest.seconds:.3f} s of {end:.3f} s ({largest.seconds / end:.1%})")
     return lines

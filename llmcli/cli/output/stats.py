@@ -64,7 +64,7 @@ class StatsOutput:
             return {"energy": "the run is too short for the card's counter"}
         joules, watts = energy.joules_per_token(num_tokens), energy.average_watts
         idle = f"{meter.idle_watts:.0f} W just before the run"
-        return {"energy": f"{joules:.2g} J/token beyond the {idle}, {watts:.0f} W in all"}
+        return {"energy": f"{joules:.2g} J/token above the {idle}, {watts:.0f} W in total"}
 
 
 def decode_wall_seconds(timings: Iterable[Timings]) -> float:

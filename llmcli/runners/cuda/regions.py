@@ -6,7 +6,7 @@ lies on the card have one type and one set of names: `Workspace[Region]` becomes
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -62,15 +62,6 @@ class TiledRegion:
     def place(self, memory: Any) -> Any:
         """The matrix over the first bytes of `memory`, a uint8 array of CuPy or NumPy."""
         return self.layout.place(memory)
-
-
-def regions_of(plan: Any) -> Iterator[Region | TiledRegion]:
-    """Every region of a plan, in the order of the fields, which is their order in memory."""
-    if isinstance(plan, (Region, TiledRegion)):
-        yield plan
-        return
-    for part in _parts(plan):
-        yield from regions_of(part)
 
 
 def held_bytes(plan: Any) -> int:

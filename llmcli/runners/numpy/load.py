@@ -13,6 +13,7 @@ from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import Arithmetic
 from llmcli.runners.host.description import describe
 from llmcli.runners.host.device import HostDevice, limits_of
+from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import check_memory
 from llmcli.runners.numpy.cache import Floats, PagedCache
 from llmcli.runners.numpy.llama import Layer, Linear, Llama, RMSNorm
@@ -98,29 +99,10 @@ def _build(model: Model, weights: dict[str, Floats], cache: PagedCache) -> Llama
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
 
-    def optional_norm(name: str) -> RMSNorm | None:
-        return norm(name) if f"{name}.weight" in weights else None
-
-    layers = tuple(
-        Layer(
-            input_layernorm=norm(f"{prefix}.input_layernorm"),
-            q_proj=linear(f"{prefix}.self_attn.q_proj"),
-            k_proj=linear(f"{prefix}.self_attn.k_proj"),
-            v_proj=linear(f"{prefix}.self_attn.v_proj"),
-            q_norm=optional_norm(f"{prefix}.self_attn.q_norm"),
-            k_norm=optional_norm(f"{prefix}.self_attn.k_norm"),
-            o_proj=linear(f"{prefix}.self_attn.o_proj"),
-            post_attention_layernorm=norm(f"{prefix}.post_attention_layernorm"),
-            gate_proj=linear(f"{prefix}.mlp.gate_proj"),
-            up_proj=linear(f"{prefix}.mlp.up_proj"),
-            down_proj=linear(f"{prefix}.mlp.down_proj"),
-        )
-        for prefix in (f"model.layers.{index}" for index in range(config.num_hidden_layers))
-    )
     return Llama(
         config=config,
         embed_tokens=weights[EMBEDDING],
-        layers=layers,
+        layers=build_layers(config.num_hidden_layers, weights, Layer, linear, norm),
         norm=norm("model.norm"),
         lm_head=linear(model.tensors.head.removesuffix(".weight")),
         inverse_frequencies=config.rope.inverse_frequencies(config.head_dim),

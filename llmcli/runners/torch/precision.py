@@ -42,4 +42,4 @@ def has_vector_operators() -> bool:
 
 def multiplies_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 itself. Those with AMX have these instructions too."""
-    return torch.cpu._is_avx512_bf16_supported()
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))

@@ -1,0 +1,43 @@
+"""Model folders of tensors that are filled with one value each, and how they are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from llmcli.checkpoint.folder import open_checkpoint
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.errors import CheckpointError
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def save(path: Path, **values: float) -> None:
+    """A safetensors file of tensors of two elements each."""
+    safetensors.torch.save_file(
+        {name: torch.full((2,), value, dtype=torch.float32) for name, value in values.items()}, path
+    )
+
+
+def read_values(folder: Path) -> dict[str, float]:
+    """The value each tensor of the folder is filled with."""
+    values = {}
+    with TensorReader() as reader:
+        for name, info in open_checkpoint(folder).tensors.items():
+            tensor = torch.zeros(info.shape)
+            reader.read_tensor_into(info, tensor.numpy())
+            values[name] = tensor[0].item()
+    return values
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert str(folder) in message
+    return message
