@@ -4,6 +4,7 @@ The operator computes in float32. From some ten tokens on it is faster to widen 
 in bfloat16.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -16,6 +17,7 @@ BLOCK_ELEMENTS = 2**19
 _UNKNOWN_TILE_ROWS = 32
 
 _LOW_BITS = 0x0F0F0F0F0F0F0F0F
+
 
 def pack(codes: Tensor) -> Tensor:
     """Codes in the operator's form.
@@ -70,28 +72,30 @@ def has_whole_tiles(packed: Tensor) -> bool:
     return rows is not None and packed.shape[0] % rows == 0
 
 
-def multiply(x: Tensor, packed: Tensor, scales: Tensor, group_size: int, num_bits: int) -> Tensor:
-    """x @ weight.T by way of widened tiles; weight = (code - 8) * scale + zero for 4 bits, the sum of two such for 8.
+def multiply(xs: Sequence[Tensor], packed: Tensor, scales: Tensor, group_size: int, num_bits: int) -> list[Tensor]:
+    """x @ weight.T for each x, by way of widened tiles; weight = (code - 8) * scale + zero.
 
-    A byte of a tile holds the codes of two rows; those of `paired_rows` are one code of 8 bits.
-    Shapes: x [num_tokens, input_size] bfloat16; packed as `pack` makes it; scales bfloat16 [groups, rows of packed, 2],
-            a scale and a zero each; result [num_tokens, output_size] float32
+    A byte of a tile holds the codes of two rows. For 8 bits they are `paired_rows`, whose weights are added.
+    Shapes: xs [num_tokens, input_size] bfloat16; packed as `pack` makes it; scales bfloat16
+            [groups, rows of packed, 2], a scale and a zero each; results [num_tokens, output_size] float32
     """
+    if not xs:
+        return []
     rows = tile_rows()
     assert rows is not None
-    num_tokens, input_size = x.shape
+    input_size = xs[0].shape[1]
     tiles = packed.view(-1, input_size, rows // 2)
     of_tiles = scales.view(torch.int32).view(len(scales), -1, 2, rows // 2)
     codes_a_byte = 8 // num_bits
     widen = _widen_int8 if num_bits == 8 else _widen_int4
-    y = torch.empty(num_tokens, len(tiles), codes_a_byte, rows // 2)
+    ys = [torch.empty(len(x), len(tiles), codes_a_byte, rows // 2) for x in xs]
     at_once = max(BLOCK_ELEMENTS // (input_size * codes_a_byte * rows // 2), 1)
     for first in range(0, len(tiles), at_once):
         some = slice(first, first + at_once)
         weight = widen(_side_by_side(tiles[some]), of_tiles[:, some], group_size)
-        part = (x @ weight).view(num_tokens, codes_a_byte, -1, rows // 2)
-        y[:, some] = part.transpose(1, 2)
-    return y.view(num_tokens, -1)
+        for x, y in zip(xs, ys, strict=True):
+            y[:, some] = (x @ weight).view(len(x), codes_a_byte, -1, rows // 2).transpose(1, 2)
+    return [y.flatten(1) for y in ys]
 
 
 def _side_by_side(tiles: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ def _widen_int4(codes: Tensor, scales: Tensor, group_size: int) -> Tensor:
     of_halves = scales.transpose(1, 2)  # [groups, 2, tiles, rows / 2]
     step, zero = _first_of_pair(of_halves), _second_of_pair(of_halves)
     shift = zero - 8 * step
-    # The high bits stay where they are, as 16 times their code. Eight bytes at a time: a shift of bytes takes twice as long.
+    # The high bits stay where they are, as 16 times their code. Eight bytes at a time take half as long as single ones.
     step[:, :, step.shape[2] // 2 :] /= 16
     bytes_of_8 = codes.view(torch.int64)
     both = torch.stack((bytes_of_8 & _LOW_BITS, bytes_of_8 & ~_LOW_BITS), dim=1).view(torch.uint8)
@@ -130,7 +134,7 @@ def _widen_int4(codes: Tensor, scales: Tensor, group_size: int) -> Tensor:
 
 
 def _first_of_pair(pairs: Tensor) -> Tensor:
-    """The first bfloat16 of each pair of them. Shapes: pairs int32 [groups, ...]; result float32 [groups, 1, columns]"""
+    """The first bfloat16 of each pair. Shapes: pairs int32 [groups, ...]; result float32 [groups, 1, columns]"""
     return (pairs << 16).view(torch.float32).flatten(1).unsqueeze(1)
 
 

@@ -6,6 +6,7 @@ compute in float32, though: where the processor multiplies bfloat16, many tokens
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -159,9 +160,19 @@ class Int4Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        x = x.to(torch.bfloat16)
-        if len(x) >= WIDENED_INT4_TOKENS[self._num_bits] and self._can_widen and multiplies_bfloat16():
-            return int4_tiles.multiply(x, self._packed, self._scales, self._group_size, self._num_bits)
+        return self.each([x])[0]
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part by itself; weights are widened once for all long ones."""
+        xs = [x.to(torch.bfloat16) for x in xs]
+        long = [x for x in xs if self._is_long(x)]
+        of_long = iter(int4_tiles.multiply(long, self._packed, self._scales, self._group_size, self._num_bits))
+        return [next(of_long) if self._is_long(x) else self._multiply_short(x) for x in xs]
+
+    def _is_long(self, x: Tensor) -> bool:
+        return len(x) >= WIDENED_INT4_TOKENS[self._num_bits] and self._can_widen and multiplies_bfloat16()
+
+    def _multiply_short(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group_size, self._scales)
         return int4_tiles.paired_sums(y) if self._num_bits == 8 else y.float()
 
@@ -181,8 +192,13 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        y = self._product(x)
-        return y if self._bias is None else y + self._bias
+        return self.each([x])[0]
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part by itself."""
+        product = self._product
+        ys = product.each(xs) if isinstance(product, Int4Product) else [product(x) for x in xs]
+        return ys if self._bias is None else [y + self._bias for y in ys]
 
 
 def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
