@@ -180,7 +180,8 @@ class Int4Product:
     def takes(weight: PackedWeight) -> bool:
         """Whether the operator knows such a shape and such groups."""
         is_grouped = any(weight.group_size % size == 0 for size in INT4_GROUP_SIZES)
-        return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0
+        num_codes = math.prod(weight.shape) * weight.scheme.num_bits // 4
+        return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0 and num_codes <= MAX_OPERATOR_WEIGHTS
 
 
 class PackedLinear:
