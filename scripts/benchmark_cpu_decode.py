@@ -43,7 +43,9 @@ CONFIG = {
 SCHEMES = {
     "int8 channel": WeightScheme(8, None),
     "int8 groups of 128": WeightScheme(8, 128),
+    "int8 groups of 32": WeightScheme(8, 32),
     "int4 groups of 128": WeightScheme(4, 128),
+    "int4 groups of 32": WeightScheme(4, 32),
     "int4 channel": WeightScheme(4, None),
 }
 TOKENS_PER_ROUND = 8

@@ -15,12 +15,13 @@ from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from conformance import RunnerConformance  # noqa: E402
 from prompt_cuts import span_ends  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
-from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
+from row_steps import GREEDY, PROMPT, go_on, logits_of, relative_error, same  # noqa: E402
 
 from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
-from llmcli.runners.base import Runner  # noqa: E402
+from llmcli.runners.base import Runner, Span  # noqa: E402
+from llmcli.runners.host.device import chunk_end, chunks, span_end  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch import int4_tiles, packed_linear  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
@@ -84,7 +85,7 @@ def test_channel_fall_back_and_skipped_layers_equal_transformers(tmp_path: Path)
 
 
 @pytest.mark.parametrize("multiplies_bfloat16", [True, False])
-@pytest.mark.parametrize("output_size", [96, 320])  # whole tiles of int4 codes are 64 rows: one and a half, and five
+@pytest.mark.parametrize("output_size", [80, 96, 320])  # a tile has 64 rows of int4 codes, 32 of int8 codes
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_bfloat16_products_are_those_of_the_codes(
@@ -242,3 +243,59 @@ def test_chunks_are_longer_where_each_widens_the_weights(
     runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
     assert span_ends(runner)[: len(ends)] == ends
     assert span_ends(load(open_model(folder), max_seq_len=400))[:5] == [16, 32, 48, 64, 128]
+
+
+@pytest.mark.parametrize("num_tokens", [300, 520])  # the last chunk is short: 44 tokens; 8, which no form widens
+@pytest.mark.parametrize("scheme", [WeightScheme(8, 32), WeightScheme(4, 128)], ids=str)
+def test_a_span_of_several_chunks_has_their_bits_and_widens_once(
+    scheme: WeightScheme, num_tokens: int, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export(original, tmp_path / "export", ExportOptions(scheme))
+    monkeypatch.setattr("llmcli.runners.torch.precision.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(packed_linear, "multiplies_bfloat16", lambda: True)
+    num_widened, scaled = 0, int4_tiles._scaled
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal num_widened
+        num_widened += 1
+        return scaled(*arguments)
+
+    monkeypatch.setattr(int4_tiles, "_scaled", counted)
+    prompt, found = [*PROMPT, *PROMPT][:num_tokens], {}
+    for most in (1, 10**9):
+        runner = load(open_model(folder), max_seq_len=600, dtype="bfloat16")
+        num_widened, row, logits, ends = 0, runner.open(prompt, GREEDY), [], [0]
+        while ends[-1] < num_tokens:
+            ends.append(runner.span_end(row, most))
+            choose = "last" if ends[-1] == num_tokens else "none"
+            logits.append(runner.queue([Span(row, tuple(prompt[ends[-2] : ends[-1]]), choose)]).logits(0))
+        found[most] = np.concatenate(logits), go_on(runner, row, 8), ends[1:], num_widened
+    (alone, tokens, chunk_ends, times), (together, same_tokens, span_ends, fewer_times) = found.values()
+    assert same(alone, together)
+    assert tokens == same_tokens
+    assert (chunk_ends, span_ends) == {
+        300: ([128, 256, 300], [300]),
+        520: ([128, 256, 512, 520], [512, 520]),
+    }[num_tokens]
+    num_long = 3 if num_tokens == 520 or scheme.num_bits == 8 else 2  # int4 is widened for no 44 tokens
+    assert times == num_long * fewer_times > 0
+
+
+@pytest.mark.parametrize(
+    ("position", "most", "prompt_len", "end"),
+    [
+        (0, 1, 2000, 128), (0, 255, 2000, 128), (0, 256, 2000, 256), (0, 10**9, 2000, 512), (0, 10**9, 300, 300),
+        (128, 512, 2000, 512), (256, 512, 2000, 768), (512, 511, 2000, 768), (1792, 512, 2000, 2000),
+        (512, 300, 800, 800), (512, 270, 800, 768), (100, 1000, 2000, 512),
+    ],
+)  # fmt: skip
+def test_spans_end_with_whole_chunks(position: int, most: int, prompt_len: int, end: int) -> None:
+    """At least one chunk, and never one more than was asked for; asked for again it is the same."""
+    assert span_end(position, most, prompt_len, widens_prompts=True) == end
+    assert span_end(position, end - position, prompt_len, widens_prompts=True) == end
+    sizes = chunks(position, end, widens_prompts=True)
+    assert sum(sizes) == end - position
+    assert all(
+        chunk_end(position + sum(sizes[:index]), True) == position + sum(sizes[: index + 1])
+        for index in range(len(sizes) - 1)
+    )

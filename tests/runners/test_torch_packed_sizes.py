@@ -56,9 +56,16 @@ def test_int8_of_any_input_size_goes_through_the_operator(input_size: int) -> No
     assert isinstance(choose_product(weight, torch.bfloat16), ChannelInt8Product)
 
 
-@pytest.mark.parametrize("scheme", [WeightScheme(8, None), WeightScheme(4, 32)], ids=str)
-def test_matrices_beyond_the_operators_32_bits_are_widened(scheme: WeightScheme) -> None:
-    shape = (2**17, 2**14)
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        (WeightScheme(8, None), (2**17, 2**14)),
+        (WeightScheme(4, 32), (2**17, 2**14)),
+        (WeightScheme(8, 32), (2**16, 2**14)),  # twice as many codes of 4 bits
+    ],
+    ids=str,
+)
+def test_matrices_beyond_the_operators_32_bits_are_widened(scheme: WeightScheme, shape: tuple[int, int]) -> None:
     codes = torch.zeros(1, 1, dtype=torch.uint8).expand(shape[0], 4 * scheme.packed_shape(shape)[1])  # takes no memory
     weight = PackedWeight(scheme, shape, codes, torch.ones(1, 1).expand(scheme.scale_shape(shape)), None)
     assert isinstance(choose_product(weight, torch.bfloat16), WideningProduct)

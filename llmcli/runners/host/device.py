@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ from llmcli.sampling.sampler import Sampler
 # passes over the weights. Where each chunk widens the weights anew, which takes as long as some 90 tokens, there are
 # fewer: at multiples of 128 up to 256, then of 256.
 PREFILL_CHUNK = 256
+# There a span may have several chunks, of so many tokens: each is multiplied by itself, all by weights widened once.
+WIDENED_SPAN = 512
 _CHUNKS = ((64, 16), (256, 64))
 _WIDENED_CHUNKS = ((256, 128),)
 
@@ -39,10 +42,11 @@ class HostModel(Protocol):
     def config(self) -> LlamaConfig:
         """The shape of the model."""
 
-    def forward(self, token_ids: Sequence[int], position: int, pages: Sequence[int]) -> Hidden:
+    def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row from `position` on, and write their keys and values into its pages.
 
-        Shapes: result [num_tokens, hidden_size], the last hidden states
+        Each part has the bits of a call of its own, of which each finds what those before it have written.
+        Shapes: result [num_tokens, hidden_size], the last hidden states of all parts
         """
 
     def logits(self, hidden: Hidden) -> AllLogits:
@@ -105,8 +109,8 @@ class HostDevice:
         return position // size * size
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        """The end of the chunk."""
-        return min(chunk_end(position, self._widens_prompts), prompt_len)
+        """The end of the chunk, or of the last one that fits."""
+        return span_end(position, most, prompt_len, self._widens_prompts)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
@@ -135,9 +139,10 @@ class HostDevice:
 
     def _run(self, work: Work) -> _Result:
         token_ids = self._token_ids(work)
-        hidden = self._forward(work, token_ids) if token_ids else None
+        parts = self._parts(work, len(token_ids))
+        hidden = self._forward(work, token_ids, parts) if token_ids else None
         if work.choose == "none":
-            return _Result(work, token_ids, hidden, ())
+            return _Result(work, token_ids, parts, hidden, ())
         assert work.slot is not None
         slot = self._slots[work.slot]
         history = [*slot.token_ids[: work.position], *token_ids]
@@ -145,7 +150,7 @@ class HostDevice:
             logits = work.logits[None]
         else:
             assert hidden is not None
-            logits = project(self._model, hidden if work.choose == "every" else hidden[-1:], 1)
+            logits = project(self._model, np.split(hidden, len(hidden)) if work.choose == "every" else [hidden[-1:]])
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
         try:
@@ -153,8 +158,8 @@ class HostDevice:
                 choices.append(choose(of_token, history[: len(history) - len(logits) + 1 + index], sampler))
                 sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
         except LLMCliError as error:
-            return _Result(work, token_ids, hidden, error)
-        return _Result(work, token_ids, hidden, tuple(choices))
+            return _Result(work, token_ids, parts, hidden, error)
+        return _Result(work, token_ids, parts, hidden, tuple(choices))
 
     def _take(self, work: Work, result: _Result) -> None:
         if work.slot is None:
@@ -176,22 +181,25 @@ class HostDevice:
             raise ValueError("the row has no chosen token to run next")
         return (known[work.position],)
 
-    def _forward(self, work: Work, token_ids: Sequence[int]) -> Hidden:
-        step = 1 if work.method == SINGLE else len(token_ids)
+    def _forward(self, work: Work, token_ids: Sequence[int], parts: Sequence[slice]) -> Hidden:
         with foreign_errors_explained("running the model", DeviceError):
-            parts = [
-                self._model.forward(token_ids[first : first + step], work.position + first, work.pages)
-                for first in range(0, len(token_ids), step)
-            ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return self._model.forward([token_ids[part] for part in parts], work.position, work.pages)
+
+    def _parts(self, work: Work, num_tokens: int) -> list[slice]:
+        """What of a span's tokens is computed by itself: single tokens, or chunks of a prompt."""
+        if work.method == SINGLE:
+            return [slice(first, first + 1) for first in range(num_tokens)]
+        sizes = chunks(work.position, work.position + num_tokens, self._widens_prompts)
+        return [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What a span has left; `hidden` is None if nothing was run."""
+    """What a span has left; `hidden` is None if nothing was run, and `parts` of it were computed by themselves."""
 
     work: Work
     token_ids: tuple[int, ...]
+    parts: Sequence[slice]
     hidden: Hidden | None
     chosen: Chosen
 
@@ -214,7 +222,8 @@ class HostStep:
         if result.work.logits is not None:
             return result.work.logits[None]
         assert result.hidden is not None
-        return project(self._model, result.hidden[first:], 1 if result.work.method == SINGLE else PREFILL_CHUNK)
+        parts = [slice(max(part.start, first), part.stop) for part in result.parts if part.stop > first]
+        return project(self._model, [result.hidden[part] for part in parts])
 
     def prompt_seconds(self) -> float:
         """The time of spans that name their tokens."""
@@ -226,13 +235,13 @@ def limits_of(num_rows: int, max_seq_len: int) -> Limits:
     return Limits(num_rows, max_seq_len, num_rows * pages_of(max_seq_len), works_ahead=False)
 
 
-def project(model: HostModel, hidden: Hidden, at_once: int) -> AllLogits:
-    """Scores of every vocabulary entry, for so many tokens at a time; one at a time has the bits of single steps.
+def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:
+    """Scores of every vocabulary entry, part by part; parts of one token have the bits of single steps.
 
     Shapes: result [num_tokens, vocab_size]
     """
     with foreign_errors_explained("running the model", DeviceError):
-        parts = [model.logits(hidden[first : first + at_once]) for first in range(0, len(hidden), at_once)]
+        parts = [model.logits(part) for part in hidden]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -246,3 +255,21 @@ def chunk_end(position: int, widens_prompts: bool) -> int:
     """Where that chunk ends."""
     size = chunk_size(position, widens_prompts)
     return (position // size + 1) * size
+
+
+def chunks(begin: int, end: int, widens_prompts: bool) -> list[int]:
+    """The sizes of the chunks from `begin` to `end`; the last one may be cut short."""
+    sizes = []
+    while begin < end:
+        sizes.append(min(chunk_end(begin, widens_prompts), end) - begin)
+        begin += sizes[-1]
+    return sizes
+
+
+def span_end(position: int, most: int, prompt_len: int, widens_prompts: bool) -> int:
+    """Where a span of a prompt ends: with its first chunk, or with the last one that fits into `most` tokens."""
+    end = min(chunk_end(position, widens_prompts), prompt_len)
+    farthest = min(position + min(most, WIDENED_SPAN), prompt_len)
+    while widens_prompts and end < farthest and (next_end := min(chunk_end(end, True), prompt_len)) <= farthest:
+        end = next_end
+    return end

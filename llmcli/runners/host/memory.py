@@ -12,7 +12,7 @@ from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError
 from llmcli.runners.base import PAGE_TOKENS, pages_of
-from llmcli.runners.host.device import PREFILL_CHUNK
+from llmcli.runners.host.device import PREFILL_CHUNK, WIDENED_SPAN
 
 # As float32 these are 128 MiB. A smaller model answers faster than one reads in every form, and is done before torch,
 # which takes 1.5 s or more, is imported; from here on torch's threads and packed weights win that back.
@@ -124,10 +124,10 @@ def _held_bytes(info: TensorInfo, itemsize: int) -> int:
 
 
 def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
-    """Memory beside weights and cache: the activations of a prefill chunk, its mask, logits."""
+    """Memory beside weights and cache: the activations of a prompt's span, the mask of a chunk, logits."""
     config = model.config
     widest = 4 * config.hidden_size + 3 * config.intermediate_size + 4 * config.q_size
-    activations = PREFILL_CHUNK * widest * 4 + 2 * config.vocab_size * 4
+    activations = WIDENED_SPAN * widest * 4 + 2 * config.vocab_size * 4
     # A chunk's attention mask, as bool and as float; and keys and values of the layer at work, if widened from codes.
     mask = PREFILL_CHUNK * (config.num_attention_heads // config.num_key_value_heads) * (1 + 4)
     widened = 2 * config.kv_size * 4 if cache_type == CODES else 0

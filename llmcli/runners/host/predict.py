@@ -4,14 +4,14 @@ Reading bounds a decoded token from below; forms of product that are bound by ar
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import PAGE_TOKENS
-from llmcli.runners.host.device import PREFILL_CHUNK, chunk_end
+from llmcli.runners.host.device import PREFILL_CHUNK, chunks, span_end
 from llmcli.runners.host.memory import ITEMSIZES, cache_bytes, cache_type_of, plan_memory
 
 # Beyond the cache of most processors, and touched in well under a second.
@@ -38,8 +38,8 @@ class HostProbes(Protocol):
     def read(self, num_bytes: int) -> Callable[[], object]:
         """What reads so many bytes of memory: a sum."""
 
-    def multiply(self, form: Form, shape: tuple[int, int], num_tokens: int) -> Callable[[], object]:
-        """A product of so many tokens with a weight of that form and shape [output_size, input_size]."""
+    def multiply(self, form: Form, shape: tuple[int, int], chunks: Sequence[int]) -> Callable[[], object]:
+        """Products of chunks of so many tokens each with a weight [output_size, input_size] of that form."""
 
 
 class HostRates:
@@ -51,16 +51,16 @@ class HostRates:
     def __init__(self, probes: HostProbes):
         self.read_bytes = READ_BYTES / _fastest_seconds(probes.read(READ_BYTES))
         self._probes = probes
-        self._seconds: dict[tuple[Form, int], float] = {}
+        self._seconds: dict[tuple[Form, tuple[int, ...]], float] = {}
 
-    def seconds_per_weight(self, form: Form, num_tokens: int) -> float:
-        """Time of a product of so many tokens, for each weight of the matrix."""
-        if (form, num_tokens) not in self._seconds:
+    def seconds_per_weight(self, form: Form, *chunks: int) -> float:
+        """Time of the products of a span of chunks, of so many tokens each, for each weight of the matrix."""
+        if (form, chunks) not in self._seconds:
             group_size = _PROBE_INPUTS if form is None or form.group_size is None else form.group_size
             shape = _PROBE_ROWS, max(_PROBE_INPUTS // group_size, 1) * group_size
-            seconds = _fastest_seconds(self._probes.multiply(form, shape, num_tokens))
-            self._seconds[form, num_tokens] = seconds / (shape[0] * shape[1])
-        return self._seconds[form, num_tokens]
+            seconds = _fastest_seconds(self._probes.multiply(form, shape, chunks))
+            self._seconds[form, chunks] = seconds / (shape[0] * shape[1])
+        return self._seconds[form, chunks]
 
 
 class HostPredictor:
@@ -100,13 +100,12 @@ class HostPredictor:
         """The logits after a prompt."""
         total, begin = self._head_seconds(), 0
         while begin < num_tokens:
-            end = min(chunk_end(begin, self._widens_prompts), num_tokens)
-            count = end - begin
-            for form, size in self._sizes.items():
-                one, many = (self._rates.seconds_per_weight(form, tokens) for tokens in (1, PREFILL_CHUNK))
-                total += size * (one + max(many - one, 0.0) * (count - 1) / (PREFILL_CHUNK - 1))
-            total += self._attention_seconds(begin, count) + self._overhead()
-            begin = end
+            end = span_end(begin, num_tokens, num_tokens, self._widens_prompts)
+            sizes = chunks(begin, end, self._widens_prompts)
+            total += sum(size * self._rates.seconds_per_weight(form, *sizes) for form, size in self._sizes.items())
+            for count in sizes:
+                total += self._attention_seconds(begin, count) + self._overhead()
+                begin += count
         return total
 
     def first_token_seconds(self, num_tokens: int) -> float:

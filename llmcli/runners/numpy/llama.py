@@ -12,7 +12,7 @@ import numpy as np
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import AllLogits
 from llmcli.runners.host.device import Hidden
-from llmcli.runners.numpy.cache import Floats, PagedCache
+from llmcli.runners.numpy.cache import Floats, PagedCache, RowCache
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,15 @@ class Llama:
     cache: PagedCache
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows in a broken model, the sampler reports
-    def forward(self, token_ids: Sequence[int], position: int, pages: Sequence[int]) -> Hidden:
+    def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row; see `HostModel.forward`."""
-        cache = self.cache.row(pages)
+        cache, hidden = self.cache.row(pages), []
+        for token_ids in parts:
+            hidden.append(self._forward(token_ids, position, cache))
+            position += len(token_ids)
+        return hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
+
+    def _forward(self, token_ids: Sequence[int], position: int, cache: RowCache) -> Hidden:
         num_tokens = len(token_ids)
         end = position + num_tokens
         head_dim, traits = self.config.head_dim, self.config.traits

@@ -1,6 +1,6 @@
 """`NumpyProbes`: the products of the numpy runner, to be timed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,8 +18,8 @@ class NumpyProbes:
         memory = np.ones(num_bytes // 4, np.float32)
         return lambda: memory @ memory
 
-    def multiply(self, form: Form, shape: tuple[int, int], num_tokens: int) -> Callable[[], object]:
-        """A product of so many tokens with a random weight; all are held as floats, so `form` is None."""
+    def multiply(self, form: Form, shape: tuple[int, int], chunks: Sequence[int]) -> Callable[[], object]:
+        """Products of chunks with a random weight; all are held as floats, so `form` is None."""
         weight = np.random.default_rng(0).random(shape, np.float32)
-        x = np.ones((num_tokens, shape[1]), np.float32)
-        return lambda: x @ weight.T
+        xs = [np.ones((num_tokens, shape[1]), np.float32) for num_tokens in chunks]
+        return lambda: [x @ weight.T for x in xs]

@@ -5,9 +5,10 @@ The traits of related families (biases, norms of query and key, sliding windows,
 Source: Hugging Face modeling_llama.py and its relatives, whose logits the tests compare with.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,10 @@ class Linear:
             with without_onednn():
                 return F.linear(x, self.weight, self.bias).float()
         return F.linear(x, self.weight, self.bias).float()
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part by itself."""
+        return [self(x) for x in xs]
 
 
 @contextmanager
@@ -116,6 +121,18 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, window: i
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where some tokens stand in their row: the first one's position, and the rotary angles of all.
+
+    Shapes: cos, sin [num_tokens, 1, head_dim / 2] float32
+    """
+
+    position: int
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
 class Llama:
     """The whole model.
 
@@ -129,40 +146,47 @@ class Llama:
     lm_head: Projection
     inverse_frequencies: Tensor
 
-    def forward(self, token_ids: Tensor, position: int, cache: RowCache) -> Tensor:
+    def forward(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Tensor:
         """Run new tokens of one row, append their keys and values to the cache, return the last hidden states.
 
-        Shapes: token_ids [num_tokens] int64, at positions position ... position + num_tokens - 1;
-                result [num_tokens, hidden_size] float32
+        Each part has the bits of a call of its own: parts share nothing but weights that are widened for all of them.
+        Shapes: parts [num_tokens] int64 each, at the positions from `position` on; result [num_tokens, hidden_size]
+                float32, of all parts
         """
-        num_tokens = token_ids.shape[0]
-        end = position + num_tokens
-        head_dim, traits = self.config.head_dim, self.config.traits
-        positions = torch.arange(position, end, dtype=torch.float32)
+        begins = accumulate((len(part) for part in parts[:-1]), initial=position)
+        places = [self._place(begin, len(part)) for begin, part in zip(begins, parts, strict=True)]
+        hidden = [F.embedding(part, self.embed_tokens).float() for part in parts]  # [num_tokens, hidden_size]
+        for index, layer in enumerate(self.layers):
+            x = [layer.input_layernorm(of) for of in hidden]
+            projected = zip(places, layer.q_proj.each(x), layer.k_proj.each(x), layer.v_proj.each(x), strict=True)
+            mixed = [self._attend(index, place, query, key, value, cache) for place, query, key, value in projected]
+            hidden = [of + more for of, more in zip(hidden, layer.o_proj.each(mixed), strict=True)]
+
+            x = [layer.post_attention_layernorm(of) for of in hidden]
+            gated = zip(layer.gate_proj.each(x), layer.up_proj.each(x), strict=True)
+            down = layer.down_proj.each([F.silu(gate) * up for gate, up in gated])
+            hidden = [of + more for of, more in zip(hidden, down, strict=True)]
+        return torch.cat(hidden)
+
+    def _place(self, position: int, num_tokens: int) -> Place:
+        positions = torch.arange(position, position + num_tokens, dtype=torch.float32)
         angles = (positions[:, None] * self.inverse_frequencies)[:, None, :]  # [num_tokens, 1, head_dim / 2]
         magnitude = self.config.rope.attention_factor
-        cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+        return Place(position, angles.cos() * magnitude, angles.sin() * magnitude)
 
-        hidden = F.embedding(token_ids, self.embed_tokens).float()  # [num_tokens, hidden_size]
-        for index, layer in enumerate(self.layers):
-            x = layer.input_layernorm(hidden)
-            query = layer.q_proj(x).view(num_tokens, -1, head_dim)
-            key = layer.k_proj(x).view(num_tokens, -1, head_dim)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                query, key = layer.q_norm(query), layer.k_norm(key)
-            if traits.uses_rope[index]:
-                query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-            value = layer.v_proj(x).view(num_tokens, -1, head_dim)
-            cache.append(index, position, key, value)
-            window = traits.sliding_windows[index]
-            # What the first new token sees; none sees further back.
-            begin = 0 if window is None else max(0, position + 1 - window)
-            mixed = attend(query, *cache.seen(index, begin, end), position - begin, window)
-            hidden = hidden + layer.o_proj(mixed)
-
-            x = layer.post_attention_layernorm(hidden)
-            hidden = hidden + layer.down_proj(F.silu(layer.gate_proj(x)) * layer.up_proj(x))
-        return hidden
+    def _attend(self, index: int, place: Place, query: Tensor, key: Tensor, value: Tensor, cache: RowCache) -> Tensor:
+        """Attention of one part in one layer. Shapes: all but `cache` [num_tokens, ...], as projected"""
+        layer, traits, position = self.layers[index], self.config.traits, place.position
+        query, key, value = (of.view(len(of), -1, self.config.head_dim) for of in (query, key, value))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = layer.q_norm(query), layer.k_norm(key)
+        if traits.uses_rope[index]:
+            query, key = rotate(query, place.cos, place.sin), rotate(key, place.cos, place.sin)
+        cache.append(index, position, key, value)
+        window = traits.sliding_windows[index]
+        # What the first new token sees; none sees further back.
+        begin = 0 if window is None else max(0, position + 1 - window)
+        return attend(query, *cache.seen(index, begin, position + len(query)), position - begin, window)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry.

@@ -19,9 +19,10 @@ class TorchModel:
         self._cache = cache
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int], position: int, pages: Sequence[int]) -> Hidden:
+    def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row; see `HostModel.forward`."""
-        hidden: Hidden = self._llama.forward(torch.tensor(token_ids), position, self._cache.row(pages)).numpy()
+        token_ids = [torch.tensor(part) for part in parts]
+        hidden: Hidden = self._llama.forward(token_ids, position, self._cache.row(pages)).numpy()
         return hidden
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ compute in float32, though: where the processor multiplies bfloat16, many tokens
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,9 +31,9 @@ INT4_ROW_MULTIPLE = 16
 INT4_OFFSET = 8
 
 # From so many tokens on a product with widened weights is faster: of int8 codes, which bfloat16 holds exactly, so that
-# nothing but the type changes; of one plane of int4, and of two. One core of an AVX-512 server with bfloat16.
+# nothing but the type changes; of codes of 4 and of 8 bits with groups. One core of an AVX-512 server with bfloat16.
 WIDENED_INT8_TOKENS = 12
-WIDENED_INT4_TOKENS = {1: 64, 2: 48}
+WIDENED_INT4_TOKENS = {4: 56, 8: 20}
 WIDENED_INT8_ELEMENTS = 2**20
 
 # Both operators count the weights of a matrix in 32 bits.
@@ -133,8 +134,8 @@ class ChannelInt8Product:
 class Int4Product:
     """int4, and int8 with groups, in bfloat16, by torch's int4 operator, which knows groups.
 
-    It computes (code - 8) * scale + zero. An int8 code is 16 * high + low: two products whose sum is the one wanted,
-    of the same bytes in all. Calling the int8 operator group by group is slower by the calls.
+    It computes (code - 8) * scale + zero. An int8 code is 16 * high + low: two rows whose sum is the one wanted, of the
+    same bytes in all. Calling the int8 operator group by group is slower by the calls.
     """
 
     def __init__(self, weight: PackedWeight):
@@ -145,36 +146,42 @@ class Int4Product:
         zero_points = torch.full_like(scales, weight.scheme.offset)
         if weight.zero_points is not None:
             zero_points = weight.zero_points.float().repeat_interleave(repeats, dim=1)
-        self._group_size = group_size
-        self._output_size = weight.shape[0]
         if weight.scheme.num_bits == 4:
-            self._planes = [self._plane(codes, scales, (INT4_OFFSET - zero_points) * scales)]
+            zeros = (INT4_OFFSET - zero_points) * scales
         else:
-            high = self._plane(codes >> 4, 16 * scales, (16 * INT4_OFFSET - zero_points) * scales)
-            self._planes = [high, self._plane(codes & 15, scales, INT4_OFFSET * scales)]
-
-    @staticmethod
-    def _plane(codes: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-        return int4_tiles.pack(codes), torch.stack((scales.T, zeros.T), dim=-1).to(torch.bfloat16).contiguous()
+            zeros = int4_tiles.paired_rows(INT4_OFFSET * scales, (16 * INT4_OFFSET - zero_points) * scales)
+            scales = int4_tiles.paired_rows(scales, 16 * scales)
+            codes = int4_tiles.paired_rows(codes & 15, codes >> 4)
+        self._group_size = group_size
+        self._num_bits = weight.scheme.num_bits
+        self._packed = int4_tiles.pack(codes)
+        self._scales = torch.stack((scales.T, zeros.T), dim=-1).to(torch.bfloat16).contiguous()
+        self._can_widen = int4_tiles.has_whole_tiles(self._packed)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        x = x.to(torch.bfloat16)
-        rows = int4_tiles.tile_rows()
-        is_long = len(x) >= WIDENED_INT4_TOKENS[len(self._planes)]
-        if is_long and multiplies_bfloat16() and rows is not None and self._output_size % rows == 0:
-            return int4_tiles.multiply(x, self._planes, self._group_size, rows)
-        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-        y = torch.zeros(len(x), self._output_size)
-        for packed, scales in self._planes:
-            y += multiply(x, packed, self._group_size, scales)
-        return y
+        return self.each([x])[0]
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part by itself; weights are widened once for all long ones."""
+        xs = [x.to(torch.bfloat16) for x in xs]
+        long = [x for x in xs if self._is_long(x)]
+        of_long = iter(int4_tiles.multiply(long, self._packed, self._scales, self._group_size, self._num_bits))
+        return [next(of_long) if self._is_long(x) else self._multiply_short(x) for x in xs]
+
+    def _is_long(self, x: Tensor) -> bool:
+        return len(x) >= WIDENED_INT4_TOKENS[self._num_bits] and self._can_widen and multiplies_bfloat16()
+
+    def _multiply_short(self, x: Tensor) -> Tensor:
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group_size, self._scales)
+        return int4_tiles.paired_sums(y) if self._num_bits == 8 else y.float()
 
     @staticmethod
     def takes(weight: PackedWeight) -> bool:
         """Whether the operator knows such a shape and such groups."""
         is_grouped = any(weight.group_size % size == 0 for size in INT4_GROUP_SIZES)
-        return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0
+        num_codes = math.prod(weight.shape) * weight.scheme.num_bits // 4
+        return is_grouped and weight.shape[0] % INT4_ROW_MULTIPLE == 0 and num_codes <= MAX_OPERATOR_WEIGHTS
 
 
 class PackedLinear:
@@ -186,8 +193,13 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, input_size] float32; result [num_tokens, output_size] float32."""
-        y = self._product(x)
-        return y if self._bias is None else y + self._bias
+        return self.each([x])[0]
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part by itself."""
+        product = self._product
+        ys = product.each(xs) if isinstance(product, Int4Product) else [product(x) for x in xs]
+        return ys if self._bias is None else [y + self._bias for y in ys]
 
 
 def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
