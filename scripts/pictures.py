@@ -1,18 +1,20 @@
-"""Makes the pictures of the docs from real runs of the storyteller.
+"""Makes the pictures of the docs from real runs of the storyteller: python -m scripts.pictures
 
-    python -m scripts.pictures            # pictures of the terminal (SVG), and of the page (PNG)
-
-The PNG needs a browser: `pip install PySide6`. What a picture of the page was made from is kept by its hash beside it,
-so that tests find out without a browser whether it is current.
+Pictures of the terminal are SVG, drawn by rich. The page is a PNG, photographed in a browser: at first use PySide6 is
+installed into an environment of its own, `build/browser`. A picture holds no time and no path, and is made on the CPU,
+so the same program and model make the same one again. `page.json` beside the PNG says what it was made from, so that
+tests find out without a browser whether it is current.
 """
 
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +23,27 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
-FOLDER = Path(__file__).parents[1] / "docs" / "guide" / "pictures"
-PAGE = FOLDER / "page.png"
-PAGE_HASH = FOLDER / "page.sha256"
-PAGE_ARGUMENTS = ("generate", "Once upon a time", "--seed", "1", "--quiet", "--html")
-PAGE_SIZE = (900, 640)
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "guide" / "pictures"
+BROWSER = ROOT / "build" / "browser"
+BROWSER_PACKAGE = "PySide6==6.12.0"
 COLUMNS = 88
+
+PAGE = FOLDER / "page.png"
+PAGE_RECORD = FOLDER / "page.json"
+PAGE_COMMAND = ("generate", "Once upon a time", "--seed", "1", "--html", "story.html")
+PAGE_FRAGMENT = "token-20"
+PAGE_SIZE = (1200, 720)
 
 _BAR = re.compile(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[[0-9]*[A-K])*", re.DOTALL)  # a bar wipes itself away at its end
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would come from the network
+_PROGRAM_OF_PAGE = re.compile(r"(<style>.*?</style>|<script>.*?</script>)", re.DOTALL)
+_MEASURED = re.compile(r"\d+\.\d+(e-?\d+)?|\d+e-?\d+|(?<= d=\")[^\"]*")  # and the lines drawn from it
+
+
+def command_line(arguments: tuple[str, ...]) -> str:
+    """The command as one types it, and as the docs have it."""
+    return " ".join(f'"{word}"' if " " in word else word for word in ("llmcli", *arguments))
 
 
 @dataclass(frozen=True)
@@ -49,16 +63,23 @@ class TerminalPicture:
         shown = Text.from_ansi(run_in_terminal(self.arguments))
         console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         console.print(shown)
-        title = " ".join(f'"{word}"' if " " in word else word for word in ("llmcli", *self.arguments))
-        return _FONTS.sub("", console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, unique_id=self.name))
+        svg = console.export_svg(
+            title=command_line(self.arguments), theme=DEFAULT_TERMINAL_THEME, unique_id=self.name
+        )
+        return "\n".join(line.rstrip() for line in _FONTS.sub("", svg).splitlines()) + "\n"
 
 
+_STORY = ("generate", "Once upon a time", "--seed", "1", "--quiet")
 TERMINAL_PICTURES = (
-    TerminalPicture(
-        "color", ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "70", "--color", "prob")
-    ),
-    TerminalPicture("why", ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "4", "--why")),
+    TerminalPicture("color", (*_STORY, "--max-new-tokens", "70", "--color", "prob")),
+    TerminalPicture("why", (*_STORY, "--max-new-tokens", "4", "--why")),
 )
+
+
+def _environment() -> dict[str, str]:
+    """Colours, no card, and nothing of the user's own."""
+    settings = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "CUDA_VISIBLE_DEVICES": "-1"}
+    return {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | settings
 
 
 def run_in_terminal(arguments: tuple[str, ...]) -> str:
@@ -66,12 +87,10 @@ def run_in_terminal(arguments: tuple[str, ...]) -> str:
 
     Raises: RuntimeError if the command fails.
     """
-    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    environment.pop("NO_COLOR", None)
     child = pexpect.spawn(
         sys.executable,
         ["-m", "llmcli", *arguments],
-        env=environment,
+        env=_environment(),
         encoding="utf-8",
         timeout=300,
         dimensions=(50, COLUMNS),
@@ -83,49 +102,47 @@ def run_in_terminal(arguments: tuple[str, ...]) -> str:
     return _BAR.sub("", child.before).replace("\r\n", "\n")
 
 
-def write_page(path: Path) -> None:
-    """Have the page of `PAGE_ARGUMENTS` written."""
-    subprocess.run([sys.executable, "-m", "llmcli", *PAGE_ARGUMENTS, str(path)], check=True, stdout=subprocess.DEVNULL)
+def write_page(folder: Path) -> Path:
+    """Run the command of the page's picture in a folder, and return the page."""
+    command = [sys.executable, "-m", "llmcli", *PAGE_COMMAND]
+    subprocess.run(command, check=True, cwd=folder, env=_environment(), capture_output=True)
+    return folder / PAGE_COMMAND[-1]
 
 
-def hash_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def record_of(page: Path) -> dict[str, str]:
+    """What a picture of a page is made from: the command, the picture's own hash, and that of the page.
+
+    Measured numbers do not count in the page, since another CPU rounds otherwise; its texts, its style and its program do.
+    """
+    parts = _PROGRAM_OF_PAGE.split(page.read_text(encoding="utf-8"))
+    parts[::2] = [_MEASURED.sub("0", part) for part in parts[::2]]
+    return {
+        "command": command_line(PAGE_COMMAND),
+        "page": hashlib.sha256("".join(parts).encode()).hexdigest(),
+        "picture": hashlib.sha256(PAGE.read_bytes()).hexdigest(),
+    }
 
 
-def photograph(page: Path, picture: Path) -> None:
-    """Show a page in Qt's browser, without a screen, and keep a picture of its upper part."""
-    os.environ["QT_QPA_PLATFORM"] = "offscreen"
-    os.environ["QTWEBENGINE_CHROMIUM_FLAGS"] = "--no-sandbox --disable-gpu --hide-scrollbars"
-    from PySide6.QtCore import QTimer, QUrl
-    from PySide6.QtWebEngineWidgets import QWebEngineView
-    from PySide6.QtWidgets import QApplication
-
-    application = QApplication([])
-    view = QWebEngineView()
-    view.resize(*PAGE_SIZE)
-    view.show()
-
-    def keep() -> None:
-        view.grab().save(str(picture))
-        application.quit()
-
-    view.loadFinished.connect(lambda _: QTimer.singleShot(1000, keep))  # it draws a little later than it loads
-    view.load(QUrl.fromLocalFile(str(page)))
-    application.exec()
+def photograph(page: Path) -> None:
+    """Photograph a page in the browser's environment, which is made if it is missing."""
+    python = BROWSER / "bin" / "python"
+    if not python.exists():
+        venv.create(BROWSER, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", BROWSER_PACKAGE], check=True)
+    script = Path(__file__).with_name("photograph.py")
+    subprocess.run([python, script, page, PAGE_FRAGMENT, PAGE, *map(str, PAGE_SIZE)], check=True)
 
 
 def main() -> None:
-    """Make every picture anew."""
+    """Make every picture again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for picture in TERMINAL_PICTURES:
         picture.path.write_text(picture.draw(), encoding="utf-8")
         print(picture.path)
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "page.html"
-        write_page(page)
-        photograph(page, PAGE)
-        PAGE_HASH.write_text(f"{hash_of(page)}\n", encoding="utf-8")
+        page = write_page(Path(folder))
+        photograph(page)
+        PAGE_RECORD.write_text(json.dumps(record_of(page), indent=2) + "\n", encoding="utf-8")
     print(PAGE)
 
 
