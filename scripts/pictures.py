@@ -63,9 +63,7 @@ class TerminalPicture:
         shown = Text.from_ansi(run_in_terminal(self.arguments))
         console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         console.print(shown)
-        svg = console.export_svg(
-            title=command_line(self.arguments), theme=DEFAULT_TERMINAL_THEME, unique_id=self.name
-        )
+        svg = console.export_svg(title=command_line(self.arguments), theme=DEFAULT_TERMINAL_THEME, unique_id=self.name)
         return "\n".join(line.rstrip() for line in _FONTS.sub("", svg).splitlines()) + "\n"
 
 
@@ -112,7 +110,7 @@ def write_page(folder: Path) -> Path:
 def record_of(page: Path) -> dict[str, str]:
     """What a picture of a page is made from: the command, the picture's own hash, and that of the page.
 
-    Measured numbers do not count in the page, since another CPU rounds otherwise; its texts, its style and its program do.
+    Of the page its texts, its style and its program count. Measured numbers do not, since another CPU rounds otherwise.
     """
     parts = _PROGRAM_OF_PAGE.split(page.read_text(encoding="utf-8"))
     parts[::2] = [_MEASURED.sub("0", part) for part in parts[::2]]

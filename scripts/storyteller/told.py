@@ -66,7 +66,6 @@ def beginning(quotation: str) -> str:
 def refresh(text: str, run: Run = run_llmcli, model: str = STORYTELLER) -> str:
     """A Markdown text with every quotation told anew."""
 
-
     def tell(match: re.Match[str]) -> str:
         told = quote(match[2], run, model)
         return match[1] + (beginning(told) if match[3].endswith(_BEGINNING) else told)

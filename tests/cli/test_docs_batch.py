@@ -1,4 +1,4 @@
-"""docs/guide/batch.md: its example runs as written, its tables name every key there is, its jq recipe reads the results."""
+"""docs/guide/batch.md: its example runs as written, its tables name every key, its jq recipe reads the results."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/guide/receipts.md: its example runs as written, its tables name every key and flag, its lines are what is said."""
+"""docs/guide/receipts.md: its example runs as written, its tables name every key and flag, its lines are shown."""
 
 import json
 import re

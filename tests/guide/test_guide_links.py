@@ -33,7 +33,9 @@ def test_the_index_has_every_page() -> None:
 
 def test_broken_links_are_found() -> None:
     page = ROOT / "docs" / "README.md"
-    text = "# A `b` & c, (d)\n## Twice\n## Twice\n[x](nowhere.md) [y](guide/models.md#no-such) `[z](code)`\n    [z](code)"
+    text = (
+        "# A `b` & c, (d)\n## Twice\n## Twice\n[x](nowhere.md) [y](guide/models.md#no-such) `[z](code)`\n    [z](code)"
+    )
     assert problems(page, text) == ["nowhere.md: no such file", "guide/models.md#no-such: no such heading"]
     assert problems(page, "[x](guide/models.md#offline) [y](https://example.org/#x) ![p](guide/pictures/why.svg)") == []
     assert anchors(text) == {"a-b--c-d", "twice", "twice-1"}
