@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from llmcli.errors import UsageError
 
 # What llama.cpp, ollama, llm, mlx-lm, transformers and vLLM call it, with dashes for underscores. A value is an option
-# of ours, offered where the command has it, or a note. docs/coming-from-llama.cpp.md has the same names; a test
+# of ours, offered where the command has it, or a note. docs/guide/coming-from-llama.cpp.md has the same names; a test
 # compares.
 _PROMPT = "give the prompt without an option"
 _CHAT = "see llmcli chat"

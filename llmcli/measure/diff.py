@@ -21,7 +21,7 @@ Logprobs = npt.NDArray[np.float64]  # [vocab_size]
 
 NUM_ALTERNATIVES = 5  # of each model
 
-# What a mean KL divergence below the number says of two models. docs/quantization.md has the table.
+# What a mean KL divergence below the number says of two models. docs/guide/quantization.md has the table.
 VERDICTS = (
     (0.002, "practically the same model"),
     (0.02, "nearly the same model"),

@@ -1,6 +1,7 @@
 """Puts into a Markdown file what its own commands tell: a quotation below an indented llmcli command is its output.
 
-Run on files it refreshes the quotations in them, so that nothing told there was ever edited by hand.
+Run on files it refreshes the quotations in them, so that nothing told there was ever edited by hand. A quotation whose
+last line is `> ...` shows the beginning only: the first paragraphs that have `WORDS_OF_A_BEGINNING` words or more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from llmcli.resources import STORYTELLER
 
 # One indented line that ends in an llmcli command, an empty line, and a quotation.
 _TOLD = re.compile(r"^(    (?:\S*/)?llmcli ((?:generate|chat) .*)\n\n)((?:>.*\n)+)", re.MULTILINE)
+
+WORDS_OF_A_BEGINNING = 100
+_BEGINNING = "> ...\n"
 
 # What a command with --json prints.
 Run = Callable[[list[str]], dict[str, object]]
@@ -50,9 +54,23 @@ def quote(command: str, run: Run = run_llmcli, model: str = STORYTELLER) -> str:
     return "".join(f"> {line}".rstrip() + "\n" for line in told.strip().split("\n"))
 
 
+def beginning(quotation: str) -> str:
+    """The first paragraphs of a quotation, with `> ...` below them if there are more."""
+    paragraphs = quotation.split(">\n")
+    shown: list[str] = []
+    while paragraphs and len(" ".join(shown).split()) < WORDS_OF_A_BEGINNING:
+        shown.append(paragraphs.pop(0))
+    return ">\n".join([*shown, _BEGINNING] if paragraphs else shown)
+
+
 def refresh(text: str, run: Run = run_llmcli, model: str = STORYTELLER) -> str:
     """A Markdown text with every quotation told anew."""
-    return _TOLD.sub(lambda match: match[1] + quote(match[2], run, model), text)
+
+    def tell(match: re.Match[str]) -> str:
+        told = quote(match[2], run, model)
+        return match[1] + (beginning(told) if match[3].endswith(_BEGINNING) else told)
+
+    return _TOLD.sub(tell, text)
 
 
 def main() -> None:

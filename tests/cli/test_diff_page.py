@@ -89,7 +89,7 @@ def test_the_verdict_counts_what_is_there() -> None:
 )
 def test_the_words_follow_the_documented_limits(kl: float, words: str) -> None:
     assert verdict([token(0, 0.5, 0.5, kl=kl)] * 60).kinship == words
-    docs = (Path(__file__).parents[2] / "docs/quantization.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/guide/quantization.md").read_text()
     assert f"| {words} |" in docs
 
 

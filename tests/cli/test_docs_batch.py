@@ -1,4 +1,4 @@
-"""docs/batch.md: its example runs as written, its tables name every key there is, its jq recipe reads the results."""
+"""docs/guide/batch.md: its example runs as written, its tables name every key, its jq recipe reads the results."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from results import Result
 
 from llmcli.batch.openai import BODY_KEYS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "guide" / "batch.md").read_text(encoding="utf-8")
 
 
 def command_lines(first_word: str) -> list[str]:

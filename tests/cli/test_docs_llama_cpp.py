@@ -1,4 +1,4 @@
-"""docs/coming-from-llama.cpp.md: each of our flags that it names exists, and what it says of sampling holds."""
+"""docs/guide/coming-from-llama.cpp.md: each of our flags that it names exists, and what it says of sampling holds."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from results import Result
 from llmcli.cli.commands import COMMANDS
 from llmcli.sampling.order import DEFAULT_ORDER
 
-PAGE = Path(__file__).parents[2] / "docs" / "coming-from-llama.cpp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "coming-from-llama.cpp.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""docs/receipts.md: its example runs as written, its tables name every key and flag, its lines are what is said."""
+"""docs/guide/receipts.md: its example runs as written, its tables name every key and flag, its lines are shown."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from results import Result
 from llmcli.errors import DifferentTextError
 from llmcli.receipt.receipt import Receipt, RunnerFacts
 
-TEXT = (Path(__file__).parents[2] / "docs" / "receipts.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "guide" / "receipts.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs_as_written(

@@ -12,7 +12,6 @@ import typer
 from llmcli.cli.commands import COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNAL_PAGES = {"architecture.md", "kernels.md", "performance.md"}  # for those who work on the program
 
 # The term, and what it is not to be called; every one is a regular expression.
 GLOSSARY = {
@@ -81,8 +80,7 @@ def help_texts() -> Iterator[tuple[str, str]]:
 
 def pages() -> Iterator[tuple[str, str]]:
     """The pages for users, without what stands between backticks: names, and output of other programs."""
-    found = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.name not in INTERNAL_PAGES)]
-    for path in sorted(found):
+    for path in [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if not line.startswith(("    ", ">")):
                 yield f"{path.relative_to(ROOT)}:{number}", re.sub(r"`[^`]*`", "`X`", line)

@@ -7,7 +7,7 @@ import pytest
 from storyteller.card import TEMPLATE, facts_of, write_card
 from storyteller.evaluate import CHECKS, CRITERIA
 from storyteller.model import Llama, Shape
-from storyteller.told import quotations, quote, refresh
+from storyteller.told import beginning, quotations, quote, refresh
 
 from llmcli.resources import STORYTELLER, resource_folder
 
@@ -124,3 +124,14 @@ def test_quotations_are_told_anew():
     )
     assert refresh(fresh, run) == fresh
     assert refresh("    llmcli generate x\n\nno quotation\n", run) == "    llmcli generate x\n\nno quotation\n"
+
+
+def test_a_quotation_may_show_the_beginning_only():
+    short, long = "> one two\n", "> " + "word " * 99 + "word\n"
+    assert beginning(f"{short}>\n{long}>\n{short}>\n{short}") == f"{short}>\n{long}>\n> ...\n"
+    assert beginning(f"{short}>\n{long}") == f"{short}>\n{long}"
+    command = '    llmcli generate "A"\n\n'
+    told = "\n\n".join([" b c", "word " * 99 + "word", "end"])
+    fresh = refresh(f"{command}> old\n>\n> ...\n", lambda words: {"text": told}, "folder")
+    assert fresh == f"{command}> **A** b c\n>\n{long}>\n> ...\n"
+    assert refresh(fresh, lambda words: {"text": told}, "folder") == fresh

@@ -1,0 +1,160 @@
+"""The commands of the tutorial and of the recipes run as written; commands and options on all pages exist.
+
+A line with the comment `# needs ...` is left out where that is missing. Tests have no network, so its lines never run.
+"""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from guide_pages import GUIDE, PAGES, ROOT, fenced, indented_lines
+from safetensors.torch import load_file, save_file
+
+from llmcli.cli.commands import COMMANDS
+from llmcli.resources import STORYTELLER, resource_folder
+
+NO_COMMANDS = {"COMMAND", "receipt"}  # a placeholder, and the name of a file's format
+IS_THERE = {"the network": False, "jq": shutil.which("jq") is not None}
+
+
+def lines_to_run(text: str) -> list[str]:
+    """The command lines of a page, without those that need what is missing."""
+    needs = [(line, re.search(r"# needs (the )?\w+", line)) for line in indented_lines(text)]
+    return [line for line, need in needs if need is None or IS_THERE[need[0].removeprefix("# needs ")]]
+
+
+def run_lines(lines: list[str], folder: Path) -> str:
+    """Run lines as one script of bash in a folder, with a home of its own, and return what they print."""
+    programs = folder.parent / "programs"
+    programs.mkdir()
+    program = programs / "llmcli"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llmcli "$@"\n')
+    program.chmod(0o755)
+    home = folder.parent / "home"
+    home.mkdir()
+    environment = os.environ | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "LLMCLI_HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    done = subprocess.run(
+        ["bash", "-exo", "pipefail", "-c", "\n".join(lines)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder, but for the storyteller in 16 bits where it does not come with the program."""
+    made = tmp_path / "empty"
+    made.mkdir()
+    if not resource_folder(f"{STORYTELLER}-bf16").is_dir():
+        write_in_16_bits(resource_folder(STORYTELLER), made / f"{STORYTELLER}-bf16")
+    return made
+
+
+def write_in_16_bits(source: Path, destination: Path) -> None:
+    """The model that int8 codes in groups of 128 stand for, in bfloat16."""
+    shutil.copytree(source, destination)
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]
+    (destination / "config.json").write_text(json.dumps(config))
+    stored = load_file(source / "model.safetensors")
+    weights = {name: tensor for name, tensor in stored.items() if name.endswith((".weight", ".bias"))}
+    for name, packed in stored.items():
+        if name.endswith("_packed"):
+            codes = packed.view(torch.uint8).float() - 128
+            scales = stored[name.replace("_packed", "_scale")].float().repeat_interleave(128, dim=1)
+            weights[name.removesuffix("_packed")] = (codes * scales).to(torch.bfloat16)
+    save_file(weights, destination / "model.safetensors", {"format": "pt"})
+
+
+def test_the_tutorial_runs_as_written(folder: Path) -> None:
+    lines = lines_to_run((GUIDE / "tutorial.md").read_text(encoding="utf-8"))
+    assert len(lines) > 15
+    run_lines(lines, folder)
+    assert (folder / "story.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert len((folder / "story.txt").read_text(encoding="utf-8").split()) > 50
+    assert len((folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert (folder / "storyteller-int4" / "config.json").is_file()
+
+
+def test_the_recipes_run_as_written(folder: Path) -> None:
+    text = (GUIDE / "recipes.md").read_text(encoding="utf-8")
+    (crontab,) = fenced(text, "cron")
+    at_six = re.sub(r"^(\S+ ){5}", "", crontab).replace("\\%", "%")
+    repository = ["git init --quiet", "echo 'One line.' > notes.txt", "git add notes.txt"]
+    run_lines([*repository, *lines_to_run(text), at_six], folder)
+    assert len((folder.parent / "home" / "story.txt").read_text(encoding="utf-8").split()) > 50
+    assert len((folder / "texts.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert not (folder / "more.jsonl").exists()
+    assert (folder / "diff.html").is_file()
+
+
+def test_only_what_is_missing_is_left_out(tmp_path: Path) -> None:
+    text = "    one\n    two   # needs the network: 5 MB\n    three  # needs jq\n    four # a comment\nno command\n"
+    with_jq = ["three  # needs jq"] if IS_THERE["jq"] else []
+    assert lines_to_run(text) == ["one", *with_jq, "four # a comment"]
+    (tmp_path / "here").mkdir()
+    with pytest.raises(AssertionError, match="false"):
+        run_lines(["false | true", "true"], tmp_path / "here")
+
+
+def options_of(command: str) -> set[str]:
+    """Every way to write an option of a command; of one with commands of its own, theirs too."""
+    entry = next(entry for entry in COMMANDS if entry.name == command)
+    found = getattr(importlib.import_module(f"llmcli.cli.{entry.module}"), entry.attribute)
+    if not isinstance(found, typer.Typer):
+        app = typer.Typer()
+        app.command()(found)
+        found = app
+    click_command = typer.main.get_command(found)
+    commands = [click_command, *getattr(click_command, "commands", {}).values()]
+    return {
+        name for part in commands for parameter in part.params for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Every command line of ours on the pages for users, with its page."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        quoted = re.findall(r"`((?:scripts/)?llmcli [^`]+)`", text)
+        for line in [*indented_lines(text.replace("\\\n", "")), *quoted]:
+            found += [(page.name, part) for part in re.findall(r"(?:^|\| )(?:scripts/)?llmcli (\w.+)", line)]
+    return found
+
+
+def test_the_pages_name_commands_and_options_that_exist() -> None:
+    names = {entry.name for entry in COMMANDS}
+    lines = command_lines()
+    assert len(lines) > 100
+    for page, line in lines:
+        words = shlex.split(re.sub(r"[][<>|]|\.\.\.", " ", line.split(" | ")[0]), comments=True)
+        if words[0] in NO_COMMANDS:
+            continue
+        assert words[0] in names, (page, line)
+        known = options_of(words[0]) | {"--help", "--help-all", "-h"}
+        for word in words[1:]:
+            if re.match(r"--?[a-z]", word):
+                assert word.partition("=")[0] in known, (page, line, word)
