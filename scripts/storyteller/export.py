@@ -20,6 +20,19 @@ from .tokenizer import BOS_ID, CHAT_TEMPLATE, END_ID, EOS_ID, MARKER_IDS, UNK_ID
 MAX_NEW_TOKENS = 900
 
 
+_README = """\
+---
+license: apache-2.0
+library_name: llmcli
+---
+
+# The storyteller in 16 bits
+
+The weights that the storyteller of llmcli is quantized from, for `llmcli quantize`, `eval` and `diff` to be tried on. What
+the model is, and what was measured, stands in the card of the int8 form, `llmcli/resources/storyteller/README.md`.
+"""
+
+
 def _story_preset() -> dict[str, float]:
     """What the story preset sets, by transformers' names, which are ours."""
     return tomllib.loads((resource_folder("configs") / "story.toml").read_text())["sampling"]
@@ -47,6 +60,7 @@ def _write_weights(folder: Path, weights: dict[str, torch.Tensor], max_file_mib:
     )
     for name, part in zip(names, parts, strict=True):
         save_file(part, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(0o644)  # the library writes it for its owner alone
     if len(parts) > 1:
         total = sum(weight.numel() * weight.element_size() for weight in weights.values())
         weight_map = {key: name for name, part in zip(names, parts, strict=True) for key in part}
@@ -66,6 +80,7 @@ def export(weights_file: Path, tokenizer: Path, folder: Path, max_file_mib: floa
     weights = {f"model.{name}": weight.to(torch.bfloat16).contiguous() for name, weight in state["model"].items()}
     _write_weights(folder, weights, max_file_mib)
     shutil.copyfile(tokenizer, folder / "tokenizer.model")
+    (folder / "README.md").write_text(_README, encoding="utf-8")
     _write_json(folder / "config.json", {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", **state["shape"], "hidden_act": "silu",
         "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
