@@ -28,8 +28,8 @@ library_name: llmcli
 
 # The storyteller in 16 bits
 
-The weights that the storyteller of llmcli is quantized from, for `llmcli quantize`, `eval` and `diff` to be tried on. What
-the model is, and what was measured, stands in the card of the int8 form, `llmcli/resources/storyteller/README.md`.
+The weights that the storyteller of llmcli is quantized from, for `llmcli quantize`, `eval` and `diff` to be tried on.
+What the model is, and what was measured, stands in the card of the int8 form, `llmcli/resources/storyteller/README.md`.
 """
 
 
