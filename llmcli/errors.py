@@ -44,6 +44,12 @@ class DeviceError(LLMCliError):
     exit_code = 4
 
 
+class DifferentTextError(LLMCliError):
+    """A replay told another text than its receipt holds; the message says from which token on (exit 6)."""
+
+    exit_code = 6
+
+
 class FailedLinesError(LLMCliError):
     """Some lines of a batch failed while they ran; the output says which and why, and holds the others (exit 1)."""
 

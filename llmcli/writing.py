@@ -45,7 +45,7 @@ class OutputFile:
             found = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link"}.get(
                 stat.S_IFMT(info.st_mode), "a device or pipe"
             )
-            raise UsageError(f"{path} is {found}, which is never replaced; name another file")
+            raise UsageError(f"{path} is {found} and is never replaced; name another file")
         try:
             with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -75,7 +75,9 @@ class OutputFile:
         if not folder.is_dir():
             raise UsageError(f"{path} cannot be written: {folder} is not a folder; name a file in a folder that exists")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"{path} cannot be written: Permission denied; name a file in a folder of yours")
+            raise UsageError(
+                f"{path} cannot be written: Permission denied; name a file in a folder that you can write to"
+            )
 
     def _refusal(self, path: Path, error: OSError | ValueError) -> UsageError:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -1,7 +1,8 @@
-"""Decode on the CPU at --dtype bfloat16: quantized models against bf16 of the same model, in one process.
+"""Decode and prompts on the CPU at --dtype bfloat16: quantized models against bf16 of the same model, in one process.
 
 The model has some layers of Llama-3.2-1B's shape and random weights, written by `quantize`'s own exporter. Rounds
-alternate between the models, so that a busy machine slows all of them alike; the medians are compared.
+alternate between the models, so that a busy machine slows all of them alike; the medians are compared. With one thread
+the time of the processor counts, not that of the clock, which tells more on a busy machine.
 """
 
 import argparse
@@ -9,6 +10,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +47,7 @@ SCHEMES = {
     "int4 channel": WeightScheme(4, None),
 }
 TOKENS_PER_ROUND = 8
+MOST_TOKENS = 2048
 
 
 def write_model(folder: Path, num_layers: int) -> None:
@@ -60,7 +64,25 @@ def write_model(folder: Path, num_layers: int) -> None:
 
 def open_runner(folder: Path, num_threads: int) -> Runner:
     """The model in bfloat16."""
-    return load(open_model(folder), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
+    return load(open_model(folder), max_seq_len=MOST_TOKENS, dtype="bfloat16", num_threads=num_threads)
+
+
+def clock() -> float:
+    """Seconds, of the processor where one thread computes."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def seconds_of_prompt(runner: Runner, num_tokens: int, generator: torch.Generator) -> float:
+    """A prompt that no other one begins like."""
+    prompt = tuple(torch.randint(0, CONFIG["vocab_size"], (num_tokens,), generator=generator).tolist())
+    row = runner.open(prompt, Sampler(SamplingParams(temperature=0.0), seed=0))
+    start = clock()
+    while (begin := runner.num_tokens(row)) < num_tokens:
+        end = runner.span_end(row, num_tokens)
+        runner.queue([Span(row, prompt[begin:end], "last" if end == num_tokens else "none")]).choices()
+    seconds = clock() - start
+    runner.close(row)
+    return seconds
 
 
 def seconds_per_token(runner: Runner) -> float:
@@ -68,10 +90,10 @@ def seconds_per_token(runner: Runner) -> float:
     prompt = tuple(range(16))
     row = runner.open(prompt, Sampler(SamplingParams(temperature=0.0), seed=0))
     runner.queue([Span(row, prompt[runner.num_tokens(row) :])]).choices()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(TOKENS_PER_ROUND):
         runner.queue([Span(row)]).choices()
-    seconds = (time.perf_counter() - start) / TOKENS_PER_ROUND
+    seconds = (clock() - start) / TOKENS_PER_ROUND
     runner.close(row)
     return seconds
 
@@ -81,6 +103,7 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prompts", type=int, nargs="*", default=[], help=f"lengths, at most {MOST_TOKENS}")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "bf16"
@@ -91,13 +114,18 @@ if __name__ == "__main__":
             exporter = Exporter(plan_export(open_model(source), ExportOptions(scheme)), destination, "random")
             exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
             runners[name] = open_runner(destination, arguments.threads)
-        times: dict[str, list[float]] = {name: [] for name in runners}
-        for _ in range(arguments.rounds):
-            for name, runner in runners.items():
-                times[name].append(seconds_per_token(runner))
-        base = statistics.median(times["bf16"])
+        works: dict[str, Callable[[Runner], float]] = {"a token": seconds_per_token}
+        for num_tokens in arguments.prompts:
+            generator = torch.Generator().manual_seed(num_tokens)
+            works[f"prompt of {num_tokens}"] = partial(seconds_of_prompt, num_tokens=num_tokens, generator=generator)
         print(f"{arguments.layers} layers of Llama-3.2-1B's shape, {runners['bf16'].description}")
-        print(f"{'weights':<20} {'ms a token':>11} {'fastest':>9} {'of bf16':>9}")
-        for name, values in times.items():
-            median = statistics.median(values)
-            print(f"{name:<20} {median * 1e3:>11.2f} {min(values) * 1e3:>9.2f} {median / base:>9.2f}")
+        print(f"{'':<16} {'weights':<20} {'ms':>9} {'fastest':>9} {'of bf16':>9}")
+        for title, work in works.items():
+            times: dict[str, list[float]] = {name: [] for name in runners}
+            for _ in range(arguments.rounds):
+                for name, runner in runners.items():
+                    times[name].append(work(runner))
+            base = statistics.median(times["bf16"])
+            for name, values in times.items():
+                median = statistics.median(values)
+                print(f"{title:<16} {name:<20} {median * 1e3:>9.2f} {min(values) * 1e3:>9.2f} {median / base:>9.2f}")

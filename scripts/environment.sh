@@ -35,15 +35,16 @@ ensure_environment() {
     stamp="$venv/ready-$inputs-${extras:-base}"
     [ -e "$stamp" ] && return 0
     (
-        if command -v flock >/dev/null; then flock 9; fi # two first uses at once: the second waits
+        if command -v flock >/dev/null && ! flock --nonblock 9; then
+            echo "waiting: another command is setting up $venv" >&2
+            flock 9
+        fi
         [ -e "$stamp" ] && exit 0
-        echo "setting up $venv (once, a few minutes)" >&2
-        "$python" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-                --constraint "$root/scripts/constraints.txt" --editable "$root${extras:+[$extras]}" >&2 &&
-            : >"$stamp" || {
-            echo "error: setting up $venv failed; the lines above say why" >&2
-            exit 1
-        }
+        # Whatever the environment was ready for before may be replaced from here on.
+        for old in "$venv"/ready-*; do
+            case $old in "$venv/ready-$inputs-"*) ;; *) rm -f "$old" ;; esac
+        done
+        "$python" "$root/scripts/set_up.py" "$venv" "$extras" || exit
+        : >"$stamp"
     ) 9>"$root/.venv.lock"
 }

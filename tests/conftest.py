@@ -1,8 +1,11 @@
 """Fixtures of all tests: the folder of real tokenizers and models beside the project, and tiny models made here."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 
 import huggingface_hub
 import pytest

@@ -52,11 +52,11 @@ def test_nothing_but_a_regular_file_of_this_kind_is_ever_replaced(tmp_path, repl
     os.mkfifo(fifo)
     for path, found in (
         (other, "exists and is not a page of ours"),
-        (link, "is a link, which is never replaced"),
-        (dangling, "is a link, which is never replaced"),
-        (fifo, "is a device or pipe, which is never replaced"),
-        (tmp_path, "is a folder, which is never replaced"),
-        (Path("/dev/null"), "is a device or pipe, which is never replaced"),
+        (link, "is a link and is never replaced"),
+        (dangling, "is a link and is never replaced"),
+        (fifo, "is a device or pipe and is never replaced"),
+        (tmp_path, "is a folder and is never replaced"),
+        (Path("/dev/null"), "is a device or pipe and is never replaced"),
     ):
         with pytest.raises(UsageError, match=f"{path} {found}; name another file"):
             KIND.write(path, b"OURS", replace=replace)

@@ -19,10 +19,10 @@ from llmcli.batch.values import (
     messages_of,
     refuse_unknown,
     seed_of,
-    shown,
     stop_of,
     text_of,
 )
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.sampling.params import SPECS, check_param
@@ -61,7 +61,7 @@ def read_input(
                 continue
             first = numbers.setdefault(line.id, number)
             if first != number:
-                raise UsageError(f"the id {shown(line.id)} is that of line {first} too; give each line its own")
+                raise UsageError(f"the id {shown(line.id)} is already used on line {first}; give each line its own id")
         except UsageError as error:
             problems.add(reader.name, number, error)
             continue
@@ -97,7 +97,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise UsageError(f"the key {shown(key)} is there twice; give it once")
+            raise UsageError(f"the key {shown(key)} appears twice; keep one of them")
         values[key] = value
     return values
 

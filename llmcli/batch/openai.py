@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.batch.values import Form, Line, integer_of, messages_of, refuse_unknown, seed_of, shown, stop_of, text_of
+from llmcli.batch.values import Form, Line, integer_of, messages_of, refuse_unknown, seed_of, stop_of, text_of
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.sampling.params import check_param
 

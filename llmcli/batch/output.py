@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmcli.batch.lines import LineReader
-from llmcli.batch.values import LineId, shown
+from llmcli.batch.values import LineId
+from llmcli.differences import shown
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import parse_json
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcli.batch.values import shown
+from llmcli.differences import find_differences
 from llmcli.errors import UsageError
 from llmcli.reading import BATCH_RECORD
 from llmcli.writing import OutputFile
@@ -80,11 +80,11 @@ def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str
     Raises: UsageError that names the settings and both values.
     """
     new = json.loads(json.dumps(new))  # as a file gives them back: lists for tuples
-    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if not differing:
+    differences = find_differences(old, new)
+    if not differences:
         return
-    parts = [f"{key} {shown(old.get(key))}, now {shown(new.get(key))}" for key in differing[:NUM_SHOWN_DIFFERENCES]]
-    more = len(differing) - NUM_SHOWN_DIFFERENCES
+    parts = [str(difference) for difference in differences[:NUM_SHOWN_DIFFERENCES]]
+    more = len(differences) - NUM_SHOWN_DIFFERENCES
     raise UsageError(
         f"{output} was made with {'; '.join(parts)}{f'; and {more} more differences' if more > 0 else ''}: "
         "run with the same settings, or name another output"

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 
 Form = Literal["native", "chat", "completion"]  # the last two are OpenAI's
 LineId = str | int | float
 
 _MAX_SEED = 2**64 - 1
-_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,6 @@ class Line:
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     form: Form = "native"
-
-
-def shown(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def refuse_unknown(values: Mapping[str, Any], known: tuple[str, ...], where: str = "") -> None:

@@ -11,12 +11,12 @@ from llmcli.checkpoint.folder import CONFIG_NAME
 from llmcli.errors import OutputError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
 
-_GO_ON = "run the same command again to go on where it is"
+_GO_ON = "run the same command again to resume"
 _ANOTHER = "give another folder"
 _REMEDIES = {
-    errno.EACCES: "write to a folder of yours",
-    errno.EPERM: "write to a folder of yours",
-    errno.EROFS: "write to a folder of yours",
+    errno.EACCES: "choose a folder that you can write to",
+    errno.EPERM: "choose a folder that you can write to",
+    errno.EROFS: "choose a folder that you can write to",
     errno.ENOSPC: f"free some space, then {_GO_ON}",
     errno.EDQUOT: f"free some space, then {_GO_ON}",
     errno.EFBIG: "a file would be too large there; give a smaller --shard-size",
@@ -72,7 +72,9 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
         also = ", or --force to replace it" if is_replaceable else ""
         raise UsageError(f"{destination} exists; give another folder{also}")
     if not is_replaceable:
-        raise UsageError(f"{destination} is not a model folder, and --force replaces nothing else; remove it yourself")
+        raise UsageError(
+            f"{destination} is not a model folder, and --force replaces only model folders; remove it yourself"
+        )
 
 
 def _is_model_folder(folder: Path) -> bool:

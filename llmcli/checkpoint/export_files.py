@@ -92,7 +92,7 @@ def model_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_
     ]
     lines += _list_row("one scale a row, since the group does not divide the input size", plan.channel_layers)
     lines += _list_row("kept as in the source", plan.skipped)
-    lines += ["", "## Loading", "", *_loading(plan), "", "## What it cost", ""]
+    lines += ["", "## Loading", "", *_loading(plan), "", "## Quantization error", ""]
     lines += [
         "Root mean square of the change of the weights, relative to the weights. All layers: `quantization.json`.",
         "",
@@ -125,7 +125,7 @@ def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     model_card = (folder / MODEL_CARD_NAME).read_text(encoding="utf-8")
     lines = [
         "",
-        "## What it does to text",
+        "## Effect on text",
         "",
         f"Measured on {evaluation['num_tokens']} tokens of {evaluation['text']}, windows of {evaluation['window']}, "
         f"stride {evaluation['stride']}, in float32.",
@@ -133,7 +133,7 @@ def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
         "| | before | now |",
         "|---|---|---|",
         f"| perplexity | {evaluation['perplexity_before']:.4f} | {evaluation['perplexity_after']:.4f} |",
-        f"| mean KL divergence, nats a token | | {evaluation['mean_kl']:.3g} |",
+        f"| mean KL divergence, nats per token | | {evaluation['mean_kl']:.3g} |",
         f"| same likeliest token | | {evaluation['top1_agreement']:.2%} |",
     ]
     _replace(folder / MODEL_CARD_NAME, model_card + "\n".join(lines) + "\n")

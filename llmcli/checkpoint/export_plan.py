@@ -159,7 +159,7 @@ def _skipped(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
     skipped = set()
     for pattern, matched in match_names(patterns, layers, "--skip", UsageError, anywhere=True).items():
         if not matched:
-            raise UsageError(f"--skip {pattern!r} matches no linear layer; their names are like {layers[0]}")
+            raise UsageError(f"--skip {pattern!r} matches no linear layer; their names look like {layers[0]}")
         skipped |= matched
     return tuple(layer for layer in layers if layer in skipped)
 
@@ -181,12 +181,12 @@ def _refuse_mixed_asymmetric(
 ) -> None:
     reason = "transformers loads asymmetric weights only if one scheme covers every quantized layer"
     if options.head_bits is not None:
-        raise UsageError(f"--asymmetric does not go with --head int8: {reason}; leave out one of them")
+        raise UsageError(f"--asymmetric and --head int8 cannot be combined: {reason}")
     if channel_layers:
         shown = ", ".join(channel_layers[:_MAX_NAMED])
         raise UsageError(
-            f"--asymmetric with --group-size {options.scheme.group_size} leaves {len(channel_layers)} layer(s) whose "
-            f"input size the group does not divide ({shown}, input size {quantized[channel_layers[0]].shape[1]}) and "
+            "--asymmetric needs a --group-size that divides the input size of every layer, and "
+            f"{options.scheme.group_size} does not for {shown} (input size {quantized[channel_layers[0]].shape[1]}): "
             f"{reason}; use a smaller --group-size, or --skip them"
         )
 

@@ -69,7 +69,7 @@ class SourceState:
                 what = "appeared" if name not in self.files else "vanished" if name not in now else "changed"
                 raise CheckpointError(
                     f"{self.folder / name} has {what} while the model was being read, so nothing was written; "
-                    "run the same command again when nothing changes there any more"
+                    "run the same command again once the model no longer changes"
                 )
 
 

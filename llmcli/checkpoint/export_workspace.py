@@ -63,8 +63,8 @@ class ExportWorkspace:
         if free < needed:
             self.discard_if_empty()
             raise OutputError(
-                f"the disk of {self._destination} has {free / 1e9:.2f} GB free, the export needs "
-                f"{needed / 1e9:.2f} GB; free some space or give another disk"
+                f"the disk of {self._destination} has {free / 1e9:.2f} GB free; the export needs "
+                f"{needed / 1e9:.2f} GB; free some space or choose another disk"
             )
 
     def torso(self, shard: Shard) -> Path:

@@ -132,7 +132,7 @@ def _file_names(folder: Path) -> set[str]:
         raise CheckpointError(f"model folder {str(folder)!r} is not a valid path: {error}") from error
     if not names:
         raise CheckpointError(
-            f"model folder {folder} is empty, expected {CONFIG_NAME} and *.safetensors; incomplete download?"
+            f"model folder {folder} is empty, expected {CONFIG_NAME} and *.safetensors; download the model again"
         )
     return names
 
@@ -201,9 +201,7 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     files = sorted(name for name in names if name.endswith(".safetensors"))
     candidates = [name for name in files if not name.startswith("consolidated")]
     if any(_SHARD_NAME.search(name) for name in candidates):
-        raise CheckpointError(
-            f"{folder} holds shards ({_listed(candidates)}) but no {INDEX_NAME}; incomplete download? Download it"
-        )
+        raise CheckpointError(f"{folder} holds shards ({_listed(candidates)}) but no {INDEX_NAME}; download it")
     if len(candidates) == 1:
         return read_header(folder / candidates[0])
     if candidates:
@@ -216,7 +214,7 @@ def _read_tensors(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
             f"{folder} holds weights under Mistral's own tensor names only ({_listed(files)}), expected "
             f"{WEIGHTS_NAME} or shards with {INDEX_NAME}; download those"
         )
-    raise CheckpointError(f"{folder} has no weights, expected {WEIGHTS_NAME} or {INDEX_NAME}; incomplete download?")
+    raise CheckpointError(f"{folder} has no weights, expected {WEIGHTS_NAME} or {INDEX_NAME}; download the model again")
 
 
 def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
@@ -229,8 +227,8 @@ def _read_shards(folder: Path, names: set[str]) -> dict[str, TensorInfo]:
     missing = [shard for shard in shards if shard not in names]
     if missing:
         raise CheckpointError(
-            f"{folder} lacks {len(missing)} of {len(shards)} shards named in {INDEX_NAME}: "
-            f"{_listed(missing, _MAX_MISSING)}; incomplete download? Download them"
+            f"{len(missing)} of {len(shards)} shards {'is' if len(missing) == 1 else 'are'} missing in {folder}: "
+            f"{_listed(missing, _MAX_MISSING)}; download the model again"
         )
 
     tensors: dict[str, TensorInfo] = {}

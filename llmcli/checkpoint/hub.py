@@ -40,14 +40,24 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
     hub_id = find_hub_id(name)
     if hub_id is None:
         return Path(name)
+    if not update and (folder := find_cached(hub_id)) is not None:
+        return folder
     with hub_errors_explained(hub_id):
         repository = repository_folder(hub_id.repo_id)
         revision = checked_revision(hub_id.revision or _MAIN)
-        config = None if update else cached_file(hub_id.repo_id, CONFIG_NAME, revision)
-        if config is not None and is_complete(config.parent):
-            return config.parent
         with HubClient(hub_id) as client:
             return _download(client, hub_id, repository, revision, on_progress)
+
+
+def find_cached(hub_id: HubId) -> Path | None:
+    """The folder of a model that is complete in the cache, else None.
+
+    Raises: CheckpointError for an id that no repository has, or a cache that cannot be read.
+    """
+    with hub_errors_explained(hub_id):
+        repository_folder(hub_id.repo_id)  # refuses odd ids
+        config = cached_file(hub_id.repo_id, CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
+        return config.parent if config is not None and is_complete(config.parent) else None
 
 
 def _download(
@@ -92,13 +102,13 @@ def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Colle
         kind = SMALL_FILES.get(name)
         if kind is not None and file.size > kind.max_bytes:
             raise CheckpointError(
-                f"{file.url} has {decimal(file.size)}, over the {decimal(kind.max_bytes)} that {kind.what} may have; "
+                f"{file.url} has {decimal(file.size)}, over the limit of {decimal(kind.max_bytes)} for {kind.what}; "
                 "try another revision"
             )
         if kind is None and file.size > settings.max_file_bytes:
             raise CheckpointError(
                 f"{file.url} has {decimal(file.size)}, and the hub sends files over {decimal(settings.max_file_bytes)} "
-                f"only by a protocol of its own; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
+                f"only by its own protocol; run `hf download {hub_id.repo_id} --revision {snapshot.name}`, which "
                 "fills the same cache"
             )
     transfers = [plan_transfer(snapshot.parents[1], file) for file in missing.values()]
@@ -128,8 +138,8 @@ def _require_space(hub_id: HubId, num_bytes: int) -> None:
     free = shutil.disk_usage(disk).free
     if num_bytes > free:
         raise CheckpointError(
-            f"{hub_id} needs {decimal(num_bytes)} more in {cache}, but {decimal(free)} are free; free some space "
-            "(`llmcli models list`), or set HF_HOME to a folder on another disk"
+            f"{hub_id} needs {decimal(num_bytes)} more; {cache} has {decimal(free)} free; remove models "
+            "(`llmcli models list` shows them), or set HF_HOME to a folder on another disk"
         )
 
 

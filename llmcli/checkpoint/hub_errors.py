@@ -11,7 +11,7 @@ from llmcli.checkpoint.hub_library import hub_settings
 from llmcli.errors import CheckpointError
 from llmcli.foreign_errors import foreign_errors_explained, is_memory_error
 
-_CONTINUES = "run the command again, the download continues where it stopped"
+_AGAIN = "try again; partial downloads resume"
 _BAD_TOKEN = "Invalid credentials in Authorization header"
 _BUSY = (408, 429, 500, 502, 503, 504)
 _MAX_REASON = 200  # characters of a message of the HTTP client, which may quote what it got
@@ -59,13 +59,13 @@ def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
         raise _no_access(status, hub_id, page, "gated or private, or the token is not valid")
     kind = HubBusyError if status in _BUSY else CheckpointError
     phrase = httpx2.codes.get_reason_phrase(status)
-    raise kind(f"{hub} answers {' '.join(f'{status} {phrase}'.split())} for {hub_id}; try again later: {_CONTINUES}")
+    raise kind(f"{hub} answers {' '.join(f'{status} {phrase}'.split())} for {hub_id}; wait, then {_AGAIN}")
 
 
 def offline_error(hub_id: HubId) -> CheckpointError:
     """What there is to say where a download is needed and forbidden."""
     return CheckpointError(
-        f"{hub_id} is not complete in the cache {hub_settings().cache}, and HF_HUB_OFFLINE forbids a download; "
+        f"{hub_id} is incomplete in the cache {hub_settings().cache}, and HF_HUB_OFFLINE forbids downloads; "
         "unset HF_HUB_OFFLINE"
     )
 
@@ -75,15 +75,15 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
     settings = hub_settings()
     hub = settings.endpoint
     if isinstance(error, httpx2.TimeoutException):
-        return f"{hub} did not answer in time for {hub_id}; check the network, then {_CONTINUES}"
+        return f"{hub} did not answer in time for {hub_id}; check the network, then {_AGAIN}"
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
         reason = str(error)[:_MAX_REASON]
-        return f"{hub} cannot be reached for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_CONTINUES}"
+        return f"cannot reach {hub} for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_AGAIN}"
     assert isinstance(error, OSError)
     if error.errno == errno.ENOSPC:
-        return f"the disk of {settings.cache} is full; free some space, then {_CONTINUES}"
+        return f"the disk of {settings.cache} is full; free some space, then {_AGAIN}"
     where = error.filename or settings.cache
-    return f"{hub_id} cannot be stored: {where}: {error.strerror or error}; HF_HOME can name another folder"
+    return f"{hub_id} cannot be stored: {where}: {error.strerror or error}; set HF_HOME to another folder"
 
 
 def _no_access(status: int, hub_id: HubId, page: str, why: str) -> CheckpointError:

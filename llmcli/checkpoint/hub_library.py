@@ -74,13 +74,13 @@ def hub_token() -> str | None:
     try:
         token = get_token()
     except OIDCError as error:
-        raise CheckpointError(f"the token of HF_OIDC_RESOURCE cannot be had: {error}") from error
+        raise CheckpointError(f"cannot get the token of HF_OIDC_RESOURCE: {error}") from error
     finally:
         logging.set_verbosity(verbosity)
     if token is not None and not _TOKEN.fullmatch(token):
         raise CheckpointError(
-            "the token of HF_TOKEN or `hf auth login` has a character that no token has, expected hf_ and letters and "
-            "digits; copy it again from the settings on the hub"
+            "the token in HF_TOKEN or of `hf auth login` has an invalid character, expected hf_ and letters and "
+            "digits; copy it again from your settings on the hub"
         )
     return token
 
@@ -99,8 +99,17 @@ def repository_folder(repo_id: str) -> Path:
         return cache / f"models--{repo_id.replace('/', '--')}"
     except HFValidationError as error:
         raise CheckpointError(
-            f"{repo_id} is neither a local folder nor a possible hub id; expected a folder or ORG/NAME"
+            f"{repo_id} is neither a local folder nor a valid hub id; expected a folder or ORG/NAME"
         ) from error
+
+
+def cached_repo_ids() -> list[str]:
+    """The ids of the models in the cache, by the names of their folders; what these hold is not looked at.
+
+    Raises: CheckpointError for an environment variable that holds no such value; OSError.
+    """
+    names = (path.name for path in hub_settings().cache.glob("models--*--*"))
+    return sorted(name.removeprefix("models--").replace("--", "/", 1) for name in names)
 
 
 def cached_file(repo_id: str, name: str, revision: str | None) -> Path | None:

@@ -97,7 +97,7 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL:
     except httpx2.InvalidURL as error:
         raise _bad_redirect(response, location, str(error)) from error
     if target.scheme not in ("http", "https") or not target.host:
-        raise _bad_redirect(response, location, "not an address of the web")
+        raise _bad_redirect(response, location, "not a web address")
     if response.url.scheme == "https" and target.scheme != "https":
         raise _bad_redirect(response, location, "not encrypted")
     return target

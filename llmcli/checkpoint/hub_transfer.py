@@ -81,7 +81,7 @@ def _append_rest(client: HubClient, transfer: Transfer, file: BinaryIO, on_posit
             if file.tell() + len(chunk) > transfer.size:
                 file.truncate(0)  # what came before is not to be trusted either
                 raise CheckpointError(
-                    f"{transfer.url} sends more than the {transfer.size} bytes that the hub told; try again later"
+                    f"{transfer.url} sends more than the {transfer.size} bytes that the hub announced; try again later"
                 )
             file.write(chunk)
             on_position(file.tell())

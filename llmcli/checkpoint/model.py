@@ -1,5 +1,6 @@
 """Opens a model folder as one value: its files checked, its config read, its tensors matched by name and shape."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def open_model(folder: Path) -> Model:
     if config.tie_word_embeddings and tensors.head in tensors.tensors and tensors.head != EMBEDDING:
         tensors = _share_equal_head(tensors)
     return Model(checkpoint, config, tensors)
+
+
+def num_parameters(model: Model) -> int:
+    """Weights of a model, a matrix that serves as embedding and as head counted once."""
+    packed = model.tensors.packed
+    plain = (
+        info
+        for name, info in model.tensors.tensors.items()
+        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+    )
+    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in packed.values())
 
 
 def _share_equal_head(tensors: ModelTensors) -> ModelTensors:

@@ -103,7 +103,7 @@ def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
     total = sum(info.num_bytes for info in infos.values())
     if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:
         raise OutputError(
-            f"the disk of {folder.parent} has {free / 1e9:.2f} GB free, the model needs {total / 1e9:.2f} GB; "
+            f"the disk of {folder.parent} has {free / 1e9:.2f} GB free; the model needs {total / 1e9:.2f} GB; "
             "give another folder with --scratch"
         )
     (folder / CONFIG_NAME).write_text(json.dumps(model.checkpoint.config_json), encoding="utf-8")

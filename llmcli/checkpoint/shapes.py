@@ -3,7 +3,6 @@
 What such a model would be as an export is known as well, so its memory can be planned without a file.
 """
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def shape_source(name: str, form: str) -> Model:
     """
     path = _shapes_folder() / f"{name}.json"
     if name not in shape_names():
-        raise UsageError(f"{name!r} is no shape; there are {', '.join(shape_names())}")
+        raise UsageError(f"{name!r} is not a known shape; expected one of {', '.join(shape_names())}")
     config_json = CONFIG.read_json_object(path)
     if form == "bf16":
         config_json["dtype"] = "bfloat16"
@@ -67,17 +66,6 @@ def export_model(plan: ExportPlan) -> Model:
     tensors = (tensor for weight in plan.weights for tensor in weight.outputs)
     path = plan.weights[0].info.path
     return _model(path, plan.model.checkpoint.folder, dict(plan.config_json), tensors)
-
-
-def num_parameters(model: Model) -> int:
-    """Weights of a model, a matrix that serves as embedding and as head counted once."""
-    packed = model.tensors.packed
-    plain = (
-        info
-        for name, info in model.tensors.tensors.items()
-        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
-    )
-    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in packed.values())
 
 
 def _model(path: Path, folder: Path, config_json: dict[str, Any], tensors: Iterable[OutputTensor]) -> Model:

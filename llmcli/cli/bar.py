@@ -9,13 +9,14 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
 
-from llmcli.cli.terminal import OnProgress, visible
+from llmcli.cli.terminal import OnProgress, terminal, visible
 
 
 class _Bytes(DownloadColumn):
@@ -34,12 +35,20 @@ class _Count(MofNCompleteColumn):
         return Text() if task.total is None else super().render(task)
 
 
+class _Note(ProgressColumn):
+    """The task's note, or what is done before anything can be counted."""
+
+    def render(self, task: Task) -> Text:
+        """See ProgressColumn."""
+        return Text(terminal.doing or task.fields["note"])
+
+
 @contextmanager
 def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Iterator[OnProgress]:
     """A bar with what is done, the time left and the note, which goes away at the end. `first` is the first note."""
     done_column = _Bytes(binary_units=True) if unit == "bytes" else _Count()
-    name, note_column = TextColumn(visible(what), markup=False), TextColumn("{task.fields[note]}", markup=False)
-    columns = (name, BarColumn(), done_column, TimeRemainingColumn(), note_column)
+    name = TextColumn(visible(what), markup=False)
+    columns = (name, BarColumn(), done_column, TimeRemainingColumn(), _Note())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, note=first)
         yield lambda done, total: bar.update(task, completed=done, total=total, note=note())

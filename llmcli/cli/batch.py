@@ -14,22 +14,22 @@ from llmcli.cli.run import check_run
 @with_groups
 def batch(
     *,
-    numbers: SamplingNumbers,
     files: BatchOptions,
     options: RunOptions,
     stopping: StoppingOptions,
+    numbers: SamplingNumbers,
     sampler: SamplerOptions,
     messages: MessageOptions,
 ) -> None:
-    """Run many prompts, one a line, and write one line of JSON for each.
+    """Run many prompts from a file and write one line of JSON for each.
 
-    Run again, it goes on where it ended: what OUT holds is not run a second time.
+    Run it again to resume: prompts that have a result in OUT are skipped.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli batch prompts.jsonl results.jsonl -m path/to/model --seed 1
+    llmcli batch prompts.jsonl results.jsonl -m my-model
 
-    llmcli batch --text - - --max-new-tokens 20 < prompts.txt | jq -r .text
+    llmcli batch --text - - < prompts.txt | jq -r .text
     """
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
     with open_job(files, request, options.model, stopping.max_new_tokens) as job:

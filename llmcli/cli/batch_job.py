@@ -24,6 +24,7 @@ from llmcli.cli.batch_options import PIPE, BatchOptions
 from llmcli.cli.batch_prompts import Prompts, Task
 from llmcli.cli.progress import progress
 from llmcli.cli.run import RunRequest, open_run
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
@@ -101,7 +102,7 @@ def _refuse_same(file: BinaryIO, output: Path | None) -> None:
     except OSError:  # not a file of the system's, as in tests
         return
     if os.path.samestat(info, output.stat()):
-        raise UsageError(f"{output} is the input too; name another output")
+        raise UsageError(f"{output} is also the input; name another output")
 
 
 @contextmanager
@@ -145,8 +146,9 @@ def _refuse(problems: Problems, name: str) -> NoReturn:
         raise UsageError(problems.first[0])
     for problem in problems.first:
         terminal.show(f"{' '.join(problem.split())}\n")
-    shown = "these" if problems.count == len(problems.first) else f"the first {len(problems.first)} are above, of"
-    raise UsageError(f"{name}: {shown} {problems.count} lines have problems; correct them, nothing was run")
+    hidden = problems.count - len(problems.first)
+    more = f" (the first {len(problems.first)} are shown)" if hidden else ""
+    raise UsageError(f"{name}: {problems.count} lines have problems{more}; nothing was run, correct them")
 
 
 def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) -> Job:
@@ -167,9 +169,9 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
     todo = [task for task in tasks if task.line.id not in written.done]
     terminal.info(f"Resumed: {len(written.done)} of {len(tasks)} prompts are done")
     if written.torn:
-        terminal.info(f"{output} ends in a torn line of {written.torn} bytes, which is cut off and run again")
+        terminal.info(f"{output} ends in an incomplete line ({written.torn} bytes): removed, its prompt runs again")
     if written.failed:
-        terminal.info(f"{len(written.failed)} prompts that failed are tried again")
+        terminal.info(f"Retrying {len(written.failed)} failed prompts")
     prompts = replace(prompts, run=replace(prompts.run, seed=record.seed))
     return Job(output, prompts, tasks, todo, record, written)
 
@@ -192,6 +194,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "stop": list(run.stop_strings),
         "system": options.system,
         "chat_template": template,
+        "template_var": parse_template_variables(options.template_var) or None,
         **vars(run.sampling.params),
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,

@@ -14,9 +14,11 @@ from llmcli.cli.options import (
     ChatTemplateOption,
     RowsOption,
     SystemOption,
+    TemplateVarOption,
     parse_rows,
 )
 from llmcli.cli.prompt import refuse_undecoded
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import UsageError
 
 PIPE = "-"
@@ -30,19 +32,20 @@ class BatchOptions:
     """
 
     source: Annotated[
-        str, typer.Argument(metavar="IN", help="JSON Lines, one prompt a line; `-` reads standard input.")
+        str, typer.Argument(metavar="IN", help="JSON Lines file with one prompt a line; `-` reads standard input.")
     ]
-    output: Annotated[str, typer.Argument(metavar="OUT", help="File of results; `-` writes standard output.")]
+    output: Annotated[str, typer.Argument(metavar="OUT", help="File to write results to; `-` writes standard output.")]
     text: Annotated[
-        bool, typer.Option("--text", help="Each line of IN is a prompt as it stands.", rich_help_panel=PROMPT_PANEL)
+        bool, typer.Option("--text", help="IN is plain text: each line is a prompt.", rich_help_panel=PROMPT_PANEL)
     ] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     rows: RowsOption = AUTO
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Check IN and OUT, say what the run takes, and end.", rich_help_panel=OUTPUT_PANEL
+            "--check", help="Check IN and OUT and estimate the run, but do not run it.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False
     ordered: Annotated[
@@ -50,7 +53,7 @@ class BatchOptions:
     ] = False
     stats: Annotated[
         str | None,
-        typer.Option("--stats", metavar="", help="Times, rates and rows, on stderr.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option("--stats", metavar="", help="Print times, rates and rows.", rich_help_panel=OUTPUT_PANEL),
     ] = None
 
     def __post_init__(self) -> None:
@@ -59,6 +62,7 @@ class BatchOptions:
         if self.stats not in (None, "run"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value")
         parse_rows(self.rows)
+        parse_template_variables(self.template_var)
 
     @property
     def num_rows(self) -> int | None:

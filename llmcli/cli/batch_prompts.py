@@ -19,6 +19,7 @@ from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.run import Run, RunRequest
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import TokenizerError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Prompts:
 
     @cached_property
     def _encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
-        return self._session.message_encoder(self.options.chat_template)
+        variables = parse_template_variables(self.options.template_var)
+        return self._session.message_encoder(self.options.chat_template, variables)
 
     def read(self, reader: LineReader, problems: Problems, on_read: Callable[[int], None]) -> list[Task]:
         """Every prompt of a file. What is wrong with one is noted in `problems`; `on_read` gets the bytes so far.
@@ -74,8 +76,10 @@ class Prompts:
             except (UsageError, TokenizerError) as error:
                 problems.add(reader.name, line.number, error)
         if not problems.count and not has_messages:
-            if self.options.system is not None or self.options.chat_template is not None:
-                raise UsageError(f"--system and --chat-template are for lines with messages; {reader.name} has none")
+            options = self.options
+            if options.system is not None or options.chat_template is not None or options.template_var:
+                flags = "--system, --chat-template and --template-var"
+                raise UsageError(f"{flags} are for lines with messages; {reader.name} has none")
             if not tasks:
                 raise UsageError(f"{reader.name} holds no prompts")
         return tasks

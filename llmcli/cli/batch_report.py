@@ -30,13 +30,13 @@ def show_check(job: Job) -> None:
     memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
     seconds = estimate_seconds(predictor, sizes, num_rows)
     rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
-    needed = "not known" if seconds is None else f"about {duration(seconds)}"
+    needed = "unknown" if seconds is None else f"about {duration(seconds)}"
     facts = {
-        "prompts": f"{len(lengths)}" + (f", {len(sizes)} of them to run" if len(sizes) < len(lengths) else ""),
+        "prompts": f"{len(lengths)}" + (f", {len(sizes)} left to run" if len(sizes) < len(lengths) else ""),
         "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",
         "new tokens": f"at most {sum(new for _, new in sizes)}",
         "memory": f"{size(memory.total_bytes)} needed, {size(memory.available_bytes)} free",
-        "time": f"{needed}: an estimate, if every text gets as long as it may, in {rows}",
+        "time": f"{needed}: estimated for texts of full length, in {rows}",
     }
     terminal.write("".join(f"{name:<15}{text}\n" for name, text in facts.items()))
 

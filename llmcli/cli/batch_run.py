@@ -69,16 +69,16 @@ def run_job(job: Job) -> None:
             sink.finish()
         except KeyboardInterrupt:
             ended = progress.num_finished + progress.num_failed
-            remedy = "" if job.output is None else "; run the same command again to go on"
-            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts ended{remedy}")
+            remedy = "" if job.output is None else "; run the same command again to resume"
+            terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded.load_seconds, time.perf_counter() - start_time)
     if progress.num_failed:
         where = "the output" if job.output is None else str(job.output)
-        again = "" if job.output is None else "; run the same command again to try them again"
+        again = "" if job.output is None else "; run the same command again to retry them"
         raise FailedLinesError(
-            f"{progress.num_failed} of {num_prompts} prompts failed; their lines in {where} say why{again}"
+            f"{progress.num_failed} of {num_prompts} prompts failed; see their lines in {where}{again}"
         )
 
 

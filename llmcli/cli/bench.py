@@ -48,8 +48,8 @@ class MeasuringOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Length of a prompt; repeatable.",
-            show_default="128 and 2048, as the model's context allows",
+            help="Prompt length in tokens; repeatable.",
+            show_default="128 and 2048, as far as the context limit allows",
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
@@ -58,32 +58,36 @@ class MeasuringOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens in the cache when decoding begins; repeatable.",
+            help="Tokens in the KV cache when decoding begins; repeatable.",
             show_default="as --prompt",
+            hidden=True,
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
     tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens decoded in a run.", rich_help_panel=MEASURING_PANEL)
+        int, typer.Option(min=1, metavar="N", help="New tokens in each run.", rich_help_panel=MEASURING_PANEL)
     ] = DEFAULT_NEW_TOKENS
     repeats: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="Runs of each figure, fewer of long ones.", rich_help_panel=MEASURING_PANEL
+            min=1, metavar="N", help="Runs for each figure; fewer of long ones.", rich_help_panel=MEASURING_PANEL
         ),
     ] = DEFAULT_REPEATS
     scratch: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where a SHAPE's random weights are written.",
+            help="Where to write a SHAPE's random weights.",
             show_default="the user's cache",
+            hidden=True,
             rich_help_panel=MEASURING_PANEL,
         ),
     ] = None
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Keep these weights; the next run takes them.", rich_help_panel=MEASURING_PANEL),
+        typer.Option(
+            "--keep", help="Keep a SHAPE's weights for the next run.", hidden=True, rich_help_panel=MEASURING_PANEL
+        ),
     ] = False
 
     def lengths(self, subject: Subject) -> tuple[list[int], list[int]]:
@@ -94,7 +98,9 @@ class MeasuringOptions:
         maximum = subject.model.config.max_position_embeddings
         longest = maximum - self.tokens - lazy.SPARE_TOKENS
         if longest < 1:
-            raise UsageError(f"--tokens {self.tokens} leaves no room in the {maximum} tokens of {subject.name}")
+            raise UsageError(
+                f"--tokens {self.tokens} leaves no room in the context of {subject.name}, {maximum} tokens"
+            )
         prompts = _lengths("--prompt", self.prompt, longest, self.tokens) if self.prompt else _default_lengths(longest)
         depths = _lengths("--depth", self.depth, longest, self.tokens) if self.depth else prompts
         return prompts, depths
@@ -108,15 +114,16 @@ class ReportOptions:
     """
 
     json_: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel=OUTPUT_PANEL)
     ] = False
     csv_: Annotated[
-        bool, typer.Option("--csv", help="One line a figure instead of tables.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option("--csv", help="Print one line for each figure instead of tables.", rich_help_panel=OUTPUT_PANEL),
     ] = False
 
     def __post_init__(self) -> None:
         if self.json_ and self.csv_:
-            raise UsageError("--json and --csv exclude each other; give one of them")
+            raise UsageError("--json and --csv cannot be combined")
 
 
 @with_groups
@@ -129,15 +136,15 @@ def bench(
     output: ReportOptions,
     messages: MessageOptions,
 ) -> None:
-    """Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.
+    """Measure the speed of a model and compare it with the prediction.
 
-    A SHAPE gets random weights, written as `quantize` writes them and loaded as `generate` loads them.
+    A SHAPE gets random weights.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli bench path/to/model
+    llmcli bench my-model
 
-    llmcli bench Llama-2-7B --format int4 --rows 8 --depth 128 --depth 4000 --json
+    llmcli bench Llama-2-7B --format int4 --rows 8 --json
     """
     num_rows = parse_rows(rows)
     options = devices.checked()
@@ -188,7 +195,7 @@ def _model(subject: Subject, measuring: MeasuringOptions) -> Iterator[Model]:
     parent = measuring.scratch or bench_folder()
     with lazy.Scratch(subject.name, subject.form, parent, keep=measuring.keep) as scratch:
         if scratch.is_there:
-            terminal.info(f"using {scratch.folder}, which an earlier run has kept")
+            terminal.info(f"using {scratch.folder}, kept by an earlier run")
         else:
             with progress(f"writing {subject.full_name}, random weights") as on_progress:
                 scratch.write(on_progress)
@@ -204,7 +211,7 @@ def _default_lengths(longest: int) -> list[int]:
 def _lengths(flag: str, lengths: list[int], longest: int, num_new_tokens: int) -> list[int]:
     if (largest := max(lengths)) > longest:
         raise UsageError(
-            f"{flag} {largest}, {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} to spare are over the model's "
-            f"context; use at most {longest}"
+            f"{flag} is {largest}; with {num_new_tokens} new tokens and {lazy.SPARE_TOKENS} spare ones that exceeds "
+            f"the context limit; use at most {longest}"
         )
     return sorted(set(lengths))

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.chat_session.chat_list import show_list
 from llmcli.cli.chat_session.commands import COMMANDS
+from llmcli.cli.chat_session.kept_names import names_file
+from llmcli.cli.chat_session.look_commands import show_end
 from llmcli.cli.chat_session.loop import converse
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
 from llmcli.cli.chat_session.view import TextWriter, Writer
+from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     OUTPUT_PANEL,
@@ -25,16 +29,20 @@ from llmcli.cli.options import (
     ChatTemplateOption,
     MessageOptions,
     ModelArgument,
+    RowsOption,
     RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StopOption,
     SystemOption,
+    TemplateVarOption,
     chosen_model,
+    parse_rows,
 )
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
@@ -42,6 +50,7 @@ from llmcli.errors import EXIT_INTERRUPTED, UsageError
 from llmcli.resources import chat_folder
 
 if TYPE_CHECKING:
+    from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.line_editor import LineEditor
 
 CONVERSATION_PANEL = "Conversation"
@@ -56,39 +65,49 @@ class ConversationOptions:
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     message: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="Answer this and leave; repeatable, one answer each.", rich_help_panel=PROMPT_PANEL
-        ),
+        typer.Option(metavar="TEXT", help="Answer this message and exit; repeatable.", rich_help_panel=PROMPT_PANEL),
     ] = None
     resume: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE", help="Go on with a conversation saved by /save.", rich_help_panel=CONVERSATION_PANEL
+            metavar="NAME|FILE",
+            help="Resume a kept chat, by its name or number in --list, or a file of /save.",
+            rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = None
     continue_: Annotated[
         bool,
-        typer.Option("--continue", help="Go on with the last conversation.", rich_help_panel=CONVERSATION_PANEL),
+        typer.Option("--continue", help="Resume the last conversation.", rich_help_panel=CONVERSATION_PANEL),
     ] = False
+    list_: Annotated[
+        bool,
+        typer.Option("--list", help="List the chats that are kept, and leave.", rich_help_panel=CONVERSATION_PANEL),
+    ] = False
+    rows: RowsOption = "1"
     overflow: Annotated[
         str,
         typer.Option(
             metavar="POLICY",
-            help="When the context is full: drop-oldest turns, or stop.",
+            help="What to do when the context is full: drop-oldest (turns), or stop.",
+            autocompletion=complete_words("drop-oldest", "stop"),
+            hidden=True,
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = "drop-oldest"
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
-            raise UsageError("--resume and --continue exclude each other; give one of them")
+            raise UsageError("--resume and --continue cannot be combined")
         for message in self.message or ():
             if not message.strip():
                 raise UsageError("--message is empty, expected a text")
             refuse_undecoded(message, "--message")
         overflow_policy("--overflow", self.overflow)
+        parse_rows(self.rows)
+        parse_template_variables(self.template_var)
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
 
@@ -96,6 +115,22 @@ class ConversationOptions:
     def is_interactive(self) -> bool:
         """Whether someone types."""
         return not self.message and sys.stdin is not None and sys.stdin.isatty()  # None: the caller closed it
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the conversation is one that chat keeps by itself: a script must not take its place otherwise."""
+        return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
+
+    def source(self, keeper: Keeper) -> Path | None:
+        """The file to go on with, held by `keeper` if it is a kept one.
+
+        Raises: UsageError if there is none.
+        """
+        if self.continue_:
+            return keeper.continue_last()
+        if self.resume is None or names_file(self.resume):
+            return None if self.resume is None else Path(self.resume)
+        return keeper.continue_named(self.resume)
 
 
 @dataclass(frozen=True)
@@ -107,7 +142,7 @@ class AnswerOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Stop an answer after this many tokens.",
+            help="Stop an answer after this many new tokens.",
             show_default="until the context is full",
             rich_help_panel=STOPPING_PANEL,
         ),
@@ -129,16 +164,19 @@ class ViewOptions:
         str,
         typer.Option(
             metavar="HOW",
-            help="A model's reasoning: show, fold or hide.",
+            help="What to do with a model's reasoning: show, fold or hide.",
+            autocompletion=complete_words("show", "fold", "hide"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = "fold"
     json_: Annotated[
         bool,
-        typer.Option("--json", help="In a script: one JSON object with ids and times.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--json", help="In a script: print one JSON object with token ids and times.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="After each answer, what it cost.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--verbose", help="Print times and rates after each answer.", rich_help_panel=OUTPUT_PANEL)
     ] = False
 
     def __post_init__(self) -> None:
@@ -148,39 +186,44 @@ class ViewOptions:
 @with_groups
 def chat(
     *,
-    numbers: SamplingNumbers,
     argument: ModelArgument = None,
     options: RunOptions,
     conversation: ConversationOptions,
     answers: AnswerOptions,
+    numbers: SamplingNumbers,
     sampler: SamplerOptions,
     view: ViewOptions,
     messages: MessageOptions,
 ) -> None:
     """Talk with a model.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli chat path/to/model --system "You are a patient teacher." --markdown
+    llmcli chat my-model --system "You are a teacher."
 
-    llmcli chat path/to/model --message "What is a prime?" --message "Name three." --json
+    llmcli chat my-model --message "What is a prime?"
+
+    llmcli chat --list
     """
+    if conversation.list_:
+        show_list(chat_folder(), as_json=view.json_)
+        return
     refuse_without_terminal(conversation, as_json=view.json_)
     request = check_run(options, numbers, sampler, answers.stop)
     name = chosen_model(argument, options.model)
     with closing(lazy.Keeper(chat_folder())) as keeper:
-        source = keeper.continue_last() if conversation.continue_ else conversation.resume
+        source = conversation.source(keeper)
         saved = None if source is None else load_conversation(source)
         if name is None and saved is not None:
             name = saved.model
         state = _open_state(request, name, saved, conversation, answers, view)
-        # A script must not take the place of what somebody talked about.
-        state.keeper = keeper if conversation.is_interactive or conversation.continue_ else None
+        state.keeper = keeper if conversation.is_kept else None
         if view.markdown and not sys.stdout.isatty():
-            terminal.info("--markdown: stdout is no terminal, the text stays as it is")
+            terminal.info("--markdown has no effect: stdout is not a terminal")
         if saved is not None:
-            terminal.info(f"going on after {count_turns(state.chat.conversation)}")
+            terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
         if conversation.is_interactive:
+            show_end(state.chat.conversation)
             terminal.info("/help lists the commands")
             converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
         elif not answer_all(state, conversation.message or read_messages(), as_json=view.json_):
@@ -197,9 +240,7 @@ def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> N
     if as_json:
         raise UsageError("--json is for scripts; give --message TEXT, or lines on standard input")
     if not (sys.stderr.isatty() or sys.stdout.isatty()):
-        raise UsageError(
-            "there is no terminal to show a prompt on, as stdout and stderr are redirected; give --message TEXT"
-        )
+        raise UsageError("no terminal to chat on: stdout and stderr are redirected; give --message TEXT")
 
 
 def _open_state(
@@ -216,9 +257,11 @@ def _open_state(
         conversation = replace_system(conversation, options.system)
     run = open_run(request, name)
     session = run.session
-    template, turn_end_token_ids = session.open_template(options.chat_template)
+    variables = parse_template_variables(options.template_var)
+    template, turn_end_token_ids = session.open_template(options.chat_template, variables)
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
-    loaded = run.load()
+    num_rows = parse_rows(options.rows)
+    loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = overflow_policy("--overflow", options.overflow)
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
     return ChatSession(
@@ -232,7 +275,7 @@ def _open_state(
         is_markdown=view.markdown,
         is_verbose=view.verbose,
         load_seconds=loaded.load_seconds,
-        files=[] if options.resume is None else [options.resume],
+        files=[Path(options.resume)] if options.resume is not None and names_file(options.resume) else [],
     )
 
 

@@ -1,12 +1,11 @@
 """The table of commands. A command's module is imported when it is called, so that `--help` comes at once."""
 
 import importlib
-import os
 from dataclasses import dataclass
 
 import typer
 
-from llmcli.cli.optional_value import OptionalValueCommand
+from llmcli.cli.command import Command as CommandClass
 
 
 @dataclass(frozen=True)
@@ -24,61 +23,58 @@ class Command:
 
 
 COMMANDS = (
-    Command("generate", "generate", "generate", "Continue a prompt, token by token."),
+    Command("generate", "generate", "generate", "Continue a prompt, or answer one with --chat."),
     Command("chat", "chat", "chat", "Talk with a model."),
-    Command("batch", "batch", "batch", "Run many prompts, one a line, and write one line of JSON for each."),
+    Command("batch", "batch", "batch", "Run many prompts from a file and write one line of JSON for each."),
+    Command("replay", "replay", "replay", "Tell the text of a receipt again, and say what differs."),
     Command(
         "quantize",
         "quantize",
         "quantize",
-        "Quantize a model's linear layers to int8 or int4, in a form that transformers loads too.",
+        "Quantize a model to int8 or int4; transformers can load it too.",
     ),
     Command(
         "eval",
         "evaluate",
         "evaluate",
-        "Measure a model's perplexity on a text with a strided window; with --against, also a second model's.",
+        "Measure a model's perplexity on a text, or compare two models.",
     ),
-    Command("diff", "diff", "diff", "Follow model A's likeliest text and ask model B about every token of it."),
+    Command("diff", "diff", "diff", "Show where model B differs from model A's text, token by token."),
     Command(
         "plan",
         "plan",
         "plan",
-        "Say what memory a model takes and how fast it will be on this machine, before a weight is read.",
+        "Predict memory and speed of a model without reading its weights.",
     ),
     Command(
         "bench",
         "bench",
         "bench",
-        "Measure prompts and decoding at several lengths, beside what `plan` predicts and what the memory allows.",
+        "Measure the speed of a model and compare it with the prediction.",
     ),
     Command(
         "info",
         "info",
         "info",
-        "Show a model's shape, its memory needs, its special tokens and its sampling defaults.",
+        "Show a model's shape, memory needs and sampling defaults.",
     ),
-    Command("tokenize", "tokenize", "tokenize", "Show how the model's tokenizer cuts a text: each id and its piece."),
-    Command(
-        "pull", "pull", "pull", "Download a model into the hub's cache, or finish a download, and print its folder."
-    ),
+    Command("tokenize", "tokenize", "tokenize", "Show the tokens of a text: each id and its piece."),
+    Command("pull", "pull", "pull", "Download a model into the hub's cache and print its folder."),
     Command("models", "models", "models_app", "List or remove downloaded models."),
-    Command("presets", "presets", "presets", "List the presets that `--preset NAME` takes, built-in and your own."),
+    Command("presets", "presets", "presets", "List the presets for --preset, built-in and your own."),
     Command(
         "doctor",
         "doctor",
         "doctor",
-        "Check Python, libraries, driver, GPU, compiler and caches; say for each that it is ok, or what mends it.",
+        "Check this machine and say how to fix what is wrong.",
     ),
 )
-
-_COMPLETION_VARIABLE = "_LLMCLI_COMPLETE"  # set by the shell's completion, which has to know every option
 
 
 def add_commands(app: typer.Typer, called: str | None) -> None:
     """Register every command with `app`, the `called` one as it is and the others by name and summary only."""
     for command in COMMANDS:
-        if command.name == called or _COMPLETION_VARIABLE in os.environ:
+        if command.name == called:
             _add(app, command)
         else:
             app.command(command.name, help=command.summary)(_not_called)
@@ -95,7 +91,7 @@ def _add(app: typer.Typer, command: Command) -> None:
         app.add_typer(loaded, name=command.name)
     else:
         assert callable(loaded)
-        app.command(command.name, cls=OptionalValueCommand)(loaded)
+        app.command(command.name, cls=CommandClass)(loaded)
 
 
 def _not_called() -> None:

@@ -1,8 +1,10 @@
-"""Says why the first start on a card takes longer."""
+"""Says why the first start on a card takes longer, and how far it is."""
 
 from llmcli.cli.terminal import terminal
 
 
-def say_compiling(num_kernels: int) -> None:
+def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
-    terminal.info(f"compiling {num_kernels} kernels for this card, once")
+    if done == 0:
+        terminal.info(f"compiling {total} kernels for this card, once")
+    terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

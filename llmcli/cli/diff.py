@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.completion import complete_model
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import DeviceOptions, MessageOptions
+from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.scoring import require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
+from llmcli.errors import UsageError
 from llmcli.tokenizer.stream import StreamDecoder
 
 if TYPE_CHECKING:
+    from llmcli.cli.output.page_diff import DiffFacts
     from llmcli.measure.diff import DiffToken, Verdict
 
 # From this change of a token's probability on it is tinted; grey-green for more, amber for less. Both contrast with
@@ -30,40 +35,71 @@ NOTABLE_CHANGE = 0.02
 MORE_LIKELY, LESS_LIKELY, RESET = "\x1b[38;5;65m", "\x1b[38;5;130m", "\x1b[0m"
 
 
+@dataclass(frozen=True)
+class DiffOutput:
+    """What is written.
+
+    Raises: UsageError for a page that cannot be written
+    """
+
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False
+
+    def __post_init__(self) -> None:
+        if self.force and self.html is None:
+            raise UsageError("--force replaces the page of --html FILE; add it")
+        if self.html is not None:
+            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
+
+
 @with_groups
 def diff(
     *,
-    first: Annotated[str, typer.Argument(metavar="A", help="The model whose text is followed: folder or hub id.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The model that is compared with it.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="Model that writes the text: folder or hub id.", autocompletion=complete_model
+        ),
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="Model to compare with it.", autocompletion=complete_model)
+    ],
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to compare.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens to compare.")] = 128,
     devices: DeviceOptions,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    output: DiffOutput,
     messages: MessageOptions,
 ) -> None:
-    r"""Follow model A's likeliest text and ask model B about every token of it.
+    r"""Show where model B differs from model A's text, token by token.
 
     Where B would have gone another way stands \[token>other]. On a terminal a token is tinted where B finds it more or
     less likely. --kv-cache int8 is for B.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli diff path/to/model path/to/model-int8 "Once upon a time"
+    llmcli diff my-model my-int8 "Once upon a time"
 
-    llmcli diff path/to/model path/to/model-int4 --file prompt.txt --json
+    llmcli diff my-model my-int4 -f prompt.txt --html d.html
     """
     options = devices.checked()
     text = read_prompt(prompt, file)
     sessions = [open_session(name) for name in (first, second)]
     require_same_tokenizer(*sessions)
-    tokens, numbers = _follow(sessions, options, text, max_new_tokens)
-    tokenizer = sessions[0].tokenizer
-    if json_:
+    facts, tokens, numbers = _follow(sessions, options, text, max_new_tokens)
+    tokenizer = facts.tokenizer
+    if output.html is not None:
+        write_page(output.html, lazy.render_diff_page(facts, tokens, numbers), replace=output.force)
+        terminal.info(f"page: {output.html}")
+    if output.json:
         entries = [{**dataclasses.asdict(token), "piece": tokenizer.piece(token.token_id)} for token in tokens]
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
         return
@@ -78,7 +114,7 @@ def diff(
 
 def _follow(
     sessions: list[Session], options: RunnerOptions, text: str, max_new_tokens: int
-) -> tuple[list[DiffToken], Verdict]:
+) -> tuple[DiffFacts, list[DiffToken], Verdict]:
     """Two models in lockstep on one prompt; an int8 KV cache that the options ask for is the second one's."""
     prompt = sessions[0].encode_prompt(text)
     context = len(prompt.token_ids) + max_new_tokens
@@ -94,7 +130,15 @@ def _follow(
         for token in lazy.diff(first, second, *shared):
             tokens.append(token)
             on_progress(len(tokens), max_new_tokens)
-    return tokens, lazy.verdict(tokens)
+    facts = lazy.DiffFacts(
+        first=sessions[0].name,
+        second=sessions[1].name,
+        device=second.description,
+        prompt=text,
+        prompt_token_ids=prompt.token_ids,
+        tokenizer=sessions[0].tokenizer,
+    )
+    return facts, tokens, lazy.verdict(tokens)
 
 
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
@@ -107,16 +151,22 @@ def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     return f"{style}{visible(marked)}{RESET}" if style else visible(marked)
 
 
+def _agreement(num_tokens: int) -> str:
+    if num_tokens == 0:
+        return "they differ from the first token on"
+    return "the first token is the same" if num_tokens == 1 else f"the first {num_tokens} tokens are the same"
+
+
 def _sentence(numbers: Verdict) -> str:
     """The verdict in one line."""
     if numbers.num_divergences == 0:
-        parting = f"B tells the same text, all {numbers.num_tokens} tokens"
+        parting = f"B writes the same text, all {numbers.num_tokens} tokens"
     else:
         parting = (
-            f"the first {numbers.num_agreeing} tokens are the same; B would choose another token at "
+            f"{_agreement(numbers.num_agreeing)}; B would choose another token at "
             f"{numbers.num_divergences} of {numbers.num_tokens}"
         )
     return (
         f"{parting}; mean KL divergence {numbers.mean_kl:.3g} nats, "
-        f"probability of a token changed by {numbers.mean_change:.2%} on average"
+        f"probability of a token changed by {numbers.mean_change:.2%} on average: {numbers.kinship}"
     )

@@ -12,14 +12,15 @@ from llmcli.errors import DeviceError
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Check Python, libraries, driver, GPU, compiler and caches; say for each that it is ok, or what mends it.
+    """Check this machine and say how to fix what is wrong.
 
-    Exit code 4 if something is broken; a machine without a GPU is not.
+    It looks at Python, libraries, driver, GPU, compiler and caches. The exit code is 4 if something is broken. A
+    machine without a GPU is not broken.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli doctor
 

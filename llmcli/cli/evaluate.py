@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli.completion import complete_model
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
 from llmcli.cli.prompt import read_text
@@ -34,7 +35,7 @@ class WindowOptions:
             "--context",
             min=8,
             metavar="N",
-            help="Tokens run together.",
+            help="Tokens in a window.",
             show_default=f"the model's maximum, at most {DEFAULT_WINDOW}",
             rich_help_panel=MODEL_PANEL,
         ),
@@ -44,7 +45,8 @@ class WindowOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens scored in each window but the first; the others are context.",
+            help="Tokens scored in each window after the first; the others are context.",
+            hidden=True,
             show_default="half the context",
         ),
     ] = None
@@ -67,27 +69,30 @@ def evaluate(
     names: ModelNames,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="The text.", show_default="standard input"),
+        typer.Option("--file", "-f", metavar="FILE", help="Text to measure on.", show_default="standard input"),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A second model, compared with the first token by token.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Compare with this second model, token by token.", autocompletion=complete_model
+        ),
     ] = None,
     windows: WindowOptions,
     devices: DeviceOptions,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
     messages: MessageOptions,
 ) -> None:
-    """Measure a model's perplexity on a text with a strided window; with --against, also a second model's.
+    """Measure a model's perplexity on a text, or compare two models.
 
-    With --kv-cache int8 the second model keeps its keys and values in 8 bits; without --against that is the same model.
+    With --kv-cache int8 the second model, or the same one again, has an int8 KV cache.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli eval path/to/model --file text.txt
+    llmcli eval my-model --file text.txt
 
-    llmcli eval path/to/model --against path/to/model-int8 --file text.txt --json
+    llmcli eval my-model --against my-int8 --file text.txt
 
-    llmcli eval path/to/model --kv-cache int8 --file text.txt
+    llmcli eval my-model --kv-cache int8 --file text.txt
     """
     options = devices.checked()
     name = names.chosen
@@ -131,7 +136,7 @@ def _as_text(
     if comparison is not None:
         change = evaluations[1].perplexity / evaluations[0].perplexity - 1
         lines.append(
-            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats a token, "
+            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats per token, "
             f"top-1 agreement {comparison.top1_agreement:.2%}\n"
         )
     return "".join(lines)

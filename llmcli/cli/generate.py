@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     PROMPT_PANEL,
@@ -20,14 +21,18 @@ from llmcli.cli.options import (
     SamplingNumbers,
     StoppingOptions,
     SystemOption,
+    TemplateVarOption,
 )
 from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
+from llmcli.cli.output.receipt import ReceiptOutput
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
+from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -35,6 +40,7 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
+    from llmcli.receipt.receipt import PromptFacts
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class PromptOptions:
     """
 
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; `-` or none reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None
     file: Annotated[
         Path | None,
@@ -54,20 +61,29 @@ class PromptOptions:
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="The prompt is a message: answer it by the chat template.", rich_help_panel=PROMPT_PANEL
+            "--chat", help="Answer the prompt: apply the model's chat template.", rich_help_panel=PROMPT_PANEL
         ),
     ] = False
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    template_var: TemplateVarOption = None
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Show the prompt's text and ids.", rich_help_panel=PROMPT_PANEL)
+        bool,
+        typer.Option(
+            "--show-prompt", help="Show the prompt's text and token ids.", hidden=True, rich_help_panel=PROMPT_PANEL
+        ),
     ] = False
 
     def __post_init__(self) -> None:
         if self.system is not None:
             refuse_undecoded(self.system, "--system")
-        if not self.chat and (self.system is not None or self.chat_template is not None):
-            raise UsageError("--system and --chat-template belong to --chat; add it")
+        if not self.chat and (self.system is not None or self.chat_template is not None or self.template_var):
+            raise UsageError("--system, --chat-template and --template-var need --chat")
+        parse_template_variables(self.template_var)
+
+    def facts(self, text: str, encoded: EncodedPrompt) -> PromptFacts:
+        """The prompt for a receipt."""
+        return lazy.PromptFacts(text, self.chat, self.system, self.chat_template, encoded.token_ids)
 
     def encode(self, session: Session, text: str) -> EncodedPrompt:
         """The prompt in the model's tokens, shown where that was asked for.
@@ -75,7 +91,8 @@ class PromptOptions:
         Raises: UsageError, TokenizerError.
         """
         if self.chat:
-            encoded = session.encode_message(text, self.system, self.chat_template)
+            variables = parse_template_variables(self.template_var)
+            encoded = session.encode_message(text, self.system, self.chat_template, variables)
         else:
             encoded = session.encode_prompt(text)
         if self.show_prompt:
@@ -98,7 +115,7 @@ class SampleOptions:
             min=1,
             max=10_000,
             metavar="K",
-            help="How many continuations.",
+            help="Number of samples.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 1
@@ -108,7 +125,8 @@ class SampleOptions:
             min=1,
             max=2**32,
             metavar="K",
-            help="Of the samples, only this one: the same text as among all.",
+            help="Generate only sample K; its text is the same as among all.",
+            hidden=True,
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None
@@ -126,22 +144,22 @@ class SampleOptions:
 @with_groups
 def generate(
     *,
-    numbers: SamplingNumbers,
-    options: RunOptions,
     prompt: PromptOptions,
+    options: RunOptions,
     stopping: StoppingOptions,
+    numbers: SamplingNumbers,
     samples: SampleOptions,
     sampler: SamplerOptions,
     output: OutputOptions,
     messages: MessageOptions,
 ) -> None:
-    """Continue a prompt, token by token.
+    """Continue a prompt, or answer one with --chat.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli generate "Once upon a time"
 
-    llmcli generate --file chapter.txt -m path/to/model --temperature 0 --stop "THE END" --json
+    llmcli generate --file chapter.txt -m my-model --seed 1
     """
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
@@ -155,11 +173,14 @@ def generate(
     requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
-    loaded = run.load(len(samples.indices), timeline)
+    receipt = None
+    if output.receipt is not None:  # before the weights are read
+        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
+    num_roads = output.roads or 0
+    loaded = run.load(max(len(samples.indices), num_roads), timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     longest = session.model.config.max_position_embeddings
     cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
-    outputs = [*open_outputs(output, facts), cut_notice]
     wanted = session.request(
         encoded,
         chosen_sampler,
@@ -167,11 +188,16 @@ def generate(
         max_new_tokens=max_new_tokens,
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
+        keeps_pages=num_roads > 0,
     )
+    roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
+    outputs = [*open_outputs(output, facts, roads), cut_notice]
+    if receipt is not None:
+        outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
         terminal.show_prompt("" if prompt.chat else text)
-    if not show_all(generation, outputs):
+    if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

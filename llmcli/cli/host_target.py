@@ -1,32 +1,61 @@
-"""The CPU as `plan` and `bench` see it. Needs torch, to measure the bandwidth."""
+"""The CPU as `plan` and `bench` see it. Measures its bandwidth."""
 
 from __future__ import annotations
 
+from llmcli.checkpoint.widening import widened
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
 from llmcli.runners.cuda.stored import StoredModel
-from llmcli.runners.torch import memory
-from llmcli.runners.torch.predict import HostPredictor, measure_read_bytes
+from llmcli.runners.host import memory
+from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 
 
 class HostTarget:
-    """The CPU, computing in `dtype`; `asked_dtype` is that or `auto`, as the flag says it."""
+    """The CPU, computing in `dtype` what `probes` time; `asked_dtype` is that or `auto`, as the flag says it.
 
-    def __init__(self, dtype: str, asked_dtype: str, kv_cache: str, num_threads: int | None):
-        self.description = f"CPU, {dtype}"
-        self.read_bytes = measure_read_bytes(num_threads)
+    With `holds_floats` quantized weights are held as floats too; `widens_prompts` is as for `HostDevice`.
+    """
+
+    def __init__(
+        self,
+        probes: HostProbes,
+        description: str,
+        dtype: str,
+        asked_dtype: str,
+        kv_cache: str,
+        *,
+        holds_floats: bool = False,
+        widens_prompts: bool = False,
+    ):
+        self.description = description
+        self._rates = HostRates(probes)
+        self.read_bytes = self._rates.read_bytes
+        self._num_threads = probes.num_threads
         self._dtype = dtype
         self._asked_dtype = asked_dtype
         self._kv_cache = kv_cache
+        self._holds_floats = holds_floats
+        self._widens_prompts = widens_prompts
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
         """See `Target`. Rows are run one after the other: more than one would gain nothing."""
-        model, dtype, kv_cache = subject.model, self._dtype, self._kv_cache
+        model = widened(subject.model) if self._holds_floats else subject.model
+        dtype, kv_cache, num_threads = self._dtype, self._kv_cache, self._num_threads
         rows = 1 if num_rows is None else num_rows
-        plan = memory.check_memory(model, max_seq_len=context, num_rows=rows, dtype=dtype, kv_cache=kv_cache)
-        available = memory.available_memory()
+        plan = memory.check_memory(
+            model,
+            max_seq_len=context,
+            num_rows=rows,
+            dtype=dtype,
+            num_threads=num_threads,
+            kv_cache=kv_cache,
+            has_other_types=not self._holds_floats,
+        )
+        available = memory.available_memory(num_threads)
         largest = memory.fitting_context(model, num_rows=rows, dtype=dtype, available=available, kv_cache=kv_cache)
         cache_type = memory.cache_type_of(dtype, kv_cache)
         use = MemoryUse(plan.weight_bytes, plan.cache_bytes, cache_type, plan.workspace_bytes, available, largest)
-        predictor = HostPredictor(model, dtype=dtype, read_bytes=self.read_bytes, kv_cache=kv_cache)
-        return TargetPlan(use, predictor, rows, StoredModel.of_model(model, self._asked_dtype).precision)
+        predictor = HostPredictor(
+            model, self._rates, dtype=dtype, kv_cache=kv_cache, widens_prompts=self._widens_prompts
+        )
+        return TargetPlan(use, predictor, rows, StoredModel.of_model(subject.model, self._asked_dtype).precision)

@@ -25,16 +25,16 @@ def info(
     *,
     names: ModelNames,
     context: ContextOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show a model's shape, its memory needs, its special tokens and its sampling defaults. Reads no weights.
+    """Show a model's shape, memory needs and sampling defaults. Reads no weights.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli info path/to/model
+    llmcli info my-model
 
-    llmcli info path/to/model --context 32768 --json
+    llmcli info my-model --context 32768 --json
     """
     facts = _inspect(names.chosen, context)
     if json_:
@@ -66,7 +66,7 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         ("layers", f"{shape['num_hidden_layers']}, hidden {shape['hidden_size']}, MLP {shape['intermediate_size']}"),
         ("attention", f"{heads} of {shape['head_dim']}"),
         ("rotary", f"{shape['rope_type']}, theta {shape['rope_theta']:g}"),
-        ("longest context", f"{shape['max_position_embeddings']} tokens"),
+        ("context limit", f"{shape['max_position_embeddings']} tokens"),
     ]
     num_layers = f"of {shape['num_hidden_layers']} layers"
     if shape["num_layers_without_rope"]:
@@ -78,27 +78,34 @@ def _rows(facts: ModelInfo) -> list[tuple[str, str]]:
         rows.append(("quantized", f"{count} layers as {scheme}"))
     if facts.quality_card is not None:
         rows += _quality_rows(facts.quality_card)
+    files = "1 file" if facts.num_shards == 1 else f"{facts.num_shards} files"
     rows += [
-        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {facts.num_shards} file(s)"),
+        ("parameters", f"{facts.num_parameters:,} in {facts.num_tensors} tensors, {files}"),
         ("stored as", dtypes + (", head shared with the embedding" if shape["tied_head"] else "")),
         ("read per token", f"{size(facts.decode_bytes_per_token)} of weights as stored"),
         ("", f"+ {size(facts.kv_bytes_per_token)} for each token of context (16-bit KV cache)"),
     ]
     for precision, need in facts.memory.items():
-        total = need.weights_bytes + need.kv_cache_bytes
-        parts = f"weights {size(need.weights_bytes)} + KV cache {size(need.kv_cache_bytes)}"
-        rows.append((f"memory, {precision}", f"{size(total)} at context {facts.context}: {parts}"))
+        rows.append((f"memory, {precision}", _memory_text(need.weights_bytes, need.kv_cache_bytes, facts.context)))
+    if facts.num_parameters < lazy.SMALL_PARAMETERS:
+        cache_bytes = facts.memory["float32"].kv_cache_bytes
+        rows.append(("memory, numpy", _memory_text(4 * facts.num_parameters, cache_bytes, facts.context)))
     eos = ", ".join(f"{piece} ({token_id})" for token_id, piece in facts.eos.items())
     rows += [
         ("vocabulary", f"{facts.vocab_size} tokens, {facts.num_special_tokens} of them special"),
         ("begins with", facts.bos or "nothing: no BOS token"),
-        ("ends with", eos or "nothing: no end-of-sequence token"),
+        ("ends with", eos or "nothing: no end-of-text token"),
         ("chat template", facts.chat_template or "none"),
     ]
     for name, (value, source) in facts.sampling.items():
         text = value if isinstance(value, str) else f"{value:g}"
         rows.append((name, f"{text} ({source})"))
     return rows
+
+
+def _memory_text(weight_bytes: int, cache_bytes: int, context: int) -> str:
+    parts = f"weights {size(weight_bytes)} + KV cache {size(cache_bytes)}"
+    return f"{size(weight_bytes + cache_bytes)} at context {context}: {parts}"
 
 
 def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:

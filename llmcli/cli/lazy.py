@@ -17,6 +17,7 @@ PLACES = {
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
     "Device": "kernels.device:Device",
+    "DiffFacts": "cli.output.page_diff:DiffFacts",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
@@ -26,51 +27,77 @@ PLACES = {
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
+    "NumpyProbes": "runners.numpy.probes:NumpyProbes",
+    "PromptFacts": "receipt.receipt:PromptFacts",
+    "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
+    "Roads": "engine.roads:Roads",
+    "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Scratch": "measure.scratch:Scratch",
     "SourceState": "checkpoint.export_source:SourceState",
     "Subject": "measure.subject:Subject",
+    "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
+    "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_receipts": "receipt.comparison:compare_receipts",
+    "compare_samples": "receipt.comparison:compare_samples",
+    "describe_on_host": "runners.host.description:describe",
+    "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
+    "describe_run": "receipt.describe:describe_run",
+    "describe_samples": "receipt.describe:describe_samples",
     "diff": "measure.diff:diff",
     "distant_card": "cli.card_target:distant_card",
     "draw_bar": "cli.bar:draw_bar",
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
+    "find_cached": "checkpoint.hub:find_cached",
+    "find_forks": "engine.roads:find_forks",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
+    "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "list_cached_models": "checkpoint.hub_cache:list_cached_models",
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
     "load_on_card": "runners.cuda.load:load",
-    "load_on_host": "runners.torch.load:load",
+    "load_on_numpy": "runners.numpy.load:load",
+    "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
+    "load_receipt": "receipt.file:load_receipt",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
+    "look_at_files": "receipt.describe:look_at_files",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_subject": "measure.subject:measure_subject",
+    "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "plan_bench": "measure.subject:plan_bench",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
+    "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
+    "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "sampler_of": "receipt.describe:sampler_of",
+    "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
+    "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
 if TYPE_CHECKING:
@@ -79,24 +106,28 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_export
     from llmcli.checkpoint.export_source import SourceState
-    from llmcli.checkpoint.hub import resolve_model
+    from llmcli.checkpoint.hub import find_cached, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
-    from llmcli.checkpoint.model import open_model
+    from llmcli.checkpoint.hub_library import cached_repo_ids
+    from llmcli.checkpoint.model import num_parameters, open_model
     from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
     from llmcli.cli.address_space import require_room_for_torch
     from llmcli.cli.bar import draw_bar
     from llmcli.cli.card_target import CardTarget, distant_card, product_types
     from llmcli.cli.chat_session.keeping import Keeper
+    from llmcli.cli.chat_session.key_echo import keys_unseen
     from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
+    from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
-    from llmcli.config.presets import list_presets, load_preset
+    from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
+    from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
@@ -107,12 +138,23 @@ if TYPE_CHECKING:
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.receipt.comparison import compare_receipts, compare_samples
+    from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
+    from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
+    from llmcli.receipt.receipt import PromptFacts
     from llmcli.runners.base import MAX_ROWS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
     from llmcli.runners.cuda.rates import measure_rates
-    from llmcli.runners.torch.load import load as load_on_host
+    from llmcli.runners.host.description import describe as describe_on_host
+    from llmcli.runners.host.memory import SMALL_PARAMETERS
+    from llmcli.runners.numpy.load import describe_on_numpy
+    from llmcli.runners.numpy.load import load as load_on_numpy
+    from llmcli.runners.numpy.probes import NumpyProbes
+    from llmcli.runners.torch.load import load as load_on_torch
+    from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
+    from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template

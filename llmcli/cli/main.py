@@ -1,7 +1,8 @@
 """The program `llmcli`: its commands, and the one place where an error becomes a line and an exit code.
 
 Exit codes: 0 done; 1 our bug, or lines of a batch that failed; 2 usage; 3 checkpoint, config or tokenizer; 4 device or
-memory; 5 output that cannot be written; 130 interrupted by Ctrl-C; 141 the reader of stdout went away.
+memory; 5 output that cannot be written; 6 a replay that told another text; 130 interrupted by Ctrl-C; 141 the reader of
+stdout went away.
 """
 
 import contextlib
@@ -16,13 +17,23 @@ from typing import Annotated
 import typer
 
 from llmcli import __version__
+from llmcli.cli.command import Group
 from llmcli.cli.commands import add_commands
+from llmcli.cli.help_text import HELP_NAMES
 from llmcli.cli.terminal import OutputClosedError, give_up, terminal
+from llmcli.cli.usage_errors import usage_message
 from llmcli.errors import EXIT_INTERRUPTED, LLMCliError, OutputError, UsageError
 from llmcli.foreign_errors import is_memory_error, out_of_memory
 
 EXIT_BUG = 1
 EXIT_CLOSED_PIPE = 141
+# numpy's BLAS reads it when it is loaded. Several threads would wait for each other by spinning: beside other programs
+# a short prompt then takes twenty times the processor's time.
+_NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
+MAX_HELP_WIDTH = 120
+# How the shell asks what could come next, and what is typed so far: by bash, and by zsh, fish and PowerShell.
+_COMPLETION_VARIABLE = "_LLMCLI_COMPLETE"
+_TYPED_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only a write meets these
 
 
@@ -49,8 +60,9 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
         help="Generate text with LLaMA-family models on your own NVIDIA card, or without one.",
         invoke_without_command=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        cls=Group,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": list(HELP_NAMES), "max_content_width": MAX_HELP_WIDTH},
     )
     app.callback()(_root)
     add_commands(app, called=next((argument for argument in arguments if not argument.startswith("-")), None))
@@ -59,6 +71,8 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every way to end passes through here."""
+    if _COMPLETION_VARIABLE in os.environ:
+        return _complete()
     try:
         _require_current_folder()
         program = typer.main.get_command(_build_app(arguments))
@@ -66,9 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     except LLMCliError as error:
         return _fail(error, str(error), error.exit_code)
     except typer.TyperException as error:  # what typer itself finds wrong with the arguments
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "llmcli"
-        return _fail(error, f"{_usage_message(error)} (see {command} --help)", UsageError.exit_code)
+        return _fail(error, usage_message(error), UsageError.exit_code)
     except typer.Abort:  # Ctrl-C, or the end of the input, where a question was asked
         return EXIT_INTERRUPTED
     except OutputClosedError:
@@ -77,6 +89,19 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_CLOSED_PIPE if error.code else 0
     except Exception as error:
         return _fail_unknown(error)
+
+
+def _complete() -> int:
+    """Answer the shell's completion; what fails offers nothing and says nothing, as somebody is typing."""
+    typed = next(filter(None, map(os.environ.get, _TYPED_VARIABLES)), "")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            typer.main.get_command(_build_app(typed.split()[1:])).main([], prog_name="llmcli", standalone_mode=False)
+    except SystemExit as error:
+        return 1 if error.code else 0
+    except Exception:
+        return 1
+    return 0
 
 
 def _require_current_folder() -> None:
@@ -111,13 +136,9 @@ def _fail(error: Exception, message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _usage_message(error: typer.TyperException) -> str:
-    format_message = getattr(error, "format_message", None)
-    return str(format_message() if format_message else error)
-
-
 def main() -> int:
     """Run the process's command line and return its exit code."""
+    os.environ.setdefault(_NUMPY_THREADS, "1")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller; what is said then goes nowhere

@@ -9,21 +9,23 @@ from rich.filesize import decimal
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
+from llmcli.cli.command import Command, Group
+from llmcli.cli.completion import complete_hub_id
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.terminal import terminal, visible
 from llmcli.errors import UsageError
 
-models_app = typer.Typer(help="List or remove downloaded models.")
+models_app = typer.Typer(cls=Group, help="List or remove downloaded models.")
 
 
-@models_app.command("list")
+@models_app.command("list", cls=Command)
 def list_models(
-    json_: Annotated[bool, typer.Option("--json", help="A JSON array instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """List the models in the hub's cache, whichever program downloaded them.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli models list
 
@@ -70,18 +72,23 @@ def list_models(
         terminal.write("  ".join(cells).rstrip() + "\n")
 
 
-@models_app.command("rm")
+@models_app.command("rm", cls=Command)
 def remove_model(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="Hub id; with @REVISION (branch, tag or full commit) only that one.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Hub id; with @REVISION, remove only that branch, tag or commit.",
+            autocompletion=complete_hub_id,
+        ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Remove a model from the hub's cache.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli models rm HuggingFaceTB/SmolLM2-135M
 
@@ -89,12 +96,12 @@ def remove_model(
     """
     hub_id = find_hub_id(name)
     if hub_id is None:
-        raise UsageError(f"{name!r} is a path, expected a hub id; `llmcli models list` shows those in the cache")
+        raise UsageError(f"{name!r} is not of the form ORG/NAME; `llmcli models list` shows the models in the cache")
     removal = lazy.plan_removal(hub_id)
     size = decimal(removal.freed_bytes)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"removing {hub_id} ({size}) has to be confirmed, and there is no terminal; add --yes")
+            raise UsageError(f"cannot ask whether to remove {hub_id} ({size}): no terminal; add --yes")
         count = len(removal.commits)
         if not typer.confirm(visible(f"Remove {hub_id} ({count} revision{'s' * (count > 1)}, {size})?"), err=True):
             terminal.info("nothing removed")

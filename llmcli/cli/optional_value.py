@@ -4,36 +4,25 @@ Typer has no such options. A word that is not one of the option's own stays what
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from typer.core import TyperCommand, TyperOption
-
-# What the option means alone, and the words that it takes.
+# What the option means alone, and the words that it takes. They are declared as options with a value.
 OPTIONAL_VALUES = {"--stats": ("run", ("start",))}
 
 
-class OptionalValueCommand(TyperCommand):
-    """A command some of whose options are in OPTIONAL_VALUES; they are declared as options with a value."""
+def with_values(arguments: Sequence[str], taking: set[str]) -> Iterator[tuple[str, bool]]:
+    """The arguments with `--stats=run` for `--stats`, each with whether it may be an option: not one's value.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give those that stand alone their value."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, TyperOption)]
-        taking = {name for option in options if not option.is_flag for name in option.opts} - OPTIONAL_VALUES.keys()
-        return super().parse_args(ctx, list(with_values(args, taking)))
-
-
-def with_values(arguments: Sequence[str], taking: set[str]) -> Iterator[str]:
-    """The arguments with `--stats=run` for `--stats`; `taking` are the other options that take a value."""
+    `taking` are the other options that take a value.
+    """
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         if argument == "--":
-            yield argument
-            yield from rest
+            yield from ((one, False) for one in (argument, *rest))
             return
         if argument in OPTIONAL_VALUES:
             alone, words = OPTIONAL_VALUES[argument]
             argument = f"{argument}={rest.pop(0) if rest and rest[0] in words else alone}"
-        yield argument
+        yield argument, True
         if argument in taking and rest:
-            yield rest.pop(0)
+            yield rest.pop(0), False

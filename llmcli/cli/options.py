@@ -1,6 +1,7 @@
 """Options that several commands share: their types, and the groups that a command takes as one parameter.
 
-A group holds what was said. What it means is checked by whoever takes it.
+A group holds what was said. What it means is checked by whoever takes it. An option with `hidden=True` is for few: only
+--help-all shows it.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from typing import Annotated
 import typer
 
 from llmcli.cli import lazy
-from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.completion import complete_device, complete_model, complete_preset, complete_subject, complete_words
+from llmcli.cli.device_choice import DTYPES, KV_CACHES, RunnerOptions
 from llmcli.cli.groups import OptionEach
 from llmcli.cli.session import DEFAULT_MAX_NEW_TOKENS
 from llmcli.cli.terminal import terminal
@@ -35,7 +37,7 @@ def _set_debug(value: bool) -> None:
     terminal.is_debug = terminal.is_debug or value
 
 
-_MODEL_HELP = "Hugging Face folder, or hub id such as org/name."
+_MODEL_HELP = "Model folder, or hub id such as ORG/NAME."
 _MODEL_DEFAULT = "the built-in storyteller"
 ModelOption = Annotated[
     str | None,
@@ -45,32 +47,43 @@ ModelOption = Annotated[
         metavar="MODEL",
         help=_MODEL_HELP,
         show_default=_MODEL_DEFAULT,
+        autocompletion=complete_model,
         rich_help_panel=MODEL_PANEL,
     ),
 ]
 # For commands about a model itself: chosen_model() joins it with ModelOption.
-ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT)]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=_MODEL_DEFAULT, autocompletion=complete_model),
+]
 # For commands that also take a shape of which no weights are there.
 SubjectArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL|SHAPE",
-        help="Hugging Face folder, hub id, or a shape of configs/models such as Llama-2-7B.",
+        help="Model folder, hub id, or the name of a shape such as Llama-2-7B.",
         show_default=_MODEL_DEFAULT,
+        autocompletion=complete_subject,
     ),
 ]
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="int8|int4|bf16", help="Of a SHAPE.", show_default="int8", rich_help_panel=MODEL_PANEL
+        "--format",
+        metavar="FORMAT",
+        help="Format of a SHAPE's weights: int8, int4 or bf16.",
+        show_default="int8",
+        autocompletion=complete_words("int8", "int4", "bf16"),
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 RowsOption = Annotated[
     str,
     typer.Option(
         "--rows",
-        metavar="N|auto",
-        help="Texts decoded side by side; auto: as many as the memory has room for.",
+        metavar="N",
+        help="Texts to decode side by side, or auto: as many as fit in memory.",
+        autocompletion=complete_words(AUTO),
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -80,20 +93,30 @@ ContextOption = Annotated[
         "--context",
         min=1,
         metavar="N",
-        help="Tokens of prompt and answer together.",
+        help="Context limit: tokens of prompt and new text together.",
         show_default="the model's maximum, at most 8192",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", metavar="DEVICE", rich_help_panel=MODEL_PANEL)
+    str,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda or cuda:N.",
+        metavar="DEVICE",
+        autocompletion=complete_device,
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 DtypeOption = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="float32, bfloat16 or (on CUDA) float16; auto is float32 on the CPU and the model's own type on CUDA.",
+        help="What to compute in: float32, bfloat16 or (on CUDA) float16. auto is the model's own type on CUDA; on the "
+        "CPU bfloat16 for quantized and bfloat16 models where that is faster, else float32.",
         metavar="DTYPE",
+        autocompletion=complete_words(*DTYPES),
+        hidden=True,
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -101,8 +124,10 @@ KvCacheOption = Annotated[
     str,
     typer.Option(
         "--kv-cache",
-        help="Keys and values: auto is float16 or float32 on CUDA and --dtype on the CPU; int8 takes half of float16.",
-        metavar="auto|int8",
+        help="Type of the KV cache: auto (float16 or float32 on CUDA, --dtype on the CPU), or int8, half of float16.",
+        metavar="TYPE",
+        autocompletion=complete_words(*KV_CACHES),
+        hidden=True,
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -113,28 +138,44 @@ ThreadsOption = Annotated[
         min=1,
         max=1024,  # far beyond any machine's cores; tens of thousands crash the thread library
         metavar="N",
-        help="CPU threads.",
+        help="CPU threads to use.",
+        hidden=True,
         show_default="one per core; one for a model below 128 MiB",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
 SystemOption = Annotated[
     str | None,
-    typer.Option("--system", metavar="TEXT", help="System prompt of the conversation.", rich_help_panel=PROMPT_PANEL),
+    typer.Option("--system", metavar="TEXT", help="System prompt.", rich_help_panel=PROMPT_PANEL),
 ]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
         "--chat-template",
         metavar="FILE",
-        help="Jinja template in place of the model's, or `plain`.",
+        help="Use this Jinja file in place of the model's chat template, or `plain`.",
+        autocompletion=complete_words("plain"),
+        hidden=True,
+        rich_help_panel=PROMPT_PANEL,
+    ),
+]
+TemplateVarOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-var",
+        metavar="NAME=VALUE",
+        help="Set a variable of the chat template, such as enable_thinking=false; the value is JSON; repeatable.",
         rich_help_panel=PROMPT_PANEL,
     ),
 ]
 PresetOption = Annotated[
     str | None,
     typer.Option(
-        "--preset", metavar="NAME", help="story, precise, your own, or a .toml file.", rich_help_panel=SAMPLING_PANEL
+        "--preset",
+        metavar="NAME",
+        help="Use a named set of sampling parameters: story, precise, your own, or a .toml file.",
+        autocompletion=complete_preset,
+        rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 SeedOption = Annotated[
@@ -144,7 +185,7 @@ SeedOption = Annotated[
         min=0,
         max=2**64 - 1,
         metavar="N",
-        help="Same seed, same text.",
+        help="Seed of the random numbers: the same seed gives the same text.",
         show_default="random, and printed",
         rich_help_panel=SAMPLING_PANEL,
     ),
@@ -157,7 +198,8 @@ LogitBiasOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID=BIAS",
-        help="Add this to a token's logit, -inf bans it; repeatable.",
+        help="Add BIAS to the logit of a token, -inf bans it; repeatable.",
+        hidden=True,
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -165,7 +207,8 @@ SamplerOrderOption = Annotated[
     str | None,
     typer.Option(
         metavar="STEP,...",
-        help="Run these filters, in this order, and no others.",
+        help="Run only these sampling steps, in this order.",
+        hidden=True,
         show_default=",".join(DEFAULT_ORDER),
         rich_help_panel=SAMPLING_PANEL,
     ),
@@ -174,18 +217,31 @@ DryBreakerOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TEXT",
-        help="DRY: no repetition reaches across this text; repeatable; none for no breaker.",
+        help="DRY: repetitions end at this text; repeatable; `none` for no breaker.",
+        hidden=True,
         show_default='newline, :, ", *',
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="No lines about the run.", callback=_set_quiet, rich_help_panel=OUTPUT_PANEL),
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Do not print messages about the run.",
+        callback=_set_quiet,
+        rich_help_panel=OUTPUT_PANEL,
+    ),
 ]
 DebugOption = Annotated[
     bool,
-    typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, rich_help_panel=OUTPUT_PANEL),
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error.",
+        callback=_set_debug,
+        hidden=True,
+        rich_help_panel=OUTPUT_PANEL,
+    ),
 ]
 
 
@@ -195,7 +251,7 @@ def chosen_model(argument: str | None, option: str | None) -> str | None:
     Raises: UsageError if both are given.
     """
     if argument is not None and option is not None:
-        raise UsageError("the model is given twice, as an argument and with --model; give it once")
+        raise UsageError("the argument MODEL and --model cannot be combined")
     return argument if argument is not None else option
 
 
@@ -211,6 +267,8 @@ def parse_rows(flag: str) -> int | None:
     return int(flag)
 
 
+# Those that most people set; the others are hidden.
+_EVERYDAY_NUMBERS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 Numbers = Mapping[str, float | int | None]  # sampling parameters by name, None for what was not given
 # One option for each sampling parameter, in place of one parameter of a command.
 SamplingNumbers = Annotated[
@@ -223,7 +281,8 @@ SamplingNumbers = Annotated[
                     f"--{name.replace('_', '-')}",
                     metavar="X" if isinstance(spec.default, float) else "N",
                     help=spec.help,
-                    show_default=f"the model's, or {spec.default}",
+                    show_default=f"the model's, or {spec.default:g}",
+                    hidden=name not in _EVERYDAY_NUMBERS,
                     rich_help_panel=SAMPLING_PANEL,
                 ),
             ]
@@ -279,14 +338,15 @@ class StoppingOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Stop after this many tokens.",
-            show_default=f"the model's; else none, or {DEFAULT_MAX_NEW_TOKENS} for a model without an end token",
+            help="Stop after this many new tokens.",
+            show_default=f"the model's; else no limit, or {DEFAULT_MAX_NEW_TOKENS} without an end-of-text token",
             rich_help_panel=STOPPING_PANEL,
         ),
     ] = None
     stop: StopOption = None
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Never end the text by itself.", rich_help_panel=STOPPING_PANEL)
+        bool,
+        typer.Option("--ignore-eos", help="Ignore end-of-text tokens.", hidden=True, rich_help_panel=STOPPING_PANEL),
     ] = False
 
 

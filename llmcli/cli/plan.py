@@ -45,7 +45,8 @@ class DistantCardOptions:
             min=0.1,
             max=1e6,
             metavar="GiB",
-            help="Plan for a card of this memory; needs --bandwidth.",
+            help="Plan for a card with this much memory; needs --bandwidth.",
+            hidden=True,
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
@@ -56,6 +57,7 @@ class DistantCardOptions:
             max=1e6,
             metavar="GB/s",
             help="Read bandwidth of the card that --memory describes.",
+            hidden=True,
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
@@ -89,18 +91,18 @@ def plan(
     *,
     names: SubjectOptions,
     place: PlaceOptions,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     messages: MessageOptions,
 ) -> None:
-    """Say what memory a model takes and how fast it will be on this machine, before a weight is read.
+    """Predict memory and speed of a model without reading its weights.
 
-    What does not fit is refused with the largest context that does.
+    If the model does not fit, the error names the largest context that does.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli plan path/to/model --context 32768
+    llmcli plan my-model --context 32768
 
-    llmcli plan Llama-3.1-70B --format int4 --memory 48 --bandwidth 960
+    llmcli plan Llama-3.1-70B --memory 48 --bandwidth 960
     """
     num_rows = parse_rows(place.rows)
     options = place.devices.checked()
@@ -127,12 +129,14 @@ def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
     cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
     parts = f"weights {size(memory.weight_bytes)} + {cache}"
     rows = "" if facts.num_rows == 1 else f" in each of {facts.num_rows} rows"
+    has_more = memory.largest_context > facts.context
+    largest = f"; up to {memory.largest_context} fit" if has_more else " (the maximum)"
     return [
         ("model", f"{facts.model}, {facts.precision}, {facts.num_parameters:,} parameters"),
         ("device", f"{facts.device}, reads {facts.read_bytes_per_second / 1e9:,.1f} GB/s ({source})"),
-        ("memory", f"{size(memory.total_bytes)} of {size(memory.available_bytes)} that are free"),
+        ("memory", f"needs {size(memory.total_bytes)}; {size(memory.available_bytes)} free"),
         ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
-        ("context", f"{facts.context} tokens{rows}; {memory.largest_context} would fit"),
+        ("context", f"{facts.context} tokens{rows}{largest}"),
     ]
 
 

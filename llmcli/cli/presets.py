@@ -11,16 +11,16 @@ from llmcli.resources import user_presets_folder
 
 
 def presets(
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """List the presets that `--preset NAME` takes, built-in and your own.
+    """List the presets for --preset, built-in and your own.
 
-    [bold]Examples[/bold]
+    Examples:
 
     llmcli presets
 
-    llmcli generate "Once upon a time" -m path/to/model --preset story
+    llmcli generate "Once upon a time" --preset story
     """
     found = lazy.list_presets()
     if json_:

@@ -21,7 +21,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     Raises: UsageError if there is none, or an argument and a file; as `read_text`.
     """
     if argument is not None and file is not None:
-        raise UsageError("a prompt and --file are both given; give one of them")
+        raise UsageError("the argument PROMPT and --file cannot be combined")
     if argument is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError('no prompt: give it as an argument ("Once upon a time"), with --file, or on standard input')
     if argument in (None, "-") and file is None:
@@ -63,7 +63,7 @@ def _read_piped() -> str:
         return ""
     if stat.S_ISFIFO(mode):
         if sys.platform != "win32" and not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
-            terminal.info("waiting for standard input, to join it to the prompt; add `< /dev/null` to leave it out")
+            terminal.info("waiting for standard input, to append it to the prompt; add `< /dev/null` to skip it")
     elif not stat.S_ISREG(mode):
         return ""
     return _read(sys.stdin.buffer, "standard input")

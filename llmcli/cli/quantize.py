@@ -11,6 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
+from llmcli.cli.completion import complete_device, complete_model, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
 from llmcli.cli.groups import with_groups
@@ -38,22 +39,36 @@ _MAX_LISTED = 8  # layers named in one line; the model card has them all
 class FormOptions:
     """The form that the weights take."""
 
-    bits: Annotated[int, typer.Option(metavar="8|4", help="Bits per weight.")] = 8
+    bits: Annotated[
+        int, typer.Option(metavar="8|4", help="Bits per weight.", autocompletion=complete_words("8", "4"))
+    ] = 8
     group_size: Annotated[
-        str, typer.Option(metavar="32|64|128|channel", help="Weights of a row that share a scale; channel: all.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="How many weights of a row share a scale: 32, 64, 128 or channel (all).",
+            autocompletion=complete_words(*GROUP_SIZES),
+        ),
     ] = "128"
     asymmetric: Annotated[
         bool,
-        typer.Option("--asymmetric", help="Zero points, int4 only; transformers loads it dequantized."),
+        typer.Option(
+            "--asymmetric", help="Use zero points (int4 only); transformers loads it dequantized.", hidden=True
+        ),
     ] = False
-    head: Annotated[str, typer.Option(metavar="keep|int8", help="What becomes of the output head.")] = "keep"
+    head: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|int8", help="Precision of the output head.", autocompletion=complete_words(*HEAD_BITS)
+        ),
+    ] = "keep"
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="REGEX", help="Keep layers whose name this matches anywhere; repeatable."),
+        typer.Option(metavar="REGEX", help="Keep layers whose name matches REGEX anywhere; repeatable.", hidden=True),
     ] = None
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.")] = (
-        f"{DEFAULT_SHARD_BYTES // 10**9}GB"
-    )
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
+    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
 
     def checked(self) -> ExportOptions:
         """The same, checked.
@@ -73,41 +88,49 @@ class WorkOptions:
     """Where the work is done, how its result is measured, and what may be written."""
 
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N; the files are the same.", metavar="DEVICE")
+        str,
+        typer.Option(
+            help="auto, cpu, cuda or cuda:N; the files are the same.",
+            metavar="DEVICE",
+            autocompletion=complete_device,
+        ),
     ] = AUTO
     eval_: Annotated[
         str | None,
         typer.Option(
             "--eval",
             metavar="FILE|builtin",
-            help="Measure perplexity and divergence on a text, and note them in the export.",
+            help="Measure perplexity and divergence on a text, and write them into the export.",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after, write nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
 
 
 @with_groups
 def quantize(
     *,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face folder, or hub id such as org/name.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model),
+    ],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
     form: FormOptions,
     work: WorkOptions,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="The error of every layer.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--verbose", "-v", help="Print the error of every layer.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
     messages: MessageOptions,
 ) -> None:
-    """Quantize a model's linear layers to int8 or int4, in a form that transformers loads too.
+    """Quantize a model to int8 or int4; transformers can load it too.
 
-    A stopped run goes on where it was when the same command is given again.
+    Only linear layers are quantized. Run the same command again to resume a stopped run.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli quantize path/to/model model-int8
+    llmcli quantize my-model my-int8
 
-    llmcli quantize org/name model-int4 --bits 4 --group-size 64 --head int8 --dry-run
+    llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
     options = form.checked()
     runner_options = RunnerOptions(work.device, AUTO, None)
@@ -142,7 +165,7 @@ def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verb
         with progress(f"quantizing to {destination}") as on_progress:
             qualities = exporter.run(workspace, on_progress, on_tensor)
     except KeyboardInterrupt:
-        terminal.info(f"stopped; the same command goes on, {workspace.folder} holds what is finished")
+        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
     total = exporter.plan.total
@@ -179,15 +202,15 @@ def _report_plan(plan: ExportPlan) -> None:
     if plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"{len(plan.channel_layers)} layer(s), which get one scale a row: {_listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {_listed(plan.channel_layers)}"
         )
     if plan.skipped:
         terminal.info(f"kept as they are: {_listed(plan.skipped)}")
     if plan.model.tensors.unused:
-        terminal.info(f"left out, since the model does not use them: {_listed(plan.model.tensors.unused)}")
+        terminal.info(f"left out, not used by the model: {_listed(plan.model.tensors.unused)}")
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)
-        terminal.info(f"the output head shared the embedding and now stands beside it: {size} more in the file")
+        terminal.info(f"the output head is now stored apart from the embedding: {size} more")
     for concern in plan.concerns:
         terminal.warn(concern)
 
@@ -196,7 +219,7 @@ def _report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
     if workspace.num_resumed:
         terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
     elif workspace.has_cleaned:
-        terminal.info("starting clean: an earlier run with another source or other choices had not finished")
+        terminal.info("starting over: the unfinished earlier run had another source or other options")
 
 
 def _listed(names: tuple[str, ...]) -> str:

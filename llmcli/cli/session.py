@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
@@ -98,34 +98,45 @@ class Session:
         is_empty = all(token_id in self.tokenizer.special_token_ids for token_id in token_ids)
         return EncodedPrompt(prompt, self._checked(token_ids), at_start=is_empty)
 
-    def open_template(self, choice: str | None) -> tuple[ChatTemplate, frozenset[int]]:
+    def open_template(
+        self, choice: str | None, variables: Mapping[str, Any] | None = None
+    ) -> tuple[ChatTemplate, frozenset[int]]:
         """The model's chat template, or the chosen one, and the tokens that end a turn in it.
 
-        Raises: UsageError if there is none, TokenizerError if it is malformed.
+        Raises: UsageError if there is none or it does not look up one of the variables, TokenizerError if it is
+        malformed.
         """
-        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice)
+        template = lazy.load_chat_template(self.model.checkpoint.folder, self.tokenizer, choice, variables)
         return template, lazy.turn_end_token_ids(self.tokenizer, template)
 
-    def encode_message(self, message: str, system: str | None, template_choice: str | None) -> EncodedPrompt:
+    def encode_message(
+        self,
+        message: str,
+        system: str | None,
+        template_choice: str | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> EncodedPrompt:
         """A user's message, and a system prompt if there is one, as the chat template writes them.
 
         Raises: as `message_encoder` and what it returns.
         """
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self.message_encoder(template_choice)([*messages, {"role": "user", "content": message}])
+        return self.message_encoder(template_choice, variables)([*messages, {"role": "user", "content": message}])
 
-    def message_encoder(self, template_choice: str | None) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
+    def message_encoder(
+        self, template_choice: str | None, variables: Mapping[str, Any] | None = None
+    ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         """What encodes conversations with the chat template, which is read once.
 
         Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
         """
-        template, ends = self.open_template(template_choice)
+        template, ends = self.open_template(template_choice, variables)
 
         def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
             token_ids = lazy.encode_chat(self.tokenizer, template, messages)
             if not token_ids:
                 raise TokenizerError(
-                    f"{template.origin} made nothing of the message; choose another with --chat-template"
+                    f"{template.origin} gives an empty prompt for this message; choose another with --chat-template"
                 )
             return EncodedPrompt(
                 template.render(messages),
@@ -206,16 +217,15 @@ class Session:
             return new_tokens
         maximum = self.model.config.max_position_embeddings
         needed = num_prompt_tokens + new_tokens
+        limit = f"the context limit of {self.name} is {maximum} tokens"
+        more = "" if requested is None else f", and --max-new-tokens is {requested}"
         if needed <= maximum:
             remedy = f"use --context {needed}"
         elif room >= 1:
-            remedy = f"use --max-new-tokens {room} or a shorter prompt ({self.name} was made for {maximum} tokens)"
+            remedy = f"use --max-new-tokens {room} or a shorter prompt ({limit})"
         else:
-            remedy = f"use a shorter prompt ({self.name} was made for {maximum} tokens)"
-        raise UsageError(
-            f"prompt {num_prompt_tokens} + new tokens {new_tokens} = {needed} tokens, "
-            f"over the context of {context}; {remedy}"
-        )
+            remedy = f"use a shorter prompt ({limit})"
+        raise UsageError(f"the prompt has {num_prompt_tokens} tokens{more}; the context holds {context}; {remedy}")
 
     def load_runner(
         self,
@@ -233,10 +243,12 @@ class Session:
         start_time = time.perf_counter()
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            terminal.warn(f"{self.name} holds tensors its config has no use for: {', '.join(unused[:3])}{more}")
+            terminal.warn(f"{self.name} has tensors that its config does not use: {', '.join(unused[:3])}{more}")
         for note in self.model.config.notes:
             terminal.warn(f"{self.name}: {note}")
-        first = "importing torch" if options.device == "cpu" or not has_driver() else "starting the card"
+        first = "starting the card"
+        if options.device == "cpu" or not has_driver():
+            first = "" if options.runs_on_numpy(self.model) else "importing torch"
         with progress(f"loading {self.name}", first=first) as on_progress:
             runner = load_runner(self.model, options, context, num_rows, on_progress, timeline, host_rows=host_rows)
         return runner, time.perf_counter() - start_time
@@ -295,6 +307,7 @@ class Session:
         max_new_tokens: int | None,
         stop_strings: tuple[str, ...],
         num_alternatives: int | None = None,
+        keeps_pages: bool = False,
     ) -> Request:
         """What to generate, for the engine."""
         return lazy.Request(
@@ -305,6 +318,7 @@ class Session:
             stop_strings=(*stop_strings, *prompt.stop_strings),
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
+            keeps_pages=keeps_pages,
         )
 
     def generation(self, runner: Runner, request: Request) -> Generation:
@@ -321,8 +335,8 @@ def resolve_context(
         return min(maximum, default_maximum)
     if requested > maximum:
         raise UsageError(
-            f"--context {requested} is over the {maximum} tokens {name} was made for "
-            f"(max_position_embeddings); use --context {maximum} or less"
+            f"--context {requested} is over the context limit of {name}, {maximum} tokens; "
+            f"use --context {maximum} or less"
         )
     return requested
 
@@ -350,10 +364,10 @@ def model_folder(name: str | None) -> Path:
     Raises: CheckpointError and its subclasses.
     """
     if name is None:
-        terminal.info("no model given: this is the built-in storyteller, a small demonstration; --model takes another")
+        terminal.info("Using the built-in storyteller, a small demonstration (choose another model with --model)")
         return resource_folder(STORYTELLER)
     if not name:
-        raise UsageError("the model's name is empty; give a folder or a hub id")
+        raise UsageError("the model name is empty; give a folder or a hub id")
     if name == STORYTELLER and not Path(name).exists():
         return resource_folder(STORYTELLER)
     return fetch_model(name) if find_hub_id(name) else Path(name)

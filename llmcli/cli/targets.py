@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
-from llmcli.cli.device_choice import CPU_DTYPES, RunnerOptions, prepare_for_torch
+from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
 from llmcli.cli.session import model_folder, shown_name
 from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
     from llmcli.measure.subject import Subject, Target
 
 DEFAULT_FORMAT = "int8"
@@ -33,7 +34,7 @@ def open_subject(name: str | None, form: str | None) -> Subject:
     if form is not None:
         raise UsageError("--format is for a shape; a model runs in the format of its files")
     if name is not None and not (find_hub_id(name) or Path(name).exists() or name == STORYTELLER):
-        raise UsageError(f"{name!r} is no model folder and no shape; the shapes are {', '.join(shapes)}")
+        raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
     return lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
 
@@ -44,9 +45,25 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     Raises: LLMCliError and its subclasses
     """
     if options.card is None:
-        prepare_for_torch(options.num_threads)
-        return lazy.HostTarget(CPU_DTYPES[options.dtype], options.dtype, options.kv_cache, options.num_threads)
+        return _open_host(options, subject.model)
     device = lazy.Device.open(options.card)
     rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"
     return lazy.CardTarget(description, options.dtype, options.kv_cache, rates, lazy.free_bytes(), device.facts)
+
+
+def _open_host(options: RunnerOptions, model: Model) -> Target:
+    """The CPU with the library that computes there."""
+    asked = options.dtype, options.kv_cache
+    if options.runs_on_numpy(model):
+        numpy = lazy.NumpyProbes()
+        return lazy.HostTarget(numpy, lazy.describe_on_numpy(model), numpy.dtype, *asked, holds_floats=True)
+    prepare_for_torch(options.num_threads)
+    dtype = lazy.resolve_dtype(options.dtype, model)
+    return lazy.HostTarget(
+        lazy.TorchProbes(dtype, options.num_threads),
+        f"CPU, {lazy.describe_on_host(model, dtype)}",
+        dtype,
+        *asked,
+        widens_prompts=lazy.widens_prompts(model, dtype),
+    )

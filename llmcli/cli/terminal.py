@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from llmcli.cli.word_wrap import WordWrap
 from llmcli.errors import OutputError
 
 OnProgress = Callable[[int, int], None]
@@ -18,6 +19,7 @@ OnProgress = Callable[[int, int], None]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all of Unicode's but newline and tab
 # What JSON does not escape: control characters, and the other two of Unicode's line breaks, at which some tools cut.
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
+COLUMNS_UNKNOWN = 80
 
 
 class OutputClosedError(Exception):
@@ -28,16 +30,20 @@ class Terminal:
     """The two streams and what may be said on them. One instance, `terminal`, serves the process.
 
     `is_drawn` says that the control sequences in a text are our own, such as colours: what others wrote in it must
-    have gone through `visible`.
+    have gone through `visible`. `wraps` says that a text comes in pieces: on a terminal its lines break between words,
+    which may hold a word back until the next call of any method. `doing` is what a progress bar shows before it
+    has work to count.
     """
 
     def __init__(self) -> None:
         self.is_quiet = False
         self.is_debug = bool(os.environ.get("LLMCLI_DEBUG"))
+        self.doing = ""
+        self._wrap = WordWrap(lambda: _columns(sys.stdout if sys.stdout.isatty() else sys.stderr))
 
-    def write(self, text: str, *, is_drawn: bool = False) -> None:
-        """Generated text, at once."""
-        _emit(sys.stdout, text, is_drawn)
+    def write(self, text: str, *, is_drawn: bool = False, wraps: bool = False) -> None:
+        """Generated text."""
+        self._emit(sys.stdout, text, is_drawn, wraps)
 
     def write_json(self, value: object) -> None:
         """One JSON value on one line of stdout."""
@@ -46,26 +52,33 @@ class Terminal:
     def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
         if not self.is_quiet:
-            _emit(sys.stderr, f"{line}\n", is_drawn)
+            self._emit(sys.stderr, f"{line}\n", is_drawn)
 
-    def show(self, text: str, *, is_drawn: bool = False) -> None:
+    def show(self, text: str, *, is_drawn: bool = False, wraps: bool = False) -> None:
         """Text that was asked for beside the result, on stderr; also with --quiet."""
-        _emit(sys.stderr, text, is_drawn)
+        self._emit(sys.stderr, text, is_drawn, wraps)
 
     def warn(self, line: str) -> None:
         """Something the user should know though the run goes on; also with --quiet."""
-        _emit(sys.stderr, f"warning: {line}\n")
+        self._emit(sys.stderr, f"warning: {line}\n")
 
     def error(self, line: str) -> None:
         """Why the run ended."""
-        _emit(sys.stderr, f"error: {line}\n")
+        self._emit(sys.stderr, f"error: {line}\n")
 
     def show_prompt(self, prompt: str) -> None:
         """Show the prompt before its continuation, if both streams are one terminal: a pipe gets only what is new."""
         if self.is_quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
             return
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
-        _emit(sys.stderr, f"{dim}{visible(prompt)}{reset}", is_drawn=True)
+        shown = self._wrap.push(f"{dim}{visible(prompt)}{reset}") + self._wrap.settle()
+        _send(sys.stderr, shown)
+
+    def _emit(self, stream: TextIO, text: str, is_drawn: bool = False, wraps: bool = False) -> None:
+        if stream.isatty():
+            text = text if is_drawn else visible(text)
+            text = self._wrap.push(text) if wraps else self._wrap.flush() + text
+        _send(stream, text)
 
 
 def json_line(value: object) -> str:
@@ -89,9 +102,14 @@ def give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _emit(stream: TextIO, text: str, is_drawn: bool = False) -> None:
-    if not is_drawn and stream.isatty():
-        text = visible(text)
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or COLUMNS_UNKNOWN
+    except OSError:
+        return COLUMNS_UNKNOWN
+
+
+def _send(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()

@@ -19,24 +19,23 @@ MAX_DIGITS = 20
 def tokenize(
     model: ModelOption = None,
     text: Annotated[
-        str | None, typer.Argument(help="Text; `-` or none reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="TEXT", help="Text to tokenize; without it, or with `-`, read standard input."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file.")
     ] = None,
-    decode: Annotated[
-        bool, typer.Option("--decode", help="The way back: TEXT holds token ids, the output is their text.")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object: token_ids, pieces, text.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="TEXT holds token ids: print their text.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object: token_ids, pieces, text.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show how the model's tokenizer cuts a text: each id and its piece.
+    """Show the tokens of a text: each id and its piece.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    llmcli tokenize "Once upon a time" -m path/to/model
+    llmcli tokenize "Once upon a time" -m my-model
 
-    llmcli tokenize --decode "1 9038 2501 263 931" -m path/to/model
+    llmcli tokenize --decode "1 9038 2501" -m my-model
     """
     content = read_prompt(text, file)
     tokenizer = lazy.load_tokenizer(model_folder(model))

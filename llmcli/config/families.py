@@ -91,7 +91,7 @@ def _smollm3(fields: Fields, num_layers: int) -> Traits:
     types = _layer_types(fields, [SLIDING if has_window and not has_rope else FULL for has_rope in uses_rope])
     if SLIDING in types and not is_used:
         # transformers masks by layer_types and never asks use_sliding_window there.
-        fields.notes.append("use_sliding_window is false, but layer_types wants sliding windows: they are applied")
+        fields.notes.append("use_sliding_window is false, but layer_types has sliding windows: they are used")
     return _traits(
         num_layers,
         has_bias=fields.boolean("attention_bias", False),

@@ -41,6 +41,11 @@ def load_preset(name: str) -> Preset:
     return _read_preset(paths[name])
 
 
+def preset_names() -> list[str]:
+    """The names of all presets, without a look into their files."""
+    return sorted(_preset_paths())
+
+
 def _preset_paths() -> dict[str, Path]:
     folders = (resource_folder("configs"), user_presets_folder())
     return {path.stem: path for folder in folders for path in folder.glob("*.toml")}
@@ -54,7 +59,7 @@ def _read_preset(path: Path) -> Preset:
         found = ", ".join(sorted(content)) or "nothing"
         raise UsageError(f"preset {path} holds {found}, expected a table [sampling] and, if wanted, a description")
     if strange := [name for name, value in sampling.items() if not _is_plain(value)]:
-        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, which no parameter takes")
+        raise UsageError(f"preset {path}: {strange[0]} is a date or a time, expected a number")
     return Preset(path.stem, path, description, sampling)
 
 

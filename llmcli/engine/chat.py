@@ -4,18 +4,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnStarted
 from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
-from llmcli.engine.conversation import UNFINISHED, Answer, Conversation
-from llmcli.engine.events import Event, Finished, FinishReason, PrefillProgress, Timings, Token
+from llmcli.engine.conversation import Answer, Conversation
+from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
 from llmcli.engine.generation import Generation
-from llmcli.engine.reasoning import OPENING, ReasoningSplitter, split_reasoning
+from llmcli.engine.reasoning import CLOSING
 from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.running_answer import RunningAnswer, SeveralAnswers, starts_inside
+from llmcli.engine.scores import scores
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.runners.base import Runner
+from llmcli.runners.interrupts import interrupts_held_back
+from llmcli.sampling.chain import log_probabilities
+from llmcli.sampling.inspect import TokenLogprob, likeliest_tokens
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.chat_splice import ChatPrompt, num_agreeing_tokens
+from llmcli.tokenizer.chat_splice import ChatPrompt
 from llmcli.tokenizer.chat_template import ChatTemplate
 from llmcli.tokenizer.stream import decode
 
@@ -34,38 +39,6 @@ class ChatSettings:
     max_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     overflow: Overflow = "drop-oldest"
-
-
-class _RunningAnswer:
-    """An answer while it is generated: what it began with, and what has come since."""
-
-    def __init__(self, tokenizer: Tokenizer, generation: Generation, begun: Answer, starts_inside: bool):
-        self.generation = generation
-        self.begun = begun
-        self.starts_inside = starts_inside
-        self.splitter = ReasoningSplitter(starts_inside)
-        self.splitter.push(begun.text)
-        self.token_ids: list[int] = []
-        self.new_text = ""
-        self.prefill_tokens = 0
-        self._tokenizer = tokenizer
-
-    def answer(self, new_text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Answer:
-        """The answer in all, if that is what has been generated.
-
-        One that was cut off within a character ends before it: going on, the model writes it again.
-        """
-        all_ids = self.begun.token_ids + token_ids
-        text = self.begun.text + new_text
-        if reason in UNFINISHED:
-            all_ids = _without_partial_character(self._tokenizer, all_ids)
-            text = decode(self._tokenizer, all_ids, at_start=True)
-        else:  # the end of the turn and a stop string are no part of the answer
-            space = " " if self._tokenizer.strips_leading_space else ""
-            count = max(num_agreeing_tokens(self._tokenizer, all_ids, start + text) for start in ("", space))
-            all_ids = all_ids[:count]
-        reasoning, content = split_reasoning(text, self.starts_inside)
-        return Answer(text, content, reasoning, all_ids, reason, self.begun.sample)
 
 
 class Chat:
@@ -89,7 +62,9 @@ class Chat:
         self.settings = settings
         self._tokenizer = tokenizer
         self._conversation = conversation or Conversation()
-        self._running: _RunningAnswer | None = None
+        self._running: RunningAnswer | None = None
+        self._several: SeveralAnswers | None = None
+        self._choices: tuple[Answer, ...] = ()
         self._row = KeptRow()
 
     @property
@@ -104,6 +79,7 @@ class Chat:
     @conversation.setter
     def conversation(self, conversation: Conversation) -> None:
         self._conversation = conversation
+        self._choices = ()
 
     def prompt(self) -> ChatPrompt:
         """What the model would see if it were to answer now."""
@@ -133,6 +109,24 @@ class Chat:
         """
         return self._answer(self._conversation.without_last().ask(message), sample=0)
 
+    def edit_answer(self, content: str) -> None:
+        """Put another text in the place of the last answer, as if the model had said it and been stopped there.
+
+        Raises: UsageError if there is no answer, or no text.
+        """
+        last = self._conversation.last.answer
+        if last is None:
+            raise UsageError("there is no answer yet")
+        if not content:
+            raise UsageError("the answer is empty; /regen gives another one")
+        before = last.text.removesuffix(last.content)
+        if last.reasoning is not None and CLOSING not in before:  # it was stopped while it reasoned
+            before = f"{before.rstrip()}\n{CLOSING}\n\n"
+        text = before + content
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
+        edited = replace(last, text=text, content=content, token_ids=tuple(token_ids), finish_reason="interrupted")
+        self.conversation = self._conversation.with_answer(edited)
+
     def regenerate(self) -> Iterator[ChatEvent]:
         """Answer the last message again, with the next sample index.
 
@@ -142,6 +136,61 @@ class Chat:
         sample = (last.sample + 1) % NUM_SAMPLES if last else 0
         return self._answer(self._conversation.with_answer(None), sample)
 
+    def answer_several(self, count: int) -> Iterator[SeveralEvent]:
+        """Answer the last message again, `count` times side by side, with the next sample indices.
+
+        The first answer becomes that of the conversation; until the next change, `choose` takes another.
+        Raises: UsageError if there is no message, and as `send`.
+        """
+        last = self._conversation.last.answer
+        first = last.sample + 1 if last else 0
+        conversation = self._conversation.with_answer(None)
+        fitted = self._fit(conversation)
+        self._close_row()
+        begun = [Answer("", "", None, (), "interrupted", (first + index) % NUM_SAMPLES) for index in range(count)]
+        samples = tuple(answer.sample for answer in begun)
+        request = replace(self._request(fitted, begun[0]), samples=samples, kept_row=None)
+        generation = Generation(self.runner, self._tokenizer, request)
+        running = {
+            answer.sample: RunningAnswer(self._tokenizer, generation, answer, starts_inside(fitted)) for answer in begun
+        }
+        self._several = several = SeveralAnswers(generation, fitted.conversation, running)
+        yield self._started(fitted, conversation)
+        for event in generation.events():
+            yield from several.take(event)
+        self._end_several(several)
+
+    @property
+    def choices(self) -> tuple[Answer, ...]:
+        """What `choose` chooses from."""
+        return self._choices
+
+    def choose(self, number: int) -> None:
+        """Put another one of the last several answers, counted from 1, in the place of the first.
+
+        Raises: UsageError if there is no such answer.
+        """
+        if not 1 <= number <= len(self._choices):
+            found = f"expected 1 to {len(self._choices)}" if self._choices else "there is none; /n 3 gives three"
+            raise UsageError(f"there is no answer {number} to choose: {found}")
+        self._conversation = self._conversation.with_answer(self._choices[number - 1])
+
+    def logprobs(self, num_alternatives: int) -> Iterator[tuple[TokenLogprob, tuple[TokenLogprob, ...]]]:
+        """The model's own probability of each token of the last answer, and of the likeliest in its place.
+
+        Raises: UsageError if there is no answer.
+        """
+        last = self._conversation.last.answer
+        if last is None or not last.token_ids:
+            raise UsageError("there is no answer yet")
+        prompt = self.prompt().token_ids
+        self._close_row()
+        token_ids = iter(last.token_ids)
+        for logits in scores(self.runner, (*prompt, *last.token_ids), len(prompt)):
+            for row, token_id in zip(logits, token_ids, strict=False):
+                chosen = TokenLogprob(token_id, float(log_probabilities(row)[token_id]))
+                yield chosen, likeliest_tokens(row, num_alternatives)
+
     def continue_answer(self) -> Iterator[ChatEvent]:
         """Go on with an answer that was cut off: what comes is what would have come.
 
@@ -149,7 +198,7 @@ class Chat:
         """
         last = self._conversation.last.answer
         if last is not None and not last.is_unfinished:
-            raise UsageError("the last answer has ended by itself; ask on, or use /regen for another one")
+            raise UsageError("the last answer is complete; send a message, or use /regen for another answer")
         conversation = self._conversation
         if last is not None and decode(self._tokenizer, last.token_ids, at_start=True) != last.text:
             # A file that was edited by hand: the text is what was meant.
@@ -169,7 +218,27 @@ class Chat:
         text, token_ids = running.new_text, tuple(running.token_ids)
         return [*events, *self._finish(running, Finished(0, "", text, token_ids, "interrupted", timings))]
 
+    def interrupt_several(self) -> list[PrefillProgress | OfAnswer]:
+        """The same for `answer_several`: those that have begun stay, as far as they have come."""
+        several = self._several
+        if several is None:
+            return []
+        seen = [one for event in several.generation.interrupt() for one in several.take(event)]
+        self._end_several(several)
+        return seen
+
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
+        fitted = self._fit(conversation)
+        begun = conversation.last.answer or Answer("", "", None, (), "interrupted", sample)
+        generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun))
+        started = self._started(fitted, conversation)
+        self.conversation = fitted.conversation
+        self._running = running = RunningAnswer(self._tokenizer, generation, begun, starts_inside(fitted))
+        yield started
+        for event in generation.events():
+            yield from self._take(running, event)
+
+    def _fit(self, conversation: Conversation) -> FittedPrompt:
         settings, context = self.settings, self.runner.limits.max_seq_len
         fitted = fit_prompt(
             self._tokenizer,
@@ -181,22 +250,27 @@ class Chat:
         )
         if not fitted.token_ids:
             raise TokenizerError(
-                f"{self.template.origin} made nothing of the message; choose another with --chat-template"
+                f"{self.template.origin} gives an empty prompt for this message; choose another with --chat-template"
             )
         if (largest := max(fitted.token_ids)) >= (vocab_size := self.runner.config.vocab_size):
             raise UsageError(
                 f"the tokenizer gave id {largest}, but the model has {vocab_size} embeddings; "
                 "the tokenizer belongs to another model"
             )
-        begun = conversation.last.answer or Answer("", "", None, (), "interrupted", sample)
-        generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun))
-        starts_inside = fitted.prompt.text.rstrip().endswith(OPENING)
-        started = self._started(fitted, conversation)
-        self._conversation = fitted.conversation
-        self._running = running = _RunningAnswer(self._tokenizer, generation, begun, starts_inside)
-        yield started
-        for event in generation.events():
-            yield from self._take(running, event)
+        return fitted
+
+    def _close_row(self) -> None:
+        """Give the row's pages to others. The prompts that ran in it are not lost: others find their beginnings."""
+        if self._row.row is not None:
+            with interrupts_held_back():
+                self.runner.close(self._row.row)
+                self._row.row = None
+
+    def _end_several(self, several: SeveralAnswers) -> None:
+        if several.in_order:
+            self._conversation = several.conversation.with_answer(several.in_order[0])
+            self._choices = several.in_order
+        self._several = None
 
     def _request(self, fitted: FittedPrompt, begun: Answer) -> Request:
         settings = self.settings
@@ -225,41 +299,17 @@ class Chat:
             dropped_from=before.num_dropped + 1,
         )
 
-    def _take(self, running: _RunningAnswer, event: Event) -> Iterator[ChatEvent]:
+    def _take(self, running: RunningAnswer, event: Event) -> Iterator[ChatEvent]:
         if isinstance(event, PrefillProgress):
             running.prefill_tokens = event.num_computed
             yield event
         elif isinstance(event, Token):
-            running.token_ids.append(event.token_id)
-            running.new_text += event.text
-            yield from running.splitter.push(event.text)
+            yield from running.push(event)
         elif isinstance(event, Finished):
             yield from self._finish(running, event)
 
-    def _finish(self, running: _RunningAnswer, finished: Finished) -> Iterator[ChatEvent]:
-        answer = running.answer(finished.text, finished.token_ids, finished.finish_reason)
-        self._conversation, self._running = self._conversation.with_answer(answer), None
-        is_cut = finished.finish_reason in UNFINISHED
-        tail = finished.tail.removesuffix("\ufffd") if is_cut else finished.tail
-        yield from running.splitter.push(tail)
-        yield from running.splitter.flush()
-        yield TurnFinished(answer, finished.token_ids, finished.timings)
-
-
-def _without_partial_character(tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the last tokens, if they begin a character that does not end."""
-    for num_left in range(len(token_ids), max(len(token_ids) - 4, -1), -1):
-        tail = b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids[:num_left][-8:])
-        if not _ends_within_character(tail):
-            return token_ids[:num_left]
-    return token_ids
-
-
-def _ends_within_character(text: bytes) -> bool:
-    """Whether the last bytes begin a UTF-8 character and lack its end."""
-    for length in range(1, min(4, len(text)) + 1):
-        byte = text[-length]
-        if byte & 0xC0 != 0x80:  # no continuation byte
-            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return needed > length
-    return False
+    def _finish(self, running: RunningAnswer, finished: Finished) -> Iterator[ChatEvent]:
+        pieces, ended = running.finish(finished)
+        self._conversation, self._running = self._conversation.with_answer(ended.answer), None
+        yield from pieces
+        yield ended

@@ -32,4 +32,13 @@ class TurnFinished:
     timings: Timings
 
 
+@dataclass(frozen=True)
+class OfAnswer:
+    """An event of one of several answers to a message, the first of which is number 1."""
+
+    number: int
+    event: Piece | TurnFinished
+
+
 ChatEvent = TurnStarted | PrefillProgress | Piece | TurnFinished
+SeveralEvent = TurnStarted | PrefillProgress | OfAnswer

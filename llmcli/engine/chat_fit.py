@@ -51,6 +51,9 @@ def fit_prompt(
 ) -> FittedPrompt:
     """The prompt, which leaves room for an answer; with `drop-oldest`, of as few turns less as it takes.
 
+    Whoever continues an answer asks for more than was said, so turns are dropped for it with `stop` too, once not a
+    single token more has room.
+
     Raises: UsageError if it does not fit; TokenizerError if the template refuses the conversation.
     """
 
@@ -60,7 +63,9 @@ def fit_prompt(
 
     fitted = fit_without(conversation.num_dropped)
     wanted = context if max_new_tokens is None else max_new_tokens
-    if overflow == "drop-oldest" and len(fitted.token_ids) + min(wanted, _part(context, MIN_FREE)) > context:
+    needed = min(wanted, _part(context, MIN_FREE)) if overflow == "drop-oldest" else 1
+    may_drop = overflow == "drop-oldest" or conversation.last.answer is not None
+    if may_drop and len(fitted.token_ids) + needed > context:
         free = min(wanted, _part(context, FREE_AFTER_DROP))
         counts = range(conversation.num_dropped + 1, len(conversation.turns))  # the last turn stays
         if counts:
@@ -71,12 +76,12 @@ def fit_prompt(
         return fitted
     if len(fitted.conversation.seen_turns) > 1:
         raise UsageError(
-            f"the conversation has {num_tokens} tokens and the context {context}; take turns back with /undo, start "
-            "anew with /reset, or use --overflow drop-oldest or, where the model allows it, a larger --context"
+            f"the conversation has {num_tokens} tokens; the context holds {context}; remove turns with /undo, start "
+            "over with /reset, or use --overflow drop-oldest or, if the model allows it, a larger --context"
         )
     raise UsageError(
-        f"the message has {num_tokens} tokens with the system prompt and what was answered, and the context {context}; "
-        "use a shorter message or, where the model allows it, a larger --context"
+        f"the message has {num_tokens} tokens with system prompt and answer; the context holds {context}; use a "
+        "shorter message or, if the model allows it, a larger --context"
     )
 
 

@@ -60,7 +60,7 @@ class Conversation:
         Raises: UsageError if there is none.
         """
         if not self.turns:
-            raise UsageError("there is no turn yet; write a message first")
+            raise UsageError("no turn yet; send a message first")
         return self.turns[-1]
 
     def ask(self, message: str) -> "Conversation":
@@ -80,7 +80,7 @@ class Conversation:
         Raises: UsageError if there is none.
         """
         if not self.turns:
-            raise UsageError("there is no turn to take back")
+            raise UsageError("no turn to remove")
         turns = self.turns[:-1]
         return replace(self, turns=turns, num_dropped=min(self.num_dropped, len(turns)))
 

@@ -25,6 +25,10 @@ class Request:
     - `sampler` serves every sample, each with its own index.
     - With `num_alternatives` each token comes with the model's and the chain's view of it, and that many other tokens.
       This costs some passes over the vocabulary a token.
+    - `said` are the text's first tokens, which are given: each text goes on behind them as if it had chosen them. They
+      count as its tokens in every way, but have no `Token` events.
+    - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same
+      prompt, whose `said` begins like such a text, then does not run these tokens again.
     - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
     """
 
@@ -36,6 +40,8 @@ class Request:
     at_start: bool = False
     num_alternatives: int | None = None
     kept_row: KeptRow | None = None
+    said: tuple[int, ...] = ()
+    keeps_pages: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from llmcli.tokenizer.stream import StreamDecoder
 
 
 class Sample:
-    """A sample of a request. It knows nothing of rows and steps.
+    """A sample of a request, with the tokens that the request gives it. It knows nothing of rows and steps.
 
     Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have
     """
@@ -42,11 +42,13 @@ class Sample:
         self._last_token_time = 0.0
         self._decoder = StreamDecoder(tokenizer, at_start=request.at_start)
         self._stop_strings = StopStrings(request.stop_strings)
+        for token_id in request.said:
+            self.push(token_id, None)
 
     def push(self, token_id: int, mirostat_mu: float | None) -> str:
         """Take the next token; return the text that it makes certain. Set `finish_reason` if the sample is over."""
         self._last_token_time = time.perf_counter()
-        if not self.token_ids:
+        if len(self.token_ids) <= len(self.request.said):
             self._first_token_time = self._last_token_time
         self.token_ids.append(token_id)
         if mirostat_mu is not None:
@@ -80,11 +82,12 @@ class Sample:
             text, is_stopped = self._stop_strings.push(self._decoder.flush())
             tail = text if is_stopped else text + self._stop_strings.flush()
             self.text += tail
+        num_chosen = len(self.token_ids) - len(self.request.said)
         timings = Timings(
             prefill_tokens=self.prefill_tokens,
             prefill_seconds=self.prefill_seconds,
-            time_to_first_token_seconds=self._first_token_time - self.start_time if self.token_ids else 0.0,
-            decode_tokens=max(len(self.token_ids) - 1, 0),
+            time_to_first_token_seconds=self._first_token_time - self.start_time if num_chosen else 0.0,
+            decode_tokens=max(num_chosen - 1, 0),
             decode_seconds=self._last_token_time - self._first_token_time,
         )
         return Finished(self.index, tail, self.text, tuple(self.token_ids), reason, timings, self.number)

@@ -65,7 +65,8 @@ class Scheduler:
             return number
         if self._tokenizer is None:
             raise ValueError("texts need a tokenizer")
-        shared = Shared(request, number, len(request.samples)) if len(request.samples) > 1 else None
+        is_shared = len(request.samples) > 1 and not request.said
+        shared = Shared(request, number, len(request.samples)) if is_shared else None
         for index in request.samples:
             sample = Sample(number, request, index, self._tokenizer, self.runner.limits.max_seq_len)
             self._waiting.append(Text(next(self._orders), sample, shared))
@@ -152,9 +153,9 @@ class Scheduler:
             try:
                 if isinstance(first, Score):
                     return self._begin(first, self.runner.open(first.request.token_ids[:-1]), events)
-                if first.sample.max_tokens == 0:
+                if first.sample.finish_reason or first.sample.max_tokens == 0:
                     self._forget_waiting(first)
-                    events.append(first.sample.finish("context"))
+                    events.append(first.sample.finish(first.sample.finish_reason or "context"))
                     continue
                 shared = first.shared
                 if shared is not None and not first.sample.token_ids:
@@ -189,8 +190,7 @@ class Scheduler:
             prompt, said = owner.sample.request.prompt_token_ids, owner.sample.token_ids
             owner.turn += 1
             owner.num_queued = len(said)
-            if not said:
-                owner.sample.start_time = time.perf_counter()
+            owner.sample.start_time = owner.sample.start_time or time.perf_counter()
         fill: Fill[Text | Score | Shared] = Fill(
             owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, Text)
         )
@@ -334,6 +334,8 @@ class Scheduler:
         events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
         if sample.finish_reason is not None:
             self._running.remove(text)
+            if sample.request.keeps_pages and text.row is not None:
+                self.runner.offer(text.row)
             self._close(text)
             events.append(sample.finish(sample.finish_reason))
 

@@ -81,10 +81,10 @@ def number_of(one: Text | Score | Shared) -> int:
 
 
 def open_row(runner: Runner, sample: Sample) -> int:
-    """Open a row for a sample's prompt, or reuse the kept one. Raises: as `Runner.open`"""
+    """Open a row for a sample's prompt and tokens, or reuse the kept one. Raises: as `Runner.open`"""
     prompt, kept = sample.request.prompt_token_ids, sample.request.kept_row
     if kept is None:
-        return runner.open(prompt, sample.sampler)
+        return runner.open(prompt, sample.sampler, sample.token_ids)
     if kept.row is None:
         kept.row = runner.open(prompt, sample.sampler)
     else:

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,13 @@ from llmcli.resources import kernel_cache_folder
 
 _FORMAT = "llmcli kernels 2"  # a new number when the layout of the files changes
 _log = logging.getLogger(__name__)
+
+Kernel = tuple[str, str]  # the stem of its `.cu` file, and a name expression
+OnCompile = Callable[[int, int], None]  # kernels compiled so far, kernels to compile
+
+
+def say_nothing(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,28 @@ class KernelCache:
         # Asked once, since looking a package up takes a millisecond and a model has twenty files.
         return environment.compiler_identity()
 
+    def get_all(
+        self, kernels: Iterable[Kernel], arch: str, on_compile: OnCompile = say_nothing
+    ) -> dict[Kernel, CachedKernels]:
+        """These kernels, each a program of its own, from disk or compiled now on all cores.
+
+        `on_compile` is called before the first compilation and after each; on a warm start it is not. What was compiled
+        before an error or a Ctrl-C is kept.
+        Raises: KernelCompileError
+        """
+        wanted = list(kernels)
+        sources = {stem: flatten(stem, self._sources) for stem in {stem for stem, _ in wanted}}
+        found, missing = {}, []
+        for stem, name in wanted:
+            entry = self._find(sources[stem], stem, [name], arch)
+            if entry is None:
+                missing.append((stem, name))
+            else:
+                found[stem, name] = entry
+        return found | self._compile_all(missing, sources, arch, on_compile) if missing else found
+
     def get(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
-        """These name expressions of one `.cu` file, from disk or compiled now.
+        """These name expressions of one `.cu` file as one program, from disk or compiled now.
 
         Raises: KernelCompileError
         """
@@ -56,14 +84,7 @@ class KernelCache:
 
     def find(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels | None:
         """The entry on disk, or None if there is none that is whole."""
-        cubin = self._folder / self._name(flatten(stem, self._sources), stem, names, arch)
-        try:
-            return _read(cubin)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            _log.debug("kernel cache: %s is of no use (%s)", cubin, error)
-            return None
+        return self._find(flatten(stem, self._sources), stem, names, arch)
 
     def compile(self, stem: str, names: Sequence[str], arch: str) -> CachedKernels:
         """Compile now, and keep the result if the folder can be written.
@@ -72,6 +93,46 @@ class KernelCache:
         """
         source = flatten(stem, self._sources)
         compiled = compiler.compile_kernels(source, stem, names, compiler.nearest_architecture(arch))
+        return self._keep(compiled, source, stem, names, arch)
+
+    def _compile_all(
+        self, missing: Sequence[Kernel], sources: Mapping[str, str], arch: str, on_compile: OnCompile
+    ) -> dict[Kernel, CachedKernels]:
+        """Compile in threads, and write the results in this one."""
+        # The binding releases Python's lock. NVRTC (since 12.8 at the latest) has one of its own around its front end,
+        # some 50 ms a program; all the rest runs side by side. Processes would spend that much on starting.
+        on_compile(0, len(missing))
+        target = compiler.nearest_architecture(arch)  # loads the library
+        longest_first = sorted(missing, key=lambda kernel: -len(sources[kernel[0]]))
+        pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "compile kernels")
+        try:
+            running = {
+                pool.submit(compiler.compile_kernels, sources[stem], stem, [name], target): (stem, name)
+                for stem, name in longest_first
+            }
+            entries = {}
+            for done, future in enumerate(as_completed(running), start=1):
+                stem, name = running[future]
+                entries[stem, name] = self._keep(future.result(), sources[stem], stem, [name], arch)
+                on_compile(done, len(missing))
+            return entries
+        finally:
+            # After an error or a Ctrl-C nobody waits for what is being compiled, which nothing can stop.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _find(self, source: str, stem: str, names: Sequence[str], arch: str) -> CachedKernels | None:
+        cubin = self._folder / self._name(source, stem, names, arch)
+        try:
+            return _read(cubin)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            _log.debug("kernel cache: %s cannot be used (%s)", cubin, error)
+            return None
+
+    def _keep(
+        self, compiled: CompiledKernels, source: str, stem: str, names: Sequence[str], arch: str
+    ) -> CachedKernels:
         name = self._name(source, stem, names, arch)
         try:
             return _write(self._folder / name, compiled)
@@ -82,7 +143,7 @@ class KernelCache:
         except OSError as error:
             folders = f"{self._folder} nor {tempfile.gettempdir()}"
             raise KernelCompileError(
-                f"kernel {stem} can be kept neither in {folders}: {error.strerror}; make room, or set LLMCLI_HOME"
+                f"kernel {stem} can be cached neither in {folders}: {error.strerror}; free space, or set LLMCLI_HOME"
             ) from error
 
     @cached_property
@@ -135,6 +196,6 @@ def _replace(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(name, path)
-    except OSError:
+    except BaseException:  # a Ctrl-C, too
         Path(name).unlink(missing_ok=True)
         raise

@@ -14,7 +14,7 @@ from typing import Any
 from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.kernels import environment
 from llmcli.kernels.arguments import Array
-from llmcli.kernels.cache import CachedKernels, KernelCache
+from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.driver import LaunchDriver
 from llmcli.kernels.launches import Launch, addresses_of, check_launch
@@ -88,30 +88,18 @@ class Device:
         """
         self.prepare_all({stem: names})
 
-    def prepare_all(self, wanted: Mapping[str, Iterable[str]], on_compile: Callable[[int], None] | None = None) -> None:
-        """Like `prepare` for many files.
+    def prepare_all(self, wanted: Mapping[str, Iterable[str]], on_compile: OnCompile = say_nothing) -> None:
+        """Like `prepare` for many files; what the cache lacks is compiled on all cores.
 
-        `on_compile` is called with the number of files to compile before that begins; on a warm start it is not.
+        `on_compile` gets the kernels compiled so far and those to compile, before the first and after each; on a warm
+        start it is not called.
         Raises: DeviceError
         """
-        missing = {
-            stem: absent
-            for stem, names in wanted.items()
-            if (absent := sorted({name for name in names if (stem, name) not in self._kernels}))
-        }
-        found = {stem: self._cache.find(stem, names, self.arch) for stem, names in missing.items()}
-        num_absent = sum(compiled is None for compiled in found.values())
-        if num_absent and on_compile is not None:
-            on_compile(num_absent)
-        # One after the other: the compiler library takes no second thread in.
-        for stem, names in missing.items():
-            self._load(stem, names, found[stem] or self._cache.compile(stem, names, self.arch))
-
-    def _load(self, stem: str, names: Sequence[str], cached: CachedKernels) -> None:
-        with device_errors():
-            module = self._cupy.RawModule(path=str(cached.cubin))
-            for name in names:
-                raw = module.get_function(cached.lowered[name])
+        kernels = {(stem, name) for stem, names in wanted.items() for name in names}
+        found = self._cache.get_all(sorted(kernels - self._kernels.keys()), self.arch, on_compile)
+        for (stem, name), cached in found.items():
+            with device_errors():
+                raw = self._cupy.RawModule(path=str(cached.cubin)).get_function(cached.lowered[name])
                 self._kernels[stem, name] = LoadedKernel(raw, cached.resources[name].shared_bytes)
 
     def launch(

@@ -24,6 +24,8 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 _CUPY_NAMES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0")
 _NVRTC_NAMES = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
+_CUBLAS_NAMES = {12: "nvidia-cublas-cu12", 13: "nvidia-cublas"}
+_DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 # Where NVIDIA's packages for CUDA 12 keep what CuPy loads, in the order of their dependence.
 _CUDA12_LIBRARIES = (
@@ -161,6 +163,24 @@ def compiler_identity() -> str:
     except metadata.PackageNotFoundError:
         version = nvrtc_version()
     return "" if isinstance(version, str) else ".".join(map(str, version))
+
+
+def card_libraries() -> dict[str, str]:
+    """Versions, by name, of what computes on a card: CuPy, the kernels' compiler, and cuBLAS where a package has it."""
+    versions = {**cupy_distributions(), "NVRTC": compiler_identity()}
+    try:
+        versions["cuBLAS"] = metadata.version(_CUBLAS_NAMES[cupy_cuda_major()])
+    except metadata.PackageNotFoundError:
+        versions["cuBLAS"] = "the system's"
+    return versions
+
+
+def driver_version() -> str | None:
+    """The driver's own version, such as 580.159.03, where the system tells it."""
+    try:
+        return _DRIVER_VERSION.read_text().strip()
+    except OSError:
+        return None
 
 
 def header_folder() -> Path | None:

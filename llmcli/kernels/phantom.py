@@ -67,7 +67,7 @@ class Phantom:
             elif isinstance(one, int) and -size <= one < size:
                 address += stride * (one % size)
             else:
-                raise IndexError(f"{one!r} is no place on an axis of {size}")
+                raise IndexError(f"{one!r} is outside an axis of {size}")
         assumed = None if self.assumed is None else self.assumed[tuple(indices)]
         return Phantom(tuple(shape), self.dtype, address, tuple(strides), assumed)
 

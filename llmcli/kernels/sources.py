@@ -3,6 +3,7 @@
 Every `#include "..."` is replaced by the file once, with `#line` so that messages name the original place.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,16 @@ _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 def kernels_folder() -> Path:
     """Where the `.cu` files lie; includes are named from here."""
     return resource_folder("kernels")
+
+
+def sources_digest(folder: Path | None = None) -> str:
+    """The SHA-256 of every kernel's source, in hexadecimal."""
+    folder = folder or kernels_folder()
+    digest = hashlib.sha256()
+    for path in sorted([*folder.rglob("*.cu"), *folder.rglob("*.cuh")]):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def flatten(stem: str, folder: Path | None = None) -> str:

@@ -28,14 +28,15 @@ class Check:
 def examine() -> list[Check]:
     """Every check, in the order in which one depends on the other. Changes nothing."""
     driver = environment.find_driver()
-    checks = [_python(), _package("torch"), _package("tokenizers"), _package("sentencepiece"), _driver(driver)]
+    packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
+    checks = [_python(), *packages, _driver(driver)]
     checks += _cards(driver)
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
     if cupy:
         checks += [_nvrtc(cupy), _headers(cupy)]
     checks.append(
-        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled anew at every start", "LLMCLI_HOME")
+        _writable("kernel cache", kernel_cache_folder(), "kernels are compiled again at every start", "LLMCLI_HOME")
     )
     checks.append(_writable("model cache", hub_cache_folder(), "models cannot be downloaded", "HF_HOME"))
     return checks
@@ -109,7 +110,7 @@ def _nvrtc(cupy: dict[str, str]) -> Check:
 def _headers(cupy: dict[str, str]) -> Check:
     folder = environment.header_folder()
     if folder is None:
-        return Check("CUDA headers", "problem", "cuda_fp16.h is nowhere", _install_toolkit(cupy))
+        return Check("CUDA headers", "problem", "cuda_fp16.h not found", _install_toolkit(cupy))
     return Check("CUDA headers", "ok", str(folder))
 
 

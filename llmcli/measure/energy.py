@@ -92,7 +92,7 @@ class EnergyMeter:
 def open_meter(card: int | None) -> EnergyMeter | str:
     """The meter of a card by its number in the driver's order, or why there is none; `card` None is the CPU."""
     if card is None:
-        return "it is measured on NVIDIA cards only"
+        return "only NVIDIA cards can be measured"
     try:
         # Not at module level: it is an optional dependency.
         library = importlib.import_module("pynvml")
@@ -106,7 +106,7 @@ def open_meter(card: int | None) -> EnergyMeter | str:
         # The two libraries number cards in different ways, and CUDA_VISIBLE_DEVICES is only for one of them.
         handle = library.nvmlDeviceGetHandleByPciBusId(address)
         if _is_divided(library, handle):
-            return "the card is divided (MIG), and the counter is of all its parts"
+            return "the card is partitioned (MIG), and the counter covers all partitions"
         library.nvmlDeviceGetTotalEnergyConsumption(handle)
     except library.NVMLError as error:
         return f"NVIDIA's management library says: {error}"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmcli.checkpoint.model import Model
-from llmcli.checkpoint.shapes import num_parameters
+from llmcli.checkpoint.model import Model, num_parameters
 from llmcli.errors import InsufficientMemoryError
 from llmcli.measure.bench import Bench, BenchOptions, BenchReport
 from llmcli.measure.energy import EnergyMeter

@@ -32,8 +32,8 @@ def vllm_concerns(
         if split:
             names = ", ".join(layer.split(".")[1] for layer in layers)
             concerns.append(
-                f"vLLM wants one scheme for {names} of a layer, here they differ in {len(split)} layer(s), "
-                f"the first is {split[0].removesuffix('.')}; it will refuse this export"
+                f"vLLM needs one scheme for {names} of a layer; they differ in {len(split)} of {len(prefixes)} layers, "
+                f"first in {split[0].removesuffix('.')}; it will refuse this export"
             )
     quantized = {name: scheme for name, scheme in schemes.items() if scheme is not None}
     odd = [
@@ -41,8 +41,8 @@ def vllm_concerns(
     ]
     if odd:
         concerns.append(
-            f"vLLM's fast kernels (Marlin) want multiples of {MARLIN_INPUT_MULTIPLE} inputs and "
-            f"{MARLIN_OUTPUT_MULTIPLE} outputs, which {len(odd)} layer(s) are not, the first is {odd[0]} "
+            f"vLLM's fast kernels (Marlin) need multiples of {MARLIN_INPUT_MULTIPLE} inputs and "
+            f"{MARLIN_OUTPUT_MULTIPLE} outputs; {len(odd)} of {len(quantized)} layers have other sizes, first {odd[0]} "
             f"{list(shapes[odd[0]])}; it may run them slowly or refuse them"
         )
     if head in quantized:

@@ -33,6 +33,20 @@ def pages_of(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a runner computes: what the bits of its logits depend on beside the model's files and the machine.
+
+    `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
+    on a card. `libraries` are the packages that compute, such as `torch`.
+    """
+
+    dtype: str
+    kv_cache: str
+    num_threads: int | None
+    libraries: tuple[str, ...]
+
+
 Choose = Literal["none", "last", "every"]
 Chosen = tuple[Choice, ...] | LLMCliError
 
@@ -101,6 +115,10 @@ class Runner(Protocol):
         """Type of the KV cache's elements, such as `float16` or `int8`."""
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        """How it computes."""
+
+    @property
     def limits(self) -> Limits:
         """What there is room for."""
 
@@ -108,11 +126,12 @@ class Runner(Protocol):
     def free_pages(self) -> int:
         """Pages that no open row holds."""
 
-    def open(self, prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+    def open(self, prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         """Open a row for a prompt, and return its number. A row without a sampler cannot choose tokens.
 
-        The row shares a beginning that is still held from another prompt; `num_tokens` says how much. At least the
-        last token remains to be run.
+        `said` are tokens that will be run behind the prompt. The row shares a beginning of both that is still held from
+        another prompt, or from a row that was offered; `num_tokens` says how much. At least the last token remains to
+        be run.
         Raises: ValueError if the prompt is empty, longer than max_seq_len, or has an id outside the vocabulary, and
                 if no row is left; UsageError for a sampler that the device cannot hold
         """
@@ -135,6 +154,9 @@ class Runner(Protocol):
 
     def keep(self, row: int, num_tokens: int) -> None:
         """Roll the row back to its first `num_tokens` tokens. The next span must name its tokens. Raises: ValueError"""
+
+    def offer(self, row: int) -> None:
+        """Keep the row's full pages until room is needed, for rows that `open` with the same prompt and `said`."""
 
     def close(self, row: int) -> None:
         """Give the row's pages and its slot back. A queued step may still work on it."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import Choose, Limits, Logits, Step
+from llmcli.runners.base import Arithmetic, Choose, Limits, Logits, Step
 from llmcli.sampling.sampler import Sampler
 
 # The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
@@ -46,6 +46,7 @@ class StepDevice(Protocol):
     config: LlamaConfig
     description: str
     cache_type: str
+    arithmetic: Arithmetic
     limits: Limits
 
     def method(self, position: int, prompt_len: int) -> int:

@@ -26,6 +26,7 @@ class _Row:
     known_token_ids: list[int] = field(default_factory=list)  # its first tokens, as far as the host has seen them
     chosen_token_id: int | None = None  # what the last span chose, if the host has seen it
     num_indexed: int = 0  # pages that were offered to the prompt index
+    is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
     num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
 
     def take(self, work: Work) -> None:
@@ -62,6 +63,7 @@ class SteppingRunner:
         self.config = device.config
         self.description = device.description
         self.cache_type = device.cache_type
+        self.arithmetic = device.arithmetic
         self.limits = device.limits
         self._device = device
         self._pool = PagePool(self.limits.num_pages)
@@ -75,20 +77,23 @@ class SteppingRunner:
         """Pages that no open row holds."""
         return self._pool.num_free + self._index.num_idle()
 
-    def open(self, prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+    def open(self, prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         """Open a row for a prompt; see `Runner.open`."""
         self._check_prompt(prompt)
+        self._check_ids(said)
+        token_ids = [*prompt, *said]
         with interrupts_held_back():
             row = _Row(self._take_slot(sampler), list(prompt))
             try:
-                stamps = self._stamps(row.prompt[:-1], len(prompt))
-                found = self._index.find(stamps)
-                row.num_tokens = self._device.cut(len(found) * PAGE_TOKENS, len(prompt))
+                found = self._index.find(self._stamps(token_ids[:-1], len(prompt)))
+                row.num_tokens = len(found) * PAGE_TOKENS
+                if row.num_tokens < len(prompt):
+                    row.num_tokens = self._device.cut(row.num_tokens, len(prompt))
                 row.pages = found[: -(-row.num_tokens // PAGE_TOKENS)]
                 row.num_indexed = row.num_tokens // PAGE_TOKENS
-                row.known_token_ids = row.prompt[: row.num_tokens]
+                row.known_token_ids = token_ids[: row.num_tokens]
                 if sampler is not None and row.slot is not None:
-                    self._device.set_slot(row.slot, sampler, row.prompt)
+                    self._device.set_slot(row.slot, sampler, token_ids)
             except BaseException:
                 self._give_slot_back(row)
                 raise
@@ -104,6 +109,7 @@ class SteppingRunner:
         with interrupts_held_back():
             token_ids = origin.known_token_ids[:num_tokens]
             new = _Row(self._take_slot(sampler), origin.prompt[:num_tokens], num_tokens, known_token_ids=token_ids)
+            new.is_mixed = origin.is_mixed or num_tokens < len(origin.prompt)
             try:
                 if sampler is not None and new.slot is not None:
                     self._device.set_slot(new.slot, sampler, token_ids)
@@ -111,7 +117,7 @@ class SteppingRunner:
                 self._give_slot_back(new)
                 raise
             new.pages = origin.pages[: -(-num_tokens // PAGE_TOKENS)]
-            new.num_indexed = len(new.pages)
+            new.num_indexed = min(origin.num_indexed, num_tokens // PAGE_TOKENS)
             for page in new.pages:
                 self._pool.hold(page)
             return self._add(new)
@@ -127,7 +133,7 @@ class SteppingRunner:
                 self._device.set_slot(this.slot, sampler, list(prompt))
             self._shorten(this, min(common_prefix(this.known_token_ids, prompt), len(prompt) - 1))
             this.prompt = list(prompt)
-            this.num_indexed = len(prompt)  # offer no page: an answer's tokens have other bits than a prompt's
+            this.is_mixed = True  # an answer's tokens have other bits than a prompt's
 
     def set_sampler(self, row: int, sampler: Sampler) -> None:
         """Choose by another sampler from the next step on."""
@@ -143,6 +149,11 @@ class SteppingRunner:
             raise ValueError(f"keep {num_tokens} of {this.num_tokens} tokens")
         with interrupts_held_back():
             self._shorten(this, num_tokens)
+
+    def offer(self, row: int) -> None:
+        """Let later rows find the full pages of the row's prompt and answer; see `Runner.offer`."""
+        with interrupts_held_back():
+            self._offer_pages(self._rows[row], len(self._rows[row].known_token_ids))
 
     def close(self, row: int) -> None:
         """Give the row's pages and its place back."""
@@ -197,7 +208,7 @@ class SteppingRunner:
             for span, work in zip(spans, works, strict=True):
                 row = self._rows[span.row]
                 row.take(work)
-                self._offer_pages(row)
+                self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
                 ran.append(_Ran(row, row.num_tokens, row.num_changes))
             return _SteppingStep(step, ran)
 
@@ -221,11 +232,11 @@ class SteppingRunner:
             raise ValueError(f"no page is free for row {span.row}")
         return work
 
-    def _offer_pages(self, row: _Row) -> None:
-        """Let other prompts find the full pages of this one."""
-        num_full = min(row.num_tokens, len(row.prompt)) // PAGE_TOKENS
-        if num_full > row.num_indexed:
-            stamps = self._stamps(row.prompt[: num_full * PAGE_TOKENS], len(row.prompt))
+    def _offer_pages(self, row: _Row, num_tokens: int) -> None:
+        """Let other rows find the full pages among the row's first tokens."""
+        num_full = num_tokens // PAGE_TOKENS
+        if num_full > row.num_indexed and not row.is_mixed:
+            stamps = self._stamps(row.known_token_ids[: num_full * PAGE_TOKENS], len(row.prompt))
             found = self._index.add(stamps, row.pages[:num_full])
             for page in found:
                 self._pool.hold(page)
@@ -237,10 +248,10 @@ class SteppingRunner:
     def _stamps(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
         vocab_size = self.config.vocab_size
         stamps: list[int] = []
-        for begin in range(0, len(token_ids), PAGE_TOKENS):  # the tokens of a page are computed alike
+        for begin in range(0, min(len(token_ids), prompt_len), PAGE_TOKENS):  # a page of a prompt is computed alike
             method = vocab_size * self._device.method(begin, prompt_len)
-            stamps += [token_id + method for token_id in token_ids[begin : begin + PAGE_TOKENS]]
-        return stamps
+            stamps += [token_id + method for token_id in token_ids[begin : min(begin + PAGE_TOKENS, prompt_len)]]
+        return [*stamps, *(token_id + vocab_size * SINGLE for token_id in token_ids[prompt_len:])]
 
     def _writes_into_shared_page(self, row: _Row, num_tokens: int) -> bool:
         place = row.num_tokens // PAGE_TOKENS

@@ -1,5 +1,6 @@
 """What the model and each step of the chain thought of a choice, as values; whoever shows them decides how."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,11 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+
+    @property
+    def probability(self) -> float:
+        """The probability itself."""
+        return math.exp(self.logprob)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Inspection:
     chosen: TokenLogprob
     alternatives: tuple[TokenLogprob, ...]  # the likeliest tokens of all, the chosen one among them if it is one
     steps: tuple[StepEffect, ...]
+    left: tuple[TokenProbability, ...]  # the likeliest that could have been drawn, as likely as they were then
 
 
 def likeliest_tokens(logits: NDArray[np.float32], num_alternatives: int) -> tuple[TokenLogprob, ...]:
@@ -84,6 +91,7 @@ def inspect_choice(
         TokenLogprob(token_id, float(log_probabilities(logits)[token_id])),
         likeliest_tokens(logits, num_alternatives),
         tuple(steps),
+        _likeliest(before, num_alternatives),
     )
 
 
@@ -99,7 +107,7 @@ def _effect(name: str, before: _Stage, after: _Stage, token_id: int, num_alterna
     if len(token_ids) < len(is_removed):
         is_removed = np.isin(before.candidates.token_ids, token_ids, invert=True, assume_unique=True)
     removed_ids, removed_probabilities = before.candidates.token_ids[is_removed], before.probabilities[is_removed]
-    likeliest = int(_highest(token_ids, after.probabilities, 1)[0])
+    (likeliest,) = _likeliest(after, 1)
     return StepEffect(
         name=name,
         changed=after is not before and not np.array_equal(before.probabilities, after.probabilities),
@@ -109,8 +117,16 @@ def _effect(name: str, before: _Stage, after: _Stage, token_id: int, num_alterna
             TokenProbability(int(removed_ids[index]), float(removed_probabilities[index]))
             for index in _highest(removed_ids, removed_probabilities, num_alternatives)
         ),
-        likeliest=TokenProbability(int(token_ids[likeliest]), float(after.probabilities[likeliest])),
+        likeliest=likeliest,
         chosen_probability=float(after.probabilities[token_ids == token_id].sum()),
+    )
+
+
+def _likeliest(stage: _Stage, count: int) -> tuple[TokenProbability, ...]:
+    token_ids = stage.candidates.token_ids
+    return tuple(
+        TokenProbability(int(token_ids[index]), float(stage.probabilities[index]))
+        for index in _highest(token_ids, stage.probabilities, count)
     )
 
 

@@ -5,6 +5,7 @@ Source: arXiv 2007.14966 (Basu et al.), algorithm 2 of its second version; llama
 """
 
 import math
+from collections.abc import Iterable
 
 from llmcli.sampling.candidates import LARGEST_SCORE, Candidates, History
 from llmcli.sampling.sampler import Sampler
@@ -27,13 +28,20 @@ def next_mu(candidates: Candidates, sampler: Sampler, token_id: int) -> float | 
 
     Lower by eta times the token's surprise among the kept ones beyond tau.
     """
-    params = sampler.params
-    if params.mirostat_tau == 0 or params.temperature == 0:
+    if not _moves(sampler):
         return None
     score = float(candidates.scores[candidates.token_ids == token_id][0] - candidates.scores.max())
-    surprise = (_log_sum(candidates) - score) / math.log(2)
-    mu = current_mu(sampler) - params.mirostat_eta * (surprise - params.mirostat_tau)
-    return min(max(mu, -LARGEST_SCORE), LARGEST_SCORE)
+    return _moved(current_mu(sampler), sampler, (_log_sum(candidates) - score) / math.log(2))
+
+
+def mu_behind(sampler: Sampler, probabilities: Iterable[float]) -> float | None:
+    """Return mu behind tokens that had these probabilities, above 0, when they were drawn; None if mirostat is off."""
+    if not _moves(sampler):
+        return None
+    mu = current_mu(sampler)
+    for probability in probabilities:
+        mu = _moved(mu, sampler, -math.log2(probability))
+    return mu
 
 
 def current_mu(sampler: Sampler) -> float:
@@ -41,6 +49,15 @@ def current_mu(sampler: Sampler) -> float:
     if sampler.mirostat_mu is not None:
         return sampler.mirostat_mu
     return min(2 * sampler.params.mirostat_tau, LARGEST_SCORE)
+
+
+def _moves(sampler: Sampler) -> bool:
+    return sampler.params.mirostat_tau != 0 and sampler.params.temperature != 0
+
+
+def _moved(mu: float, sampler: Sampler, surprise: float) -> float:
+    moved = mu - sampler.params.mirostat_eta * (surprise - sampler.params.mirostat_tau)
+    return min(max(moved, -LARGEST_SCORE), LARGEST_SCORE)
 
 
 def _log_sum(candidates: Candidates) -> float:

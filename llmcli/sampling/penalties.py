@@ -221,6 +221,6 @@ def _add(candidates: Candidates, amounts: NDArray[np.floating]) -> Candidates:
 def _check_any_left(is_allowed: NDArray[np.bool_], what_bans: str, history: History) -> None:
     if not is_allowed.any():
         raise UsageError(
-            f"{what_bans} every token that is left at position {len(history)}, expected at least one to choose: "
+            f"{what_bans} every remaining token at position {len(history)}, expected at least one to choose: "
             "ban fewer tokens"
         )

@@ -104,7 +104,7 @@ class BoundedProcess:
         reply = _exchange(self._process, line, limit_seconds)
         is_late = time.monotonic() - started >= limit_seconds
         if not reply.endswith(b"\n"):
-            reason = f"it does not end within {limit_seconds:g} s" if is_late else "its process ended before it did"
+            reason = f"it does not end within {limit_seconds:g} s" if is_late else "its process ended early"
             raise TokenizerError(f"{self._origin} failed: {reason}; {self._remedy}")
         if is_late:  # the timer struck while the answer arrived
             self._stop()

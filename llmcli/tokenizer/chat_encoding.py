@@ -45,7 +45,9 @@ def encode_chat(
     Raises: UsageError for text that is not valid Unicode, TokenizerError as `ChatTemplate.render`.
     """
     disguise = disguise_for(tokenizer)
-    text = template.render(disguise.hide(messages), add_generation_prompt, **disguise.hide(variables))
+    text = template.render(
+        disguise.hide(messages), add_generation_prompt, **disguise.hide(template.variables | variables)
+    )
     return encode_disguised(tokenizer, disguise, text)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -27,8 +28,17 @@ OUTPUT_LIMIT_MB = 4
 
 
 def main() -> None:
-    """Answers `{"source": ..., "variables": {...}}` with the text."""
-    serve(lambda request: _render(**request), _describe, MEMORY_LIMIT_MB)
+    """Answers `{"source": ..., "variables": {...}}` with the text, without variables with the names it looks up."""
+    serve(lambda request: _answer(**request), _describe, MEMORY_LIMIT_MB)
+
+
+def _answer(source: str, variables: dict[str, Any] | None = None) -> str | list[str]:
+    return _names(source) if variables is None else _render(source, variables)
+
+
+def _names(source: str) -> list[str]:
+    environment = _compile(source).environment
+    return sorted(jinja2.meta.find_undeclared_variables(environment.parse(source)))  # without the globals
 
 
 def _render(source: str, variables: dict[str, Any]) -> str:

@@ -57,10 +57,11 @@ def encode_history(
     """
     disguise = disguise_for(tokenizer)
     hidden = disguise.hide(messages)
-    text = template.render(hidden)
+    variables = disguise.hide(template.variables)
+    text = template.render(hidden, **variables)
     answers = [index for index, message in enumerate(hidden) if message["role"] == "assistant" and message["content"]]
     marked = [message | {"content": MARKER} if index in answers else message for index, message in enumerate(hidden)]
-    pieces = template.render(marked).split(MARKER) if answers else [text]
+    pieces = template.render(marked, **variables).split(MARKER) if answers else [text]
     spans = _spans(text, pieces, [hidden[index]["content"] for index in answers])
 
     token_ids: list[int] = []

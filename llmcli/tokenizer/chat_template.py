@@ -33,6 +33,7 @@ PLAIN_SOURCE = """\
 PLAIN_STOP_STRING = "\nUser:"
 
 TIME_LIMIT_SECONDS = 2
+CONVERSATION_VARIABLES = ("messages", "add_generation_prompt")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -40,16 +41,23 @@ class ChatTemplate:
     """A Jinja template, rendered in a child process with bounds, since it is a program of the model's author.
 
     `origin` says where it comes from, for messages. `special_tokens` are variables that every rendering sees, such as
-    `bos_token`. `stop_strings` end an answer where no special token does: the template `plain` has one.
+    `bos_token`. `variables` are others of that kind, JSON values such as `enable_thinking`. `stop_strings` end
+    an answer where no special token does: the template `plain` has one.
     """
 
     def __init__(
-        self, source: str, origin: str, special_tokens: Mapping[str, str], stop_strings: tuple[str, ...] = ()
+        self,
+        source: str,
+        origin: str,
+        special_tokens: Mapping[str, str],
+        stop_strings: tuple[str, ...] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.source = source
         self.origin = origin
         self.special_tokens = dict(special_tokens)
         self.stop_strings = stop_strings
+        self.variables = dict(variables or {})
         remedy = "choose another one with --chat-template FILE"
         self._process = BoundedProcess("chat_sandbox", "jinja2", origin, remedy)
 
@@ -58,8 +66,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation: what transformers' `apply_chat_template` gives with `tokenize=False`.
 
-        A message has a `role` and a `content`; further keys and `variables`, such as `enable_thinking`, are JSON
-        values that the template may use. With `add_generation_prompt` the text ends where the assistant's answer
+        A message has a `role` and a `content`; further keys and `variables`, which go before the template's own, are
+        JSON values that the template may use. With `add_generation_prompt` the text ends where the assistant's answer
         begins.
 
         Raises: TokenizerError if the template refuses the conversation, is broken, needs more than 2 s or 256 MB, or
@@ -68,34 +76,58 @@ class ChatTemplate:
         """
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
-        request = {"source": self.source, "variables": self.special_tokens | prompt | variables}
+        request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}
         return str(self._process.ask(request, TIME_LIMIT_SECONDS))
+
+    def variable_names(self) -> list[str]:
+        """What the template looks up, beside the conversation and the special tokens.
+
+        Raises: TokenizerError if it is broken.
+        """
+        names: list[str] = self._process.ask({"source": self.source}, TIME_LIMIT_SECONDS)
+        return [name for name in names if name not in (*CONVERSATION_VARIABLES, *self.special_tokens)]
 
     def close(self) -> None:
         """Ends the child process; the next rendering starts another. Without this it ends with the program."""
         self._process.close()
 
 
-def load_chat_template(folder: Path, tokenizer: Tokenizer, choice: str | None = None) -> ChatTemplate:
+def load_chat_template(
+    folder: Path, tokenizer: Tokenizer, choice: str | None = None, variables: Mapping[str, Any] | None = None
+) -> ChatTemplate:
     """The template of a model folder with that tokenizer, or the one chosen: a Jinja file, or the word `plain`.
 
     In a folder, chat_template.jinja goes before `chat_template` in tokenizer_config.json, which is a template or a
     list of named ones, of which `default` is taken. additional_chat_templates/ is not looked at.
 
-    Raises: UsageError if there is none or the chosen file cannot be read, TokenizerError if the folder's is malformed.
+    Raises: UsageError if there is none, the chosen file cannot be read, or the template does not look one of the
+    `variables` up; TokenizerError if the folder's is malformed.
     """
+    template = _load(folder, tokenizer, choice, variables)
+    if variables:
+        names = template.variable_names()
+        for name in variables:
+            if name not in names:
+                known = f"it looks up {', '.join(names)}" if names else "it looks up none"
+                raise UsageError(f"--template-var {name}: {template.origin} has no such variable; {known}")
+    return template
+
+
+def _load(folder: Path, tokenizer: Tokenizer, choice: str | None, variables: Mapping[str, Any] | None) -> ChatTemplate:
     special_tokens = _special_tokens(folder, tokenizer)
     if choice == PLAIN:
         if tokenizer.encode("")[:1] != [tokenizer.bos_token_id]:  # such models never saw one
             special_tokens.pop("bos_token", None)
-        return ChatTemplate(PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,))
+        return ChatTemplate(
+            PLAIN_SOURCE, "the built-in chat template `plain`", special_tokens, (PLAIN_STOP_STRING,), variables
+        )
     if choice is not None:
         source, origin = _read_chosen(Path(choice)), f"the chat template {choice}"
     else:
         source, origin = _find_in(folder)
     if not source.strip():
         raise TokenizerError(f"{origin} is empty; choose another one with --chat-template FILE")
-    return ChatTemplate(source, origin, special_tokens)
+    return ChatTemplate(source, origin, special_tokens, variables=variables)
 
 
 def _read_chosen(path: Path) -> str:

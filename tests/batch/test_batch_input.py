@@ -136,7 +136,7 @@ def test_a_key_stands_once_in_an_object(content: bytes, key: str) -> None:
     problems = Problems()
     reader = LineReader(io.BytesIO(b'{"prompt": "a"}\n' + content), "in")
     assert len(list(read_input(reader, (), problems, is_text=False))) == 1
-    assert problems.first == [f"in line 2: the key '{key}' is there twice; give it once"]
+    assert problems.first == [f"in line 2: the key '{key}' appears twice; keep one of them"]
 
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -208,9 +208,9 @@ def test_line_ends_marks_and_empty_lines() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (('"a"', '"a"'), "in line 2: the id 'a' is that of line 1 too; give each line its own"),
-        (("1", "1.0"), "in line 2: the id 1.0 is that of line 1 too; give each line its own"),
-        (("2", "null"), "in line 2: the id 2 is that of line 1 too; give each line its own"),
+        (('"a"', '"a"'), "in line 2: the id 'a' is already used on line 1; give each line its own id"),
+        (("1", "1.0"), "in line 2: the id 1.0 is already used on line 1; give each line its own id"),
+        (("2", "null"), "in line 2: the id 2 is already used on line 1; give each line its own id"),
     ],
 )
 def test_an_id_stands_for_one_line(ids: tuple[str, str], message: str) -> None:

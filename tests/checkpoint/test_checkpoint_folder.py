@@ -103,7 +103,7 @@ def test_unreadable_folder(tmp_path):
 
 
 def test_empty_folder(tmp_path):
-    assert "is empty, expected config.json and *.safetensors; incomplete download?" in refusal(tmp_path)
+    assert "is empty, expected config.json and *.safetensors; download the model again" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("m.gguf", "GGUF"), ("m.bin", "PyTorch pickle"), ("m.onnx", "ONNX")])

@@ -10,10 +10,10 @@ import torch
 from row_steps import logits_of
 from tiny_models import CONFIG
 
-from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.model import num_parameters, open_model
 from llmcli.checkpoint.random_weights import RandomReader, write_shape
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.shapes import FORMATS, num_parameters, shape_model, shape_names
+from llmcli.checkpoint.shapes import FORMATS, shape_model, shape_names
 from llmcli.errors import CheckpointError, OutputError, UsageError
 from llmcli.runners.torch.load import load
 
@@ -46,7 +46,9 @@ def test_quantizing_leaves_the_parameters(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_shapes() -> None:
-    with pytest.raises(UsageError, match="'Llama-9' is no shape; there are Llama-2-13B, .*, TinyLlama-1.1B"):
+    with pytest.raises(
+        UsageError, match="'Llama-9' is not a known shape; expected one of Llama-2-13B, .*, TinyLlama-1.1B"
+    ):
         shape_model("Llama-9", "bf16")
 
 

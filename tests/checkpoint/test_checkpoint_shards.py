@@ -119,7 +119,7 @@ def test_hub_cache_of_links_into_blobs(tmp_path):
 def test_shards_without_index(folder):
     write_shards(folder)
     (folder / INDEX_NAME).unlink()
-    message = f"holds shards ({', '.join(SHARDS)}) but no {INDEX_NAME}; incomplete download?"
+    message = f"holds shards ({', '.join(SHARDS)}) but no {INDEX_NAME}; download it"
     assert message in refusal(folder)
     (folder / SHARDS[1]).unlink()
     assert f"holds shards ({SHARDS[0]}) but no {INDEX_NAME}" in refusal(folder)
@@ -142,7 +142,7 @@ def test_missing_shards_are_all_named(folder):
     write_shards(folder, **{f"x{number}": f"x-{number}.safetensors" for number in range(6)})
     (folder / SHARDS[0]).unlink()
     missing = [SHARDS[0], *(f"x-{number}.safetensors" for number in range(6))]
-    assert f"lacks 7 of 8 shards named in {INDEX_NAME}: {', '.join(missing)}; incomplete download?" in refusal(folder)
+    assert f"7 of 8 shards are missing in {folder}: {', '.join(missing)}; download the model again" in refusal(folder)
 
 
 def test_truncated_shard(folder):
@@ -199,7 +199,7 @@ def test_index_beyond_the_bounds(folder, content, message):
 
 def test_a_long_list_of_missing_shards_is_cut(folder):
     write_json(folder / INDEX_NAME, {"weight_map": {f"x{n}": f"x-{n:03}.safetensors" for n in range(300)}})
-    assert "x-099.safetensors and 200 more; incomplete" in refusal(folder)
+    assert "x-099.safetensors and 200 more; download the model again" in refusal(folder)
 
 
 @pytest.mark.parametrize(

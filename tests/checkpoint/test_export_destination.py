@@ -47,7 +47,9 @@ def test_what_is_not_a_model_folder_is_never_replaced(source: Path, tmp_path: Pa
     target = tmp_path / "there"
     make(kind, target)
     info = target.lstat()
-    message = "is not a model folder, and --force replaces nothing else" if replace else "exists; give another folder"
+    message = (
+        "is not a model folder, and --force replaces only model folders" if replace else "exists; give another folder"
+    )
     for attempt in (
         lambda: refuse_existing(target, replace=replace),
         lambda: export(source, target, INT8, replace=replace),
@@ -61,14 +63,14 @@ def test_what_is_not_a_model_folder_is_never_replaced(source: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "write to a folder of yours"),
-        (errno.EROFS, "write to a folder of yours"),
-        (errno.ENOSPC, "free some space, then run the same command again to go on where it is"),
-        (errno.EDQUOT, "free some space, then run the same command again to go on where it is"),
+        (errno.EACCES, "choose a folder that you can write to"),
+        (errno.EROFS, "choose a folder that you can write to"),
+        (errno.ENOSPC, "free some space, then run the same command again to resume"),
+        (errno.EDQUOT, "free some space, then run the same command again to resume"),
         (errno.EFBIG, "give a smaller --shard-size"),
         (errno.ENAMETOOLONG, "give a shorter name"),
         (errno.ENOTDIR, "give another folder"),
-        (errno.EIO, "check the disk, then run the same command again to go on where it is"),
+        (errno.EIO, "check the disk, then run the same command again to resume"),
     ],
 )
 @pytest.mark.parametrize("moment", [1, 30])

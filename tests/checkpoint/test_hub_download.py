@@ -156,7 +156,7 @@ def test_a_broken_connection_continues(hub: HubServer, tiny_llama: Path, weights
 def test_a_later_call_continues(hub: HubServer, tiny_llama: Path, weights: bytes) -> None:
     hub.add_model("org/tiny", tiny_llama)
     hub.cuts = [300_000, *NOTHING]
-    with pytest.raises(CheckpointError, match="check the network.* continues where it stopped$"):
+    with pytest.raises(CheckpointError, match="check the network.* partial downloads resume$"):
         resolve("org/tiny")
     assert hub.sent_bytes["model.safetensors"] == 300_000
     progress = Progress()
@@ -182,7 +182,7 @@ def test_five_failures_in_a_row_that_bring_nothing_end_it(
     monkeypatch.setattr("llmcli.checkpoint.hub_client.time.sleep", waited.append)
     hub.add_model("org/tiny", tiny_llama)
     hub.cuts = cuts
-    with pytest.raises(CheckpointError, match="continues where it stopped$"):
+    with pytest.raises(CheckpointError, match="partial downloads resume$"):
         resolve("org/tiny")
     assert waited == waits
     assert len(hub.ranges) == len(waits) + 1
@@ -287,12 +287,12 @@ def test_disk_space_is_asked_for_first(
     hub.add_model("org/tiny", tiny_llama)
     free(len(weights) - 1)
     cache = constants.HF_HUB_CACHE
-    message = rf"org/tiny needs 680.7 kB more in {cache}, but 680.7 kB are free; free some space .*HF_HOME"
+    message = rf"org/tiny needs 680.7 kB more; {cache} has 680.7 kB free; remove models .*HF_HOME"
     with pytest.raises(CheckpointError, match=message):
         resolve("org/tiny")
     assert hub.sent_bytes["model.safetensors"] == 0
     free(100)
-    with pytest.raises(CheckpointError, match="but 100 bytes are free"):
+    with pytest.raises(CheckpointError, match="has 100 bytes free"):
         resolve("org/tiny")
     free(len(weights))
     open_model(resolve("org/tiny"))

@@ -75,12 +75,12 @@ def test_an_answer_of_failure(tiny_hub: HubServer, status: int) -> None:
         assert message.startswith("no access to org/tiny (403, gated or private, or the token is not valid)")
     else:
         assert message.startswith(f"{tiny_hub.url} answers {status} ")
-        assert "try again later" in message
+        assert "wait, then try again" in message
 
 
 def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    expected = f"org/tiny is not complete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids a download"
+    expected = f"org/tiny is incomplete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids downloads"
     assert refusal("org/tiny").startswith(expected)
     assert not tiny_hub.requests
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -94,7 +94,7 @@ def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_connection(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_hub.close()
     message = refusal("org/tiny")
-    assert message.startswith(f"{tiny_hub.url} cannot be reached for org/tiny (")
+    assert message.startswith(f"cannot reach {tiny_hub.url} for org/tiny (")
     assert "refused" in message
     assert "check the network (or HF_ENDPOINT)" in message
 
@@ -191,7 +191,7 @@ def test_a_full_disk(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("llmcli.checkpoint.hub.run_transfer", fail)
-    expected = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, then run the command again"
+    expected = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, then try again"
     assert refusal("org/tiny").startswith(expected)
 
 

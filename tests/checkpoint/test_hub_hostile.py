@@ -173,7 +173,7 @@ def test_content_without_end(tiny_hub: HubServer, tiny_llama: Path, position: in
             endless(method, reply)
 
     on(tiny_hub, wanted, change)
-    assert f"sends more than the {size} bytes that the hub told" in refusal()
+    assert f"sends more than the {size} bytes that the hub announced" in refusal()
     assert written_bytes() <= sum(path.stat().st_size for path in tiny_llama.iterdir()) + 1000
     tiny_hub.change = None
     open_model(pull())
@@ -213,7 +213,7 @@ def test_a_file_too_long_for_its_kind(tiny_hub: HubServer) -> None:
             reply.headers["Content-Length"] = str(CONFIG.max_bytes + 1)
 
     on(tiny_hub, "config.json", change)
-    assert refusal().endswith("config.json has 16.8 MB, over the 16.8 MB that a config may have; try another revision")
+    assert refusal().endswith("config.json has 16.8 MB, over the limit of 16.8 MB for a config; try another revision")
     assert not tiny_hub.sent_bytes
     assert not Path(constants.HF_HUB_CACHE).exists()
 

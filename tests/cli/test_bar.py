@@ -1,5 +1,7 @@
 """The progress bar on a terminal: what it says before anything is done."""
 
+import contextlib
+import os
 import pty
 import re
 import subprocess
@@ -17,15 +19,48 @@ with progress("loading x", {unit!r}, first="importing torch") as on_progress:
 """
 
 
+def drawn_by(program: str) -> str:
+    """What a program draws on its terminal, without the control sequences."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env={"COLUMNS": "100"})
+    os.close(slave)
+    drawn = b""
+    with contextlib.suppress(OSError), open(master, "rb", buffering=0) as terminal:  # its end is an error on Linux
+        while piece := terminal.read(100_000):
+            drawn += piece
+    assert process.wait(timeout=60) == 0
+    return re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", drawn).decode()
+
+
 @pytest.mark.parametrize(("unit", "done"), [("bytes", "1/4 bytes"), ("prompts", "1/4")])
 def test_nothing_is_counted_before_the_total_is_known(unit: str, done: str) -> None:
-    master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", DRAWN.format(unit=unit)], stderr=slave, env={"COLUMNS": "100"})
-    assert process.wait(timeout=60) == 0
-    with open(master, "rb", buffering=0) as drawn:
-        told = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", drawn.read(100_000)).decode()
+    told = drawn_by(DRAWN.format(unit=unit))
     before, _, after = told.partition(done)
     assert "loading x" in before
     assert "importing torch" in before
     assert "?" not in before
     assert "importing torch" not in after
+
+
+COMPILED = """
+import time
+from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.progress import progress
+with progress("loading x", first="starting the card") as on_progress:
+    for done in range(3):
+        say_compiling(done, 2)
+        time.sleep(0.5)
+"""
+
+
+def test_the_bar_counts_what_is_compiled() -> None:
+    told = drawn_by(COMPILED)
+    assert told.count("compiling 2 kernels for this card, once") == 1
+    seen = re.findall(r"compiling kernels \d/\d|starting the card", told)
+    assert list(dict.fromkeys(seen)) == ["starting the card", "compiling kernels 0/2", "compiling kernels 1/2"]
+    assert seen[-1] == "starting the card"  # compiled, and nothing is read yet
+
+
+def test_without_a_terminal_one_line_tells_of_compiling() -> None:
+    process = subprocess.run([sys.executable, "-c", COMPILED], stderr=subprocess.PIPE, text=True, check=True)
+    assert process.stderr == "compiling 2 kernels for this card, once\n"

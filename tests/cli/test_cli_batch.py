@@ -184,7 +184,7 @@ def test_a_run_goes_on(
     told = llmcli(*arguments)
     assert told.exit_code == 0
     assert "Resumed: 1 of 3 prompts are done\n" in told.stderr
-    assert f"{output} ends in a torn line of 13 bytes, which is cut off and run again\n" in told.stderr
+    assert f"{output} ends in an incomplete line (13 bytes): removed, its prompt runs again\n" in told.stderr
     assert output.read_bytes().startswith(first)
     again = results(output)
     assert {key: without_times(value) for key, value in again.items()} == {
@@ -289,7 +289,7 @@ def test_what_fails_is_written_down_and_tried_again(
     with monkeypatch.context() as context:
         context.setattr("llmcli.cli.lazy.Scheduler", lambda *_: FakeScheduler(failing=ord("A")))
         told = llmcli(*arguments)
-    told.expect_error(1, f"2 of 3 prompts failed; their lines in {output} say why; run the same command again")
+    told.expect_error(1, f"2 of 3 prompts failed; see their lines in {output}; run the same command again")
     found = results(output)
     assert found[1] == {"id": 1, "error": {"message": "the card fell off"}}
     assert found["c"]["response"] is None
@@ -313,7 +313,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert told.exit_code == 130
     num_ended = len(results(output))
     assert 0 < num_ended < 3
-    last = f"Interrupted: {num_ended} of 3 prompts ended; run the same command again to go on"
+    last = f"Interrupted: {num_ended} of 3 prompts are done; run the same command again to resume"
     assert told.stderr.splitlines()[-1] == last
 
 
@@ -371,5 +371,5 @@ def test_check_counts_and_writes_nothing(
     assert facts["new tokens"] == "at most 18"
     assert " needed, " in facts["memory"]
     assert facts["time"].startswith("about ")
-    assert "an estimate" in facts["time"]
+    assert "estimated for texts of full length" in facts["time"]
     assert list(tmp_path.iterdir()) == [source]

@@ -70,7 +70,7 @@ def test_an_end_at_any_moment_is_gone_on_from(
         _, stderr = process.communicate(timeout=60)
         assert process.returncode in ((-9, 0) if how == signal.SIGKILL else (130, 0)), stderr
         if process.returncode == 130:
-            assert stderr.splitlines()[-1].endswith(b" prompts ended; run the same command again to go on")
+            assert stderr.splitlines()[-1].endswith(b" prompts are done; run the same command again to resume")
         assert output.read_bytes().count(b"\n") >= count
     process = start(*arguments)
     _, stderr = process.communicate(timeout=120)

@@ -50,8 +50,11 @@ def batch(llmcli: Call, tiny_llama: Path, source: Path, tmp_path: Path) -> Call:
     ("line", "parts"),
     [
         ({"prompt": "Hi", "temp": 1}, ("line 2: unknown key 'temp', expected prompt, messages, id, ",)),
-        ({"prompt": "Hi", "max_new_tokens": 600}, ("line 2: prompt 3 + new tokens 600 = 603 tokens", "context of 512")),
-        ({"prompt": "Hi" * 300}, ("line 2: prompt 601 + new tokens 1 = 602 tokens, over the context of 512",)),
+        (
+            {"prompt": "Hi", "max_new_tokens": 600},
+            ("line 2: the prompt has 3 tokens", "--max-new-tokens is 600; the context holds 512"),
+        ),
+        ({"prompt": "Hi" * 300}, ("line 2: the prompt has 601 tokens; the context holds 512",)),
         ({"messages": [{"role": "user", "content": "Hi"}]}, ("has no chat template",)),
         ({"custom_id": "a"}, ("line 2: method is missing",)),
         (
@@ -94,7 +97,7 @@ def test_many_problems_are_counted_and_ten_are_shown(batch: Call) -> None:
     assert (told.exit_code, told.stdout, len(lines)) == (2, "", 11)
     for number, line in enumerate(lines[:10], start=2):
         assert f"in.jsonl line {number}: unknown key 'x', expected " in line
-    assert lines[10].endswith("the first 10 are above, of 13 lines have problems; correct them, nothing was run")
+    assert lines[10].endswith("13 lines have problems (the first 10 are shown); nothing was run, correct them")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
@@ -112,10 +115,11 @@ def test_an_input_without_prompts(batch: Call, content: bytes) -> None:
         (("--temperature", "-1"), "temperature is -1"),
         (("--logit-bias", "999=1"), "--logit-bias names token 999"),
         (("--stop", ""), "--stop is empty"),
-        (("--context", "600"), "--context 600 is over the 512 tokens"),
+        (("--context", "600"), "--context 600 is over the context limit of tiny-llama, 512 tokens"),
         (("--preset", "none such"), "none such"),
-        (("--system", "Be kind"), "--system and --chat-template are for lines with messages; "),
-        (("--chat-template", "plain"), "--system and --chat-template are for lines with messages; "),
+        (("--system", "Be kind"), "--system, --chat-template and --template-var are for lines with messages; "),
+        (("--chat-template", "plain"), "--chat-template and --template-var are for lines with messages; "),
+        (("--template-var", "a=1"), "--template-var are for lines with messages; "),
         (("--device", "gpu"), "--device is 'gpu'"),
         (("--stats=start",), "--stats is 'start', expected no value"),
     ],
@@ -142,7 +146,7 @@ def test_the_output_is_not_the_input(batch: Call, source: Path, tmp_path: Path, 
         os.link(source, output)
     else:
         output = source if link == "same" else tmp_path / "." / "in.jsonl"
-    batch(output=output).expect_error(2, "is the input too; name another output")
+    batch(output=output).expect_error(2, "is also the input; name another output")
     assert source.read_text() == '{"prompt": "Hi"}\n'
 
 
@@ -151,7 +155,7 @@ def test_standard_input_from_the_output(
 ) -> None:
     with source.open() as file:
         monkeypatch.setattr(sys, "stdin", file)
-        llmcli("batch", "-", source).expect_error(2, "is the input too; name another output")
+        llmcli("batch", "-", source).expect_error(2, "is also the input; name another output")
 
 
 @pytest.mark.parametrize("name", ["out", "out.run.json", ".out.lock"])

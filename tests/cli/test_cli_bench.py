@@ -27,8 +27,8 @@ QUICK = ("--prompt", 20, "--prompt", 50, "--depth", 30, "--tokens", 4, "--repeat
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of this machine are not what is tested."""
-    monkeypatch.setattr("llmcli.runners.torch.predict.READ_BYTES", 2**20)
-    monkeypatch.setattr("llmcli.runners.torch.predict._PROBE_ROWS", 16)
+    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
+    monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"model +model, bfloat16, KV cache float32, context 86", lines[0])
-    assert re.fullmatch(r"device +CPU, float32, 1 thread, reads [\d.,]+ GB/s", lines[1])
+    assert re.fullmatch(r"device +CPU, float32, numpy, reads [\d.,]+ GB/s", lines[1])
     assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
-    assert lines[3] == "energy            not available: it is measured on NVIDIA cards only"
+    assert lines[3] == "energy            not available: only NVIDIA cards can be measured"
     assert lines[5].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
     assert [line.split()[0] for line in lines[6:8]] == ["20", "50"]
     assert lines[9].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
@@ -151,11 +151,15 @@ def test_an_interrupt_leaves_nothing(
 def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llmcli("bench", model, "--format", "int8").expect_error(2, "--format is for a shape")
     llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, bf16")
-    llmcli("bench", "Llama-9").expect_error(2, "'Llama-9' is no model folder and no shape; the shapes are Tiny")
-    llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv exclude each other")
-    llmcli("bench", model, "--tokens", 511).expect_error(2, "--tokens 511 leaves no room in the 512 tokens of model")
-    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth 500", "use at most 460")
-    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: 100_000)
+    llmcli("bench", "Llama-9").expect_error(
+        2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
+    )
+    llmcli("bench", model, "--json", "--csv").expect_error(2, "--json and --csv cannot be combined")
+    llmcli("bench", model, "--tokens", 511).expect_error(
+        2, "--tokens 511 leaves no room in the context of model, 512 tokens"
+    )
+    llmcli("bench", model, "--depth", 500, "--tokens", 20).expect_error(2, "--depth is 500", "use at most 460")
+    monkeypatch.setattr("llmcli.runners.host.memory.available_memory", lambda num_threads: 100_000)
     result = llmcli("bench", shape, "--scratch", "/proc/none")  # refused before anything is written there
     result.expect_error(4, "Tiny at float32 with context 512 needs", "follows from --prompt, --depth and --tokens")
 
@@ -222,9 +226,9 @@ def test_plan_table(llmcli: Llmcli, model: Path) -> None:
     lines = result.stdout.splitlines()
     layer = 2 * 128 * 128 + 2 * 128 * 32 + 3 * 128 * 256 + 2 * 128
     assert lines[0].split(maxsplit=1) == ["model", f"model, bfloat16, {2 * layer + 2 * 320 * 128 + 128:,} parameters"]
-    assert re.fullmatch(r"device +CPU, float32, reads [\d.,]+ GB/s \(measured\)", lines[1])
+    assert re.fullmatch(r"device +CPU, float32, numpy, reads [\d.,]+ GB/s \(measured\)", lines[1])
     assert re.search(r"\+ KV cache [\d.]+ [KM]iB \(float32\) \+", lines[3])
-    assert re.fullmatch(r"context +512 tokens; 512 would fit", lines[4])
+    assert re.fullmatch(r"context +512 tokens \(the maximum\)", lines[4])
     assert lines[6].split() == ["depth", "read", "per", "step", "tokens/s"]
     assert [line.split()[0] for line in lines[7:9]] == ["128", "511"]
     assert lines[10].split() == ["prompt", "tokens/s", "first", "token"]
@@ -285,7 +289,7 @@ def test_the_context_that_a_refusal_names_is_accepted(
     card = ("plan", "Llama-2-13B", "--format", "int4", "--memory", 9, "--bandwidth", 500)
     host = ("plan", model)
     needed = json.loads(llmcli(*host, "--json").stdout)["memory"]["total_bytes"]
-    monkeypatch.setattr("llmcli.runners.torch.memory.available_memory", lambda: needed - 1_000_000)
+    monkeypatch.setattr("llmcli.runners.host.memory.available_memory", lambda num_threads: needed - 1_000_000)
     for arguments, longest in ((card, 4096), (host, 512)):
         result = llmcli(*arguments, "--context", longest)
         result.expect_error(4, "is available: use --context ")
@@ -298,7 +302,9 @@ def test_the_context_that_a_refusal_names_is_accepted(
 
 
 def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
-    llmcli("plan", model, "--context", 513).expect_error(2, "--context 513 is over the 512 tokens model was made for")
+    llmcli("plan", model, "--context", 513).expect_error(
+        2, "--context 513 is over the context limit of model, 512 tokens"
+    )
     llmcli("plan", model, "--memory", 8).expect_error(2, "--memory and --bandwidth describe a card together")
     llmcli("plan", model, "--memory", "inf", "--bandwidth", 100).expect_error(2, "--memory")
     llmcli("plan", model, "--memory", 8, "--bandwidth", "1e300").expect_error(2, "--bandwidth")

@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_conversation(chat: Callable[..., Result]) 
 
 def test_verbose_says_what_was_computed(chat: Callable[..., Result]) -> None:
     result = chat("--message", "One", "--verbose")
-    assert "prompt 22 tokens, 0 kept, 22 computed in " in result.stderr
+    assert "prompt: 22 tokens (0 cached, 22 computed) in " in result.stderr
 
 
 def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
@@ -83,7 +83,7 @@ def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
 ) -> None:
     chat("--message", "One")
     assert not (tmp_path / "home").exists()
-    chat("--continue", "--message", "One").expect_error(2, "there is no last conversation yet")
+    chat("--continue", "--message", "One").expect_error(2, "--continue: no conversation in ")
     # What a terminal leaves behind:
     (tmp_path / "home" / "chat").mkdir(parents=True)
     last = tmp_path / "home" / "chat" / "last.json"
@@ -94,8 +94,11 @@ def test_a_script_leaves_the_last_conversation_alone_unless_it_goes_on_with_it(
     assert "".join(halves) == both
     assert [turn.user for turn in load_conversation(last).conversation.turns] == ["One", "Two"]
     resumed = chat("--resume", last, "--message", "Three")
-    assert "going on after 2 turns" in resumed.stderr
+    assert "Resumed: 2 turns" in resumed.stderr
     assert len(load_conversation(last).conversation.turns) == 2
+    by_name = chat("--resume", "last", "--message", "Three")  # a kept one, so it is the one that goes on
+    assert by_name.stdout == resumed.stdout
+    assert len(load_conversation(last).conversation.turns) == 3
 
 
 def test_overflow(chat: Callable[..., Result]) -> None:
@@ -106,7 +109,7 @@ def test_overflow(chat: Callable[..., Result]) -> None:
     assert "warning: the context is full: the model no longer sees turn" in result.stderr
     stopped = chat(*messages, "--context", 120, "--overflow", "stop", "--json")
     assert stopped.exit_code == 2
-    assert "tokens and the context 120" in stopped.stderr
+    assert "tokens; the context holds 120" in stopped.stderr
     assert 1 < len(json.loads(stopped.stdout)["turns"]) < 6
 
 
@@ -136,10 +139,10 @@ def test_a_model_without_a_template(llmcli: Callable[..., Result], tiny_llama: P
         (("--message", " "), ("--message is empty",)),
         (("--message", "a\udcff"), ("--message is not UTF-8 text",)),
         (("--message", "a", "--system", "\udcff"), ("--system is not UTF-8 text",)),
-        (("--continue", "--resume", "x.json"), ("exclude each other",)),
+        (("--continue", "--resume", "x.json"), ("--resume and --continue cannot be combined",)),
         (("--resume", "none.json"), ("none.json", "No such file")),
-        (("-m", "again"), ("the model is given twice",)),
-        (("--context", "4", "--message", "Hello there"), ("the message has 30 tokens", "the context 4")),
+        (("-m", "again"), ("the argument MODEL and --model cannot be combined",)),
+        (("--context", "4", "--message", "Hello there"), ("the message has 30 tokens", "the context holds 4")),
     ],
 )
 def test_refusals(chat: Callable[..., Result], flags: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -161,8 +164,8 @@ def test_blocks() -> None:
 def test_what_is_a_command() -> None:
     texts = ["/help", "/nonsense", "/edit a\nb", " /help", "/usr/bin\nis a folder", "help"]
     assert [text for text in texts if is_command(text)] == texts[:3]
-    names = "help reset system regen undo edit continue save load history params set stats tokens template copy-code"
-    assert [command.name for command in COMMANDS] == [*names.split(), "quit"]
+    names = "help reset system regen n choose undo edit edit-answer continue save load history params set stats probs"
+    assert [command.name for command in COMMANDS] == [*names.split(), "tokens", "template", "copy-code", "quit"]
 
 
 def test_help_imports_no_heavy_library() -> None:

@@ -9,6 +9,7 @@ from results import Result
 from scripted_talk import Talk, answers, open_talk
 
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
+from llmcli.engine.conversation_file import load_conversation
 
 ANSWER = "[a-h]{8}"
 
@@ -19,8 +20,13 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def talk(llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    return open_talk(llmcli, talker, tmp_path / "home", monkeypatch)
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    return open_talk(llmcli, talker, home, monkeypatch)
 
 
 def test_regenerating_and_going_back(talk: Talk) -> None:
@@ -28,7 +34,7 @@ def test_regenerating_and_going_back(talk: Talk) -> None:
     first, second, _, edited = answers(result)
     assert first != second
     assert edited != second
-    assert "taken back: Two" in result.stderr
+    assert "Removed: Two" in result.stderr
     again, _ = talk("Uno")
     assert answers(again) == [edited]
 
@@ -50,9 +56,9 @@ def test_system_prompts(talk: Talk) -> None:
 def test_saving_and_loading(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     result, editor = talk("One", "/save", f"/save {path}", "/reset", "/history", f"/load {path}", "/save", "/history")
-    assert "error: /save needs the name of a file" in result.stderr
+    assert "error: /save needs a name, or that of a file" in result.stderr
     assert f"1 turn from {path}" in result.stderr
-    assert "nothing was said yet\n" in result.stderr
+    assert "no messages yet\n" in result.stderr
     assert f"[1]\nOne\n\n[answer 1]\n{answers(result)[0]}\n" in result.stderr
     assert " 0% of 512 tokens" in editor.facts[0]
     assert " 6% of 512 tokens" in editor.facts[1]
@@ -97,9 +103,9 @@ def test_settings(talk: Talk) -> None:
 
 def test_figures(talk: Talk) -> None:
     result, _ = talk("/stats", "One", "/stats", "/tokens")
-    assert "error: there was no answer yet" in result.stderr
-    assert "prompt 22 tokens, 0 kept, 22 computed" in result.stderr
-    assert "turn 1  8 in the answer: One\nall     30 of 512 (6%)" in result.stderr
+    assert "error: no answer yet" in result.stderr
+    assert "prompt: 22 tokens (0 cached, 22 computed)" in result.stderr
+    assert "turn 1  8 tokens in the answer: One\nall     30 of 512 tokens (6%)" in result.stderr
 
 
 def test_errors_do_not_end_the_conversation(talk: Talk) -> None:
@@ -118,6 +124,27 @@ def test_edit_brings_the_message_up(talk: Talk) -> None:
     result, editor = talk("One", "/edit", " more", "/history")
     assert editor.drafts == ["", "", "/edit One", "", ""]
     assert "[1]\nOne more\n" in result.stderr
+
+
+def test_an_edited_answer_is_what_the_model_sees(talk: Talk, home: Path) -> None:
+    result, editor = talk("One", "/edit-answer", " and\nmore", "/template", "Two", "/template")
+    said = answers(result)[0]
+    assert editor.drafts[2] == f"/edit-answer {said}"
+    assert "answer changed" in result.stderr
+    assert f"[user]One<|end|>[assistant]{said} and\nmore<|end|>[user]Two<|end|>[assistant]\n" in result.stderr
+    assert result.stderr.count("and\nmore") == 1  # not in the prompt of the answer itself
+    (path,) = (home / "chat").glob("*.json")
+    assert load_conversation(path).conversation.turns[0].answer.content == f"{said} and\nmore"
+
+
+def test_an_edited_answer_goes_on(talk: Talk) -> None:
+    whole, _ = talk("One", flags=("--max-new-tokens", 16))
+    whole_text = answers(whole)[0]
+    cut, _ = talk("One", f"/edit-answer {whole_text[:4]}", "/set max-new-tokens 12", "/continue", "/history")
+    assert answers(cut)[1] == whole_text[4:]  # drawn as if those four had come by themselves
+    assert f"[answer 1]\n{whole_text}\n" in cut.stderr
+    result, _ = talk("/edit-answer x", "/edit-answer")
+    assert result.stderr.count("error: no turn yet; send a message first") == 2
 
 
 def test_leaving(talk: Talk) -> None:

@@ -73,7 +73,7 @@ def test_what_is_continued_stays_one_file(talk: Talk, home: Path) -> None:
     talk("One")
     talk("Two")
     result, _ = talk("More", flags=("--continue",))
-    assert "going on after 1 turn\n" in result.stderr
+    assert "Resumed: 1 turn\n" in result.stderr
     talk("Even more", flags=("--continue",))
     assert kept(home) == [["One"], ["Two", "More", "Even more"]]
 
@@ -110,12 +110,12 @@ def test_no_two_keepers_hold_one_file(tmp_path: Path) -> None:
 def test_two_chats_at_once_lose_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
     first = open_terminal()
     first.prompt()
-    first.command("One", "continue goes on")
+    first.command("One", "continue resumes it")
     second = open_terminal("--continue")
-    second.expect(r"is open in another chat: this one goes on in a file of its own")
+    second.expect(r"is open in another chat: this one is saved in a new file")
     second.prompt()
-    second.command("Two", "continue goes on")
-    first.command("Three", "continue goes on")
+    second.command("Two", "continue resumes it")
+    first.command("Three", "continue resumes it")
     assert sorted(kept(home)) == [["One", "Three"], ["One", "Two"]]
     for terminal in (second, first):
         terminal.child.send(CTRL_D)
@@ -127,7 +127,7 @@ def test_two_chats_at_once_lose_nothing(open_terminal: Callable[..., ChatTermina
 def test_a_killed_chat_holds_nothing(open_terminal: Callable[..., ChatTerminal], talk: Talk, home: Path) -> None:
     terminal = open_terminal()
     terminal.prompt()
-    terminal.command("One", "continue goes on")
+    terminal.command("One", "continue resumes it")
     terminal.child.kill(9)
     terminal.child.wait()
     talk("Two", flags=("--continue",))
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(talk: Talk, home: Path) -> No
     result, _ = talk("One", "Two")
     assert len(answers(result)) == 2
     assert result.stderr.count("warning: ") == 1
-    assert "nothing can be kept in" in result.stderr
+    assert "cannot save conversations in" in result.stderr
     assert "Not a directory" in result.stderr
 
 
@@ -149,7 +149,7 @@ def test_other_things_in_the_folder_are_not_conversations(talk: Talk, home: Path
     (folder / "a.json").mkdir(parents=True)
     (folder / "b.json").symlink_to("nowhere")
     os.mkfifo(folder / "c.json")
-    with pytest.raises(AssertionError, match="there is no last conversation yet"):
+    with pytest.raises(AssertionError, match="--continue: no conversation in "):
         talk(flags=("--continue",))
     result, _ = talk("One")
     assert "warning" not in result.stderr
@@ -163,13 +163,13 @@ def test_a_lock_that_cannot_be_taken(talk: Talk, home: Path) -> None:
     (path,) = (home / "chat").glob("*.json")
     path.with_suffix(".lock").mkdir()
     result, _ = talk("Two", flags=("--continue",))
-    assert "warning: nothing can be kept in" in result.stderr
+    assert "warning: cannot save conversations in" in result.stderr
     assert sorted(kept(home)) == [["One"], ["One", "Two"]]
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="the user has no home folder; set HOME or LLMCLI_HOME"):
+    with pytest.raises(UsageError, match="there is no home folder; set HOME or LLMCLI_HOME"):
         Keeper(Path("~/.local/state/llmcli/chat")).save(SAVED)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_a_history_that_cannot_be_kept(
     history = line_editor._open_history(path)
     assert isinstance(history, InMemoryHistory)
     said = capsys.readouterr().err
-    assert said.startswith("warning: what is typed is kept for this conversation only: ")
+    assert said.startswith("warning: the input history is not saved: ")
     assert said.count("\n") == 1
 
 
@@ -217,9 +217,9 @@ def test_bytes_that_are_not_text_in_a_terminal(open_terminal: Callable[..., Chat
         os.write(terminal.child.child_fd, line)
         time.sleep(0.2)
         os.write(terminal.child.child_fd, b"\r")
-        terminal.expect("error: the line holds bytes that are not UTF-8 text")
+        terminal.expect("error: the line has bytes that are not UTF-8")
         terminal.prompt()
         os.write(terminal.child.child_fd, b"\x03")  # away with the draft
-    terminal.command("And now?", "continue goes on")
+    terminal.command("And now?", "continue resumes it")
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0

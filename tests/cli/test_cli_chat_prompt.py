@@ -86,13 +86,13 @@ def test_a_template_that_refuses(llmcli: Callable[..., Result], chat_model: Path
 def test_a_template_that_writes_nothing(llmcli: Callable[..., Result], chat_model: Path) -> None:
     (chat_model / "chat_template.jinja").write_text("{{ '' }}")
     llmcli("generate", "Hi", "--chat", "-m", chat_model).expect_error(
-        3, "chat_template.jinja made nothing of the message"
+        3, "chat_template.jinja gives an empty prompt for this message"
     )
 
 
 @pytest.mark.parametrize("flags", [("--system", "Be kind."), ("--chat-template", "plain")])
 def test_flags_that_belong_to_chat(llmcli: Callable[..., Result], tiny_llama: Path, flags: tuple[str, str]) -> None:
-    llmcli("generate", "Hi", "-m", tiny_llama, *flags).expect_error(2, "belong to --chat")
+    llmcli("generate", "Hi", "-m", tiny_llama, *flags).expect_error(2, "need --chat")
 
 
 def test_info_says_where_the_template_is(llmcli: Callable[..., Result], chat_model: Path) -> None:

@@ -20,7 +20,7 @@ from chat_terminal import (
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 
-AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue goes on\)"
+AT_LIMIT = rf"{ANSWER}\r\n\(stopped at --max-new-tokens; /continue resumes it\)"
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +60,25 @@ def test_messages_of_several_lines_and_commands(
     terminal.command('seven"""', AT_LIMIT)
     terminal.command("/history", r"four\r\nfive\r\n(.|\n)*six\r\n\r\nseven\r\n")
     path = tmp_path / "talk.json"
-    terminal.command(f"/save {path}", "saved to")
+    terminal.command(f"/save {path}", "Saved to")
     messages = [turn.user for turn in load_conversation(path).conversation.turns]
     assert messages == ["one\ntwo\n/three", "four\nfive", "six\n\nseven"]
 
     terminal.command("/nonsense", "error: unknown command /nonsense; /help lists them")
     terminal.command("/set temperature hot", "error: temperature is 'hot', expected a number")
-    terminal.command("/undo", "taken back: six")
-    terminal.command("/undo", "taken back: four")
+    terminal.command("/undo", "Removed: six")
+    terminal.command("/undo", "Removed: four")
     again = terminal.command("/regen", AT_LIMIT)
     assert again != pasted
     terminal.child.send("/und")
-    terminal.expect("Take the last turn back")
+    terminal.expect("Remove the last turn")
     terminal.child.send("\t")
     terminal.expect("o")
-    terminal.command("", "taken back: one")
+    terminal.command("", "Removed: one")
     terminal.command(f"/load {path}", "3 turns from")
     terminal.command("/edit", "five|seven")  # the last message comes up for editing
     terminal.command(" eight", AT_LIMIT)
-    terminal.command(f"/save {path}", "saved to")
+    terminal.command(f"/save {path}", "Saved to")
     assert [turn.user for turn in load_conversation(path).conversation.turns][2] == "six\n\nseven eight"
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0
@@ -89,7 +89,7 @@ def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless
     terminal.enter("Tell me a story")
     terminal.expect("[a-h]{50}")
     terminal.child.sendintr()
-    terminal.expect(r"\(stopped; /continue goes on\)")
+    terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     (saved,) = (tmp_path / "home" / "chat").glob("*.json")
     first = load_conversation(saved).conversation.last.answer
@@ -105,11 +105,11 @@ def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless
 
     terminal.child.send(f"not sent{CTRL_C}")
     terminal.child.send(CTRL_C)
-    terminal.expect("Ctrl-C again or Ctrl-D leaves")
+    terminal.expect("press Ctrl-C again, or Ctrl-D, to quit")
     terminal.prompt()
     terminal.command("And now", AT_LIMIT)
     terminal.child.send(CTRL_C)
-    terminal.expect("Ctrl-C again or Ctrl-D leaves")
+    terminal.expect("press Ctrl-C again, or Ctrl-D, to quit")
     terminal.prompt()
     terminal.child.send(CTRL_C)
     assert terminal.finish() == 0
@@ -122,13 +122,13 @@ def test_ctrl_c_in_a_prefill(open_terminal: Callable[..., ChatTerminal], endless
     terminal.enter("/regen")
     terminal.expect(r"reading [1-9]\d* of 70\d+ tokens")
     terminal.child.sendintr()
-    terminal.expect(r"prompt 70\d+ tokens, 0 kept, \d+ computed")
-    terminal.expect(r"\(stopped; /continue goes on\)")
+    terminal.expect(r"prompt: 70\d+ tokens \(0 cached, \d+ computed\)")
+    terminal.expect(r"\(stopped; /continue resumes it\)")
     terminal.prompt()
     terminal.enter("/continue")
-    kept = terminal.expect(r"prompt 70\d+ tokens, [1-9]\d* kept")
+    kept = terminal.expect(r"prompt: 70\d+ tokens \([1-9]\d* cached")
     terminal.prompt()
-    assert int(kept.split()[3]) < 7000
+    assert int(kept.split()[3].lstrip("(")) < 7000
     terminal.command("/history", rf"x\r\n\r\n\[answer 1\]\r\n{ANSWER}")
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0
@@ -161,16 +161,16 @@ def test_a_killed_conversation_goes_on(open_terminal: Callable[..., ChatTerminal
     terminal = open_terminal("--continue", "--max-new-tokens", 9)  # the file knows the model
     terminal.command("/history", rf"The first question\r\n\r\n\[answer 1\]\r\n{first}\r\n(.|\n)*The second question")
     terminal.command("/continue", AT_LIMIT)
-    terminal.command("/tokens", r"turn 2\s+\d+ in the answer: The second question")
+    terminal.command("/tokens", r"turn 2\s+\d+ tokens in the answer: The second question")
 
 
 def test_what_no_longer_fits_is_dropped_and_named(open_terminal: Callable[..., ChatTerminal], talker: Path) -> None:
     terminal = open_terminal(talker, "--context", 200, "--max-new-tokens", 20, "--system", "Be kind.")
     for number in range(3):
         terminal.command(f"Question {number}", AT_LIMIT)
-    terminal.command("Question 3", r"the model no longer sees turns? 1.*?; \d+ tokens of the rest are computed again")
+    terminal.command("Question 3", r"the model no longer sees turns? 1.*?; \d+ tokens of the rest are recomputed")
     terminal.command("/history", "Be kind.(.|\n)*1, no longer seen by the model")
     terminal.command("/set overflow stop", "overflow is stop")
-    terminal.command("x" * 150, r"error: the conversation has \d+ tokens and the context 200; take turns back")
+    terminal.command("x" * 150, r"error: the conversation has \d+ tokens; the context holds 200; remove turns")
     terminal.enter("/quit")
     assert terminal.finish() == 0

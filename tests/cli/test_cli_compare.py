@@ -46,7 +46,7 @@ def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, c
     assert 0 < answer["mean_kl"] < 0.01
     assert 0.9 < answer["top1_agreement"] <= 1
     text = llmcli(*arguments).stdout
-    assert f"mean KL divergence {answer['mean_kl']:.3g} nats a token" in text
+    assert f"mean KL divergence {answer['mean_kl']:.3g} nats per token" in text
     assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
 
 
@@ -89,7 +89,10 @@ def test_diff_marks_divergences(
     assert answer["num_divergences"] > 0
     result = llmcli(*arguments)
     assert result.stdout.count(">") >= answer["num_divergences"]
-    assert f"the first {answer['num_agreeing']} tokens are the same; B would choose another token" in result.stdout
+    same = answer["num_agreeing"]
+    begins = f"the first {same} tokens are the same" if same > 1 else "they differ from the first token on"
+    assert same != 1
+    assert f"{begins}; B would choose another token" in result.stdout
     monkeypatch.setattr("llmcli.cli.diff.has_color", lambda stream: True)
     tinted = llmcli(*arguments).stdout
     assert tinted != result.stdout
@@ -102,7 +105,7 @@ def test_diff_of_a_model_with_itself(llmcli: Callable[..., Result], tiny_llama: 
         llmcli("generate", "Hi", "-m", tiny_llama, "--temperature", 0, "--max-new-tokens", 5, "--json").stdout
     )["text"]
     assert result.stdout.startswith(text)
-    assert "B tells the same text" in result.stdout
+    assert "B writes the same text" in result.stdout
     assert "mean KL divergence 0 nats" in result.stdout
 
 
@@ -117,6 +120,8 @@ def test_other_vocabularies_are_refused(
 def test_eval_refuses_what_leaves_no_context(llmcli: Callable[..., Result], tiny_llama: Path, text_file: Path) -> None:
     arguments = ("eval", tiny_llama, "-f", text_file, "--context", 64)
     llmcli(*arguments, "--stride", 63).expect_error(2, "leaves no context in a window of 64; use at most 62")
-    llmcli("eval", tiny_llama, "-f", text_file, "--context", 513).expect_error(2, "over the 512 tokens")
+    llmcli("eval", tiny_llama, "-f", text_file, "--context", 513).expect_error(
+        2, "over the context limit of tiny-llama, 512 tokens"
+    )
     result = llmcli("diff", tiny_llama, tiny_llama, "Hi", "--max-new-tokens", 600)
-    result.expect_error(2, "over the context of 512; use --max-new-tokens 509 or a shorter prompt")
+    result.expect_error(2, "the context holds 512; use --max-new-tokens 509 or a shorter prompt")

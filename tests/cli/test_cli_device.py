@@ -13,6 +13,7 @@ from llmcli.engine.events import Timings
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels import device
 from llmcli.kernels.environment import Card, Driver
+from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)
 NEW_CARD = Card(1, "New Card", (9, 0), 80 * 2**30)
@@ -102,3 +103,18 @@ def test_time_that_samples_share_counts_once() -> None:
     assert decode_wall_seconds([timings(1.0, 2.0), timings(1.0, 3.0), timings(1.5, 1.0)]) == pytest.approx(3.0)
     assert decode_wall_seconds([timings(5.0, 2.0), timings(1.0, 3.0)]) == pytest.approx(5.0)
     assert decode_wall_seconds([]) == 0
+
+
+def test_the_cpu_runs_small_models_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = SMALL_PARAMETERS
+    for num_parameters, options, expected in (
+        (least - 1, RunnerOptions("cpu", "auto", None), True),
+        (least - 1, RunnerOptions("cpu", "auto", 1), True),
+        (least, RunnerOptions("cpu", "auto", None), False),
+        (1000, RunnerOptions("cpu", "float32", None), False),
+        (1000, RunnerOptions("cpu", "bfloat16", None), False),
+        (1000, RunnerOptions("cpu", "auto", 2), False),
+        (1000, RunnerOptions("cpu", "auto", None, "int8"), False),
+    ):
+        monkeypatch.setattr("llmcli.checkpoint.model.num_parameters", lambda model, count=num_parameters: count)
+        assert options.runs_on_numpy(None) == expected, (num_parameters, options)  # type: ignore[arg-type]

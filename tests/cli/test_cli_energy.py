@@ -28,8 +28,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     monkeypatch.setattr("llmcli.measure.energy.SHORTEST_SECONDS", 0.005)
     monkeypatch.setattr("llmcli.measure.bench._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("llmcli.measure.bench._ENERGY_SECONDS", 0.1)
-    monkeypatch.setattr("llmcli.runners.torch.predict.READ_BYTES", 2**20)
-    monkeypatch.setattr("llmcli.runners.torch.predict._PROBE_ROWS", 16)
+    monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
+    monkeypatch.setattr("llmcli.runners.host.predict._PROBE_ROWS", 16)
     return library
 
 
@@ -92,7 +92,7 @@ def test_stats_tell_the_energy_of_decoding(llmcli: Llmcli, tiny_llama: Path, nvm
 def test_a_run_that_is_too_short(llmcli: Llmcli, tiny_llama: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.measure.energy.SHORTEST_SECONDS", 60.0)
     stderr = llmcli("generate", "Hi", "-m", tiny_llama, "--max-new-tokens", 3, "--stats").stderr
-    assert re.search(r"^energy +too short a run for the card's counter$", stderr, re.MULTILINE)
+    assert re.search(r"^energy +the run is too short for the card's counter$", stderr, re.MULTILINE)
 
 
 def test_stats_without_a_card_leave_energy_out(llmcli: Llmcli, tiny_llama: Path) -> None:

@@ -77,7 +77,7 @@ def test_pull_of_a_branch_that_moved_on(tiny_hub: HubServer, llmcli: Callable[..
 
 @pytest.mark.parametrize("name", ["tiny", "./org/tiny", "org/tiny/", "/org/tiny"])
 def test_pull_of_a_path(llmcli: Callable[..., Any], name: str) -> None:
-    message = f"error: {name!r} is a path, expected a hub id, ORG/NAME or ORG/NAME@REVISION\n"
+    message = f"error: {name!r} is not of the form ORG/NAME or ORG/NAME@REVISION\n"
     assert llmcli("pull", name) == (2, "", message)
 
 
@@ -125,7 +125,7 @@ def test_a_process_of_its_own(tiny_hub: HubServer) -> None:
     assert (again.returncode, again.stdout, again.stderr) == (0, result.stdout, "")
     other = subprocess.run([*LLMCLI, "pull", "org/other"], capture_output=True, text=True, timeout=60, env=offline)
     assert (other.returncode, other.stdout) == (3, "")
-    assert "HF_HUB_OFFLINE forbids a download; unset HF_HUB_OFFLINE" in other.stderr
+    assert "HF_HUB_OFFLINE forbids downloads; unset HF_HUB_OFFLINE" in other.stderr
     assert other.stderr.count("\n") == 1
     assert len(tiny_hub.requests) == num_requests
 
@@ -192,7 +192,7 @@ def test_models_list_warns_of_damage(tiny_hub: HubServer, llmcli: Callable[..., 
 
 def test_models_rm(tiny_hub: HubServer, llmcli: Callable[..., Any], total_size: str) -> None:
     folder = Path(llmcli("pull", "org/tiny").stdout.strip())
-    message = f"error: removing org/tiny ({total_size}) has to be confirmed, and there is no terminal; add --yes\n"
+    message = f"error: cannot ask whether to remove org/tiny ({total_size}): no terminal; add --yes\n"
     assert llmcli("models", "rm", "org/tiny") == (2, "", message)
     assert folder.exists()
     assert llmcli("models", "rm", "org/tiny", "--yes") == (0, "", f"removed org/tiny, {total_size} freed\n")
@@ -240,7 +240,7 @@ def test_a_token_that_is_not_ascii(tiny_hub: HubServer) -> None:
     environment = {**os.environ, "HF_TOKEN": "hé"}
     result = subprocess.run([*LLMCLI, "pull", "org/tiny"], capture_output=True, text=True, timeout=60, env=environment)
     assert (result.returncode, result.stdout) == (3, "")
-    assert result.stderr.startswith("error: the token of HF_TOKEN or `hf auth login` has a character")
+    assert result.stderr.startswith("error: the token in HF_TOKEN or of `hf auth login` has an invalid character")
 
 
 def test_models_list_of_odd_times(tiny_hub: HubServer, llmcli: Callable[..., Any]) -> None:

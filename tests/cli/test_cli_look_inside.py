@@ -70,6 +70,9 @@ def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
     assert lines["ends with"] == "<|end|> (257)"
     assert lines["chat template"] == "none"
     assert lines["temperature"] == "0.8 (default)"
+    floats = 3 * (2 * 64 * 64 + 2 * 16 * 64 + 3 * 64 * 176 + 2 * 64) + 2 * 288 * 64 + 64
+    assert lines["memory, numpy"] == lines["memory, float32"]  # the model is stored as float32
+    assert f"weights {4 * floats / 1024:.1f} KiB" in lines["memory, numpy"]
     assert lines["memory, float32"].endswith("KV cache 192.0 KiB")  # 2 * 3 layers * 16 * 512 tokens * 4 bytes
 
 
@@ -84,7 +87,7 @@ def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result]
 
 def test_info_errors_like_generate(llmcli: Callable[..., Result], tmp_path: Path, tiny_llama: Path) -> None:
     llmcli("info", tmp_path / "none").expect_error(3, "does not exist")
-    llmcli("info", tiny_llama, "--context", 513).expect_error(2, "over the 512 tokens")
+    llmcli("info", tiny_llama, "--context", 513).expect_error(2, "over the context limit of tiny-llama", "512 tokens")
 
 
 def test_presets(llmcli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,5 +161,5 @@ def test_doctor_sees_a_cache_that_cannot_be_written(
     monkeypatch.setenv("LLMCLI_HOME", "/proc/nowhere")
     result = llmcli("doctor")
     assert result.exit_code == 4
-    assert "kernels are compiled anew at every start" in result.stdout
+    assert "kernels are compiled again at every start" in result.stdout
     assert "set LLMCLI_HOME to another folder" in result.stdout

@@ -76,14 +76,16 @@ def test_layers_that_the_group_does_not_divide_are_listed(llmcli: Llmcli, tmp_pa
     model = write_tiny_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 250})
     result = llmcli("quantize", model, tmp_path / "int8")
     (line,) = [line for line in result.stderr.splitlines() if "does not divide" in line]
-    assert line.startswith("warning: group size 128 does not divide the input size of 2 layer(s)")
+    assert line.startswith(
+        "warning: group size 128 does not divide the input size of these layers, which get one scale per row: "
+    )
     assert line.endswith("model.layers.0.mlp.down_proj, model.layers.1.mlp.down_proj")
 
 
 def test_a_head_that_leaves_the_embedding_is_announced(llmcli: Llmcli, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
     result = llmcli("quantize", model, tmp_path / "int8", "--head", "int8")
-    assert "the output head shared the embedding and now stands beside it: 41.6 kB more in the file" in result.stderr
+    assert "the output head is now stored apart from the embedding: 41.6 kB more" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,11 @@ def test_a_head_that_leaves_the_embedding_is_announced(llmcli: Llmcli, tmp_path:
         (("--group-size", 16), "--group-size is '16', expected one of 32, 64, 128, channel"),
         (("--head", "int4"), "--head is 'int4', expected one of keep, int8"),
         (("--asymmetric",), "--asymmetric is for --bits 4"),
-        (("--asymmetric", "--bits", 4, "--head", "int8"), "--asymmetric does not go with --head int8"),
+        (("--asymmetric", "--bits", 4, "--head", "int8"), "--asymmetric and --head int8 cannot be combined"),
         (("--shard-size", "5"), "--shard-size is '5', expected a size such as 5GB"),
         (("--shard-size", "0.0GB"), "--shard-size is '0.0GB'"),
         (("--shard-size", "9" * 5000 + "GB"), "--shard-size is '999"),
-        (("--bits", "9" * 5000), "Invalid value for '--bits'"),
+        (("--bits", "9" * 5000), "--bits: expected"),
         (("--skip", "(.+)+$^"), "--skip '(.+)+$^' does not end within 3 s"),
         (("--skip", "a" * 5000), "is longer than 4000 characters"),
         (("--skip", "["), "--skip '[' is not a regular expression"),
@@ -144,7 +146,7 @@ def test_a_stopped_run_is_taken_up(
     monkeypatch.setattr(export, "measure_quality", interrupted)
     result = llmcli(*command)
     assert result.exit_code == 130
-    assert "stopped; the same command goes on" in result.stderr
+    assert "Stopped: run the same command again to resume" in result.stderr
     assert not (tmp_path / "int8").exists()
     monkeypatch.undo()
     result = llmcli(*command, "--bits", 4, "--dry-run")  # looks, and leaves the unfinished run alone
@@ -169,7 +171,7 @@ def test_another_run_starts_clean_and_says_so(
         assert llmcli("quantize", model, tmp_path / "int8").exit_code == 130
     result = llmcli("quantize", model, tmp_path / "int8", "--group-size", 64)
     assert result.exit_code == 0
-    assert result.stderr.startswith("starting clean: ")
+    assert result.stderr.startswith("starting over: ")
     assert [path.name for path in tmp_path.iterdir()] == ["int8"]
 
 

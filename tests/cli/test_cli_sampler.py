@@ -231,6 +231,6 @@ def test_absurd_biases_neither(generate: Callable[..., Result], value: str) -> N
 
 def test_help_lists_every_step(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # in 80 the longest name is cut
-    text = llmcli("generate", "--help").stdout
+    text = llmcli("generate", "--help-all").stdout
     assert SAMPLING_PANEL in text
     assert all(f"--{name.replace('_', '-')}" in text for name in (*SPECS, "sampler_order", "dry_breaker"))

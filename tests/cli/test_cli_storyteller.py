@@ -14,7 +14,7 @@ from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, save_conversation
 from llmcli.resources import STORYTELLER, resource_folder
 
-SAID = "no model given: this is the built-in storyteller, a small demonstration; --model takes another\n"
+SAID = "Using the built-in storyteller, a small demonstration (choose another model with --model)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_info_tokenize_and_eval(llmcli: Callable[..., Result], tmp_path: Path) -
 
 @pytest.mark.parametrize("command", ["chat", "info", "eval"])
 def test_a_model_is_named_once(llmcli: Callable[..., Result], command: str) -> None:
-    llmcli(command, "one", "--model", "two").expect_error(2, "the model is given twice")
+    llmcli(command, "one", "--model", "two").expect_error(2, "the argument MODEL and --model cannot be combined")
 
 
 @pytest.mark.parametrize("command", ["info", "eval"])

@@ -28,13 +28,23 @@ def test_a_folder_that_was_removed_under_the_shell(tmp_path):
 @pytest.mark.parametrize("command", ["generate Once --max-new-tokens 3 --threads 1", "plan"])
 @pytest.mark.parametrize("mib", [280, 400, 500, 540])  # torch, while it is imported, aborts below 550
 def test_too_little_memory_is_one_line(mib, command):
+    expect_one_line_within(mib, f"{command} --dtype float32")
+
+
+@pytest.mark.parametrize("command", ["generate Once --max-new-tokens 3", "plan"])
+@pytest.mark.parametrize("mib", [140, 190, 215, 250])
+def test_too_little_memory_without_torch_is_one_line(mib, command):
+    expect_one_line_within(mib, command)
+
+
+def expect_one_line_within(mib, command):
     limits = (mib * 1024**2,) * 2
     result = run(*command.split(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
     assert result.returncode == 4, result.stderr
-    errors = [line for line in result.stderr.splitlines() if not line.startswith("no model given")]
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("Using the built-in storyteller")]
     assert len(errors) == 1, result.stderr
     assert errors[0].startswith("error: ")
-    assert "out of memory" in errors[0] or "`ulimit -v` leaves" in errors[0]
+    assert "out of memory" in errors[0] or "`ulimit -v` leaves" in errors[0] or "is available: use" in errors[0]
 
 
 def test_show_completion_succeeds():

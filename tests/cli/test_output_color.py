@@ -111,7 +111,7 @@ def test_without_its_escapes_it_is_the_plain_text_and_every_tint_is_reset(choice
     for form in (TextOutput, ColorOutput):
         with pytest.MonkeyPatch.context() as patch:
             chunks: list[str] = []
-            patch.setattr(terminal, "write", lambda text, is_drawn=False, chunks=chunks: chunks.append(text))
+            patch.setattr(terminal, "write", lambda text, chunks=chunks, **how: chunks.append(text))
             play(form(make_facts(tokenizer)), events)
             outputs.append(chunks)
     plain, colored = outputs

@@ -9,7 +9,8 @@ import pytest
 from inspected_runs import PieceTokenizer, make_events, make_facts, play
 from results import Result
 
-from llmcli.cli.output.html import PAGE_MARK, HtmlOutput
+from llmcli.cli.output.html import HtmlOutput
+from llmcli.cli.output.page_kit import PAGE_MARK
 from llmcli.errors import OutputError, UsageError
 
 TOKENIZER = PieceTokenizer(["Once"])
@@ -107,4 +108,4 @@ def test_refused_before_the_model_is_looked_at(llmcli: Callable[..., Result], tm
     path.write_bytes(OLD)
     llmcli("generate", "Once", *flags).expect_error(2, "notes.html exists; replace it with --force")
     llmcli("generate", "Once", *flags, "--force").expect_error(3, "none does not exist")
-    llmcli("generate", "Once", "--force").expect_error(2, "--force replaces the page of --html FILE")
+    llmcli("generate", "Once", "--force").expect_error(2, "--force needs --html FILE")

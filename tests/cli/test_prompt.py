@@ -100,7 +100,7 @@ def test_a_pipe_that_says_nothing_is_waited_for_with_a_word(
     writer = threading.Timer(0.3, fill, (pipe, b"late"))
     writer.start()
     assert prompt.read_prompt("Once", None) == "Once\n\nlate"
-    assert "waiting for standard input, to join it to the prompt" in capsys.readouterr().err
+    assert "waiting for standard input, to append it to the prompt" in capsys.readouterr().err
     writer.join()
 
 

@@ -62,12 +62,12 @@ def test_what_a_user_has_set_stays(name: str, load: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch has GNU's OpenMP on Linux")
-@pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan", "--device", "cpu"]])
+@pytest.mark.parametrize("command", [["generate", "Once", "--max-new-tokens", "2"], ["plan"]])
 def test_openmp_reads_it(command: list[str]) -> None:
     """OpenMP itself says what it has read: too late a setting would leave 300000."""
     environment = {name: value for name, value in os.environ.items() if name not in thread_waiting._VARIABLES}
     run = subprocess.run(
-        [sys.executable, "-m", "llmcli", *command],
+        [sys.executable, "-m", "llmcli", *command, "--device", "cpu", "--dtype", "float32"],
         cwd=ROOT,
         env={**environment, "OMP_DISPLAY_ENV": "VERBOSE", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

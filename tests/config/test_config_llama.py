@@ -182,4 +182,4 @@ def test_windows_that_contradict_each_other_are_noted() -> None:
     settings = {"use_sliding_window": False, "sliding_window": 9, "layer_types": [WINDOWED, FULL, WINDOWED]}
     config = LlamaConfig.from_dict({**CONFIG, "model_type": "smollm3", "architectures": None, **settings}, "c")
     assert config.traits.sliding_windows == (9, None, 9)
-    assert config.notes == ("use_sliding_window is false, but layer_types wants sliding windows: they are applied",)
+    assert config.notes == ("use_sliding_window is false, but layer_types has sliding windows: they are used",)

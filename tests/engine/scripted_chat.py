@@ -49,7 +49,7 @@ class ScriptedChatRunner(SteppingRunner):
         (row,) = self._rows
         return list(self.token_ids(row))
 
-    def open(self, prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+    def open(self, prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         row = super().open(prompt, sampler)
         self._begin(row, prompt, sampler)
         return row

@@ -181,7 +181,7 @@ def test_what_is_not_a_conversation_is_never_replaced(path: Path, tmp_path: Path
     empty.touch()
     before = path.read_bytes()
     for target, message in [
-        (link, "is a link, which is never replaced"),
+        (link, "is a link and is never replaced"),
         (pipe, "is a device or pipe"),
         (tmp_path, "is a folder"),
         (Path("/dev/null"), "is a device or pipe"),

@@ -163,10 +163,10 @@ def test_the_history_ends_with_the_last_answer(bare: ChatModel, with_ids: bool) 
 def test_stop_takes_all_but_one_token(bare: ChatModel) -> None:
     fitted = fit(bare, turns_of(80, 79), 160, overflow="stop")
     assert (fitted.conversation.num_dropped, len(fitted.token_ids)) == (0, 159)
-    with pytest.raises(UsageError, match="the conversation has 160 tokens and the context 160"):
+    with pytest.raises(UsageError, match="the conversation has 160 tokens; the context holds 160"):
         fit(bare, turns_of(80, 80), 160, overflow="stop")
     for overflow in ("stop", "drop-oldest"):
-        with pytest.raises(UsageError, match="the message has 160 tokens .* and the context 160"):
+        with pytest.raises(UsageError, match="the message has 160 tokens .*; the context holds 160"):
             fit(bare, turns_of(160), 160, overflow=overflow)
     with pytest.raises(UsageError, match="the message has 160 tokens"):  # dropping all others does not help
         fit(bare, turns_of(1, 160), 160)

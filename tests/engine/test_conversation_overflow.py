@@ -52,7 +52,7 @@ def test_stop_refuses_and_leaves_the_conversation_alone(talk: Callable[..., Scri
     for number in range(4):
         scripted.say(f"Question {number}", f"Answer {number}")
     before = scripted.chat.conversation
-    with pytest.raises(UsageError, match=r"has \d+ tokens and the context 160; .*/undo.*--overflow drop-oldest"):
+    with pytest.raises(UsageError, match=r"has \d+ tokens; the context holds 160; .*/undo.*--overflow drop-oldest"):
         scripted.say("x" * 40, "never")
     assert scripted.chat.conversation == before
     assert before.num_dropped == 0
@@ -62,7 +62,7 @@ def test_a_message_that_can_never_fit_is_refused(talk: Callable[..., ScriptedCha
     scripted = talk()
     scripted.say("Hi", "Hello")
     before = scripted.chat.conversation
-    with pytest.raises(UsageError, match=r"the message has 5\d\d tokens .* and the context 160"):
+    with pytest.raises(UsageError, match=r"the message has 5\d\d tokens .*; the context holds 160"):
         scripted.say("x" * 500, "never")
     assert scripted.chat.conversation == before
 
@@ -75,6 +75,30 @@ def test_an_answer_that_filled_the_context_goes_on_after_a_drop(talk: Callable[.
     events = scripted.run(scripted.chat.continue_answer(), "3")
     assert started(events).num_dropped == 1
     assert finished(events).answer.content == answer.content + "3"
+
+
+@pytest.mark.parametrize("max_new_tokens", [None, 69])  # 69 end where the context does
+def test_an_answer_goes_on_after_a_drop_that_stop_does_not_make_by_itself(
+    talk: Callable[..., ScriptedChat], max_new_tokens: int | None
+) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=max_new_tokens)
+    scripted.say("One", "1" * 30)
+    answer = finished(scripted.say("Two", "2" * 90)).answer
+    assert answer.is_unfinished
+    assert scripted.chat.num_tokens() == CONTEXT
+    events = scripted.run(scripted.chat.continue_answer(), "3")
+    assert started(events).num_dropped == 1
+    assert finished(events).answer.content == answer.content + "3"
+    with pytest.raises(UsageError, match="remove turns with"):
+        scripted.say("x" * 40, "never")
+
+
+def test_stop_drops_nothing_while_a_token_has_room(talk: Callable[..., ScriptedChat]) -> None:
+    scripted = talk(overflow="stop", max_new_tokens=68)
+    scripted.say("One", "1" * 30)
+    scripted.say("Two", "2" * 90)
+    assert scripted.chat.num_tokens() == CONTEXT - 1
+    assert started(scripted.run(scripted.chat.continue_answer(), "3")).num_dropped == 0
 
 
 def test_undo_after_a_drop(talk: Callable[..., ScriptedChat]) -> None:

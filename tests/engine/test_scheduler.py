@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,7 @@ def next_token(history: Sequence[int], sampler: Sampler) -> int:
 
 def text_alone(request: Request, sample: int, max_seq_len: int) -> tuple[list[int], str]:
     """What a row says with nobody beside it, and why it ends: the plain model."""
-    from dataclasses import replace
-
-    history, said = list(request.prompt_token_ids), []
+    history, said = [*request.prompt_token_ids, *request.said], list(request.said)
     sampler = replace(request.sampler, sample_index=sample)
     while len(history) < max_seq_len:
         try:
@@ -64,6 +63,16 @@ def make_request(prompt: Sequence[int], seed: int, samples: Sequence[int] = (0,)
     return Request(tuple(prompt), sampler, tuple(samples), most)
 
 
+def leave_the_way(rng: random.Random, request: Request, max_seq_len: int) -> Request:
+    """A request whose text begins as another one's, and then goes another way."""
+    sample = rng.choice(request.samples)
+    said, _ = text_alone(request, sample, max_seq_len)
+    said = [token_id for token_id in said[: rng.randint(0, 40)] if token_id not in EOS]
+    if len(request.prompt_token_ids) + len(said) + 1 >= max_seq_len:
+        return request
+    return replace(request, samples=(sample,), said=(*said, 8), max_new_tokens=rng.choice([60, None]))
+
+
 def run(scheduler: Scheduler, most_steps: int = 100_000) -> list[Event]:
     events: list[Event] = []
     for _ in range(most_steps):
@@ -81,7 +90,8 @@ def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: in
             assert (event.request, event.sample) not in ended
             said[event.request, event.sample].append(event.token_id)
         elif isinstance(event, Finished):
-            assert list(event.token_ids) == said[event.request, event.sample]
+            given = requests[event.request].said if event.request in requests else ()
+            assert list(event.token_ids) == [*given, *said[event.request, event.sample]]
             ended[event.request, event.sample] = event.finish_reason
         elif isinstance(event, Failed):
             ended[event.request, event.sample] = "failed"
@@ -91,7 +101,8 @@ def check(events: Sequence[Event], requests: dict[int, Request], max_seq_len: in
         for sample in request.samples
     }
     assert ended == {key: reason for key, (_, reason) in expected.items()}
-    assert {key: said[key] for key in expected} == {key: token_ids for key, (token_ids, _) in expected.items()}
+    chosen = {key: token_ids[len(requests[key[0]].said) :] for key, (token_ids, _) in expected.items()}
+    assert {key: said[key] for key in expected} == chosen
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -126,6 +137,9 @@ def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.
                 prompt = (beginning + [rng.randrange(256) for _ in range(length)])[:length]
                 samples = rng.sample(range(50), rng.choice([1, 1, 1, 2, 5]))
                 request = make_request(prompt, rng.choice([1, 2, BROKEN]), samples, rng.choice([1, 5, 60, None]))
+                request = replace(request, keeps_pages=rng.random() < 0.5)
+                if requests and rng.random() < 0.3:
+                    request = leave_the_way(rng, rng.choice(list(requests.values())), max_seq_len)
                 requests[scheduler.submit(request)] = request
             for _ in range(rng.randint(0, 20)):
                 events += scheduler.step()
@@ -143,6 +157,44 @@ def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.
         assert runner.free_pages == num_pages, "a page is lost"
         assert runner._rows == {}
         assert scheduler.usage.most_rows <= num_rows
+
+
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_a_way_that_leaves_a_kept_text_runs_few_tokens(tokenizer: Tokenizer, works_ahead: bool) -> None:
+    device = PageDevice(next_token, works_ahead=works_ahead, max_seq_len=200, chunk=16)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    for seed in range(1000):  # until one is long enough
+        request = replace(make_request(range(37), seed, most=100), keeps_pages=True)
+        said, reason = text_alone(request, 0, 200)
+        if reason == "length":
+            break
+    scheduler.submit(request)
+    run(scheduler)
+    device.works.clear()
+    for place in (5, 60, 90):
+        other = replace(request, said=(*said[:place], 8))
+        number = scheduler.submit(other)
+        events = run(scheduler)
+        check(events, {number: other}, 200)
+        works = [work for step in device.works for work in step if work.token_ids]
+        assert sum(work.num_tokens for work in works) == (37 + place) % 16 + 1, (
+            "only what lies behind the last full page"
+        )
+        device.works.clear()
+
+
+@pytest.mark.parametrize(("said", "reason"), [((3, EOS_ID), "eos"), ((3, 4, 5), "length"), (tuple(b"a stop"), "stop")])
+def test_a_text_that_is_over_with_what_it_was_given_ends_at_once(
+    tokenizer: Tokenizer, said: tuple[int, ...], reason: str
+) -> None:
+    device = PageDevice(next_token)
+    request = replace(make_request([1, 2], 1), said=said, max_new_tokens=max(len(said), 3), stop_strings=("stop",))
+    scheduler = Scheduler(SteppingRunner(device), tokenizer)
+    scheduler.submit(request)
+    (event,) = run(scheduler)
+    assert isinstance(event, Finished)
+    assert (event.token_ids, event.finish_reason, event.timings.decode_tokens) == (said, reason, 0)
+    assert device.works == []
 
 
 def test_nothing_follows_a_cancelled_request(tokenizer: Tokenizer) -> None:
@@ -244,7 +296,7 @@ def test_a_preempted_sample_that_fails_leaves_the_prompt_to_the_others(
     while not scheduler.usage.preemptions:
         events += scheduler.step()
 
-    def fail(prompt: Sequence[int], sampler: Sampler | None = None) -> int:
+    def fail(prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         monkeypatch.undo()
         raise CheckpointError("this row cannot be opened")
 

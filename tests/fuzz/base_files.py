@@ -54,6 +54,9 @@ def write_base(folder: Path) -> Path:
     save_conversation(
         files / "conversation.json", SavedConversation("org/name", Conversation("Be kind.", turns, 1)), replace=False
     )
+    prompt = ["generate", "Hello", "--chat", "--system", "Be kind.", "--model", str(model), "--max-new-tokens", "4"]
+    settings = ["-n", "2", "--seed", "1", "--dry-multiplier", "1", "--logit-bias", "7=-inf", "--quiet"]
+    assert run([*prompt, *settings, "--receipt", str(files / "receipt.json")]) == 0
     (files / "preset.toml").write_text('description = "x"\n\n[sampling]\ntemperature = 0.7\ntop_k = 5\ntop_p = 0.9\n')
     return folder
 

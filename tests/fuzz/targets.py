@@ -49,6 +49,8 @@ CONVERSATION_VALUES: list[Any] = [
     "llmcli conversation",
 ]
 
+RECEIPT_VALUES: list[Any] = ["-inf", "cpu", "cuda:0", "auto", "plain", "eos", "llmcli receipt", [5, "-inf"], [[5], 1.0]]
+
 Damage = Callable[[Random, bytes], bytes]
 
 
@@ -100,6 +102,21 @@ def _load_conversation(folder: Path, file: Path) -> None:
     repr(saved).encode()
 
 
+def _read_receipt(folder: Path, file: Path) -> None:
+    """Load a receipt and do all that comes before the weights of the model beside it are read."""
+    from llmcli.cli.replay import ReplayOptions, _encoded_again, _prepare
+    from llmcli.receipt.comparison import compare_receipts, compare_samples
+    from llmcli.receipt.describe import look_at_files
+    from llmcli.receipt.file import load_receipt
+
+    receipt = load_receipt(file).receipt
+    run, request = _prepare(receipt, ReplayOptions(file, model=str(folder.parent / "model"), device="cpu"))
+    look_at_files(run.session.model, receipt.prompt)
+    _encoded_again(run.session, receipt.prompt)
+    repr([*map(str, compare_receipts(receipt, receipt)), compare_samples(receipt.samples, receipt.samples)]).encode()
+    assert request.prompt_token_ids
+
+
 def _resolve_preset(folder: Path, file: Path) -> None:
     """Load a preset and take its values."""
     from llmcli.config.presets import load_preset
@@ -125,6 +142,7 @@ TARGETS = (
     Target("tokenizer.model", 8, "spm", "tokenizer.model", damage_bytes, [TOKENIZE]),
     Target("chat template", 1, "model", "chat_template.jinja", damage_lines(JINJA), door=_render),
     Target("conversation", 12, "files", "conversation.json", _json(CONVERSATION_VALUES), door=_load_conversation),
+    Target("receipt", 12, "files", "receipt.json", _json(RECEIPT_VALUES), door=_read_receipt),
     Target("preset", 10, "files", "preset.toml", damage_lines(TOML + RAW_TEXTS[:4]), door=_resolve_preset),
 )
 CYCLE = tuple(target for target in TARGETS for _ in range(target.share))

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,13 @@ def build(stem: str, arch: str) -> dict[str, KernelResources]:
 
 @pytest.fixture(scope="module")
 def builds(request: pytest.FixtureRequest, nvrtc: None) -> Iterator[Builds]:
-    """What the selected tests ask for, under way in processes: the compiler library takes one thread at a time."""
+    """What the selected tests ask for, under way in threads."""
     wanted = {
         (item.callspec.params["stem"], item.callspec.params["arch"]): None
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_every_variant_compiles_without_spills
     }
-    with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
         yield {key: pool.submit(build, *key) for key in wanted}
         pool.shutdown(cancel_futures=True)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from llmcli.kernels import environment
 from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.device import Device, device_errors, find_problem, keep_cupy_out_of_home
 from llmcli.kernels.environment import Card, Driver
+from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.sources import kernels_folder
 
 A100 = Card(0, "A100", (8, 0), 40 * 2**30)
@@ -112,6 +114,29 @@ def test_cupy_starts_where_no_cache_can_be_made(tmp_path: Path) -> None:
     without = [sys.executable, "-c", program.format("")]
     assert subprocess.run(without, env=environ, capture_output=True, check=False).returncode != 0
     subprocess.run([sys.executable, "-c", program.format("keep_cupy_out_of_home()\n")], env=environ, check=True)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_each_kernel_is_loaded_once_and_from_a_file_of_its_own(tmp_path: Path) -> None:
+    """On a device without a card, whose modules remember what they were asked for."""
+    cache = KernelCache(tmp_path / "cache")
+    device = object.__new__(Device)
+    device.arch, device._cache, device._kernels = "sm_90", cache, {}
+    loaded: list[tuple[str, str]] = []
+
+    def open_module(path: str) -> SimpleNamespace:
+        return SimpleNamespace(get_function=lambda lowered: loaded.append((path, lowered)))
+
+    device._cupy = SimpleNamespace(RawModule=open_module)
+    names = KERNELS["rms_norm"].variants[:2]
+    device.prepare_all({"rms_norm": names[:1], "residual_add": KERNELS["residual_add"].variants[:1]})
+    device.prepare_all({"rms_norm": names})
+    entries = [("residual_add", KERNELS["residual_add"].variants[0]), *(("rms_norm", name) for name in names)]
+    found = [cache.get(stem, [name], "sm_90") for stem, name in entries]
+    assert sorted(loaded) == sorted(
+        (str(one.cubin), one.lowered[name]) for one, (_, name) in zip(found, entries, strict=True)
+    )
+    assert len({path for path, _ in loaded}) == 3
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -258,11 +283,10 @@ def test_launches_are_captured_in_a_graph(probes: Device, overlaps: bool) -> Non
 @pytest.mark.cuda
 def test_a_second_start_compiles_nothing(probes: Device, tmp_path: Path) -> None:
     wanted = {"probes": ["copy", "wild"]}
-    counts: list[int] = []
-    probes.prepare_all(wanted, counts.append)
-    probes.prepare_all(wanted, counts.append)
-    probes_at(tmp_path).prepare_all(wanted, counts.append)
-    assert counts == [1]
+    counts: list[tuple[int, int]] = []
+    for one in (probes, probes, probes_at(tmp_path)):
+        one.prepare_all(wanted, lambda *count: counts.append(count))
+    assert counts == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.cuda

@@ -39,10 +39,10 @@ def test_cards_that_are_not_divided_have_a_meter(nvml: Nvml, mode: int) -> None:
 
 
 def test_why_there_is_none(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_meter(None) == "it is measured on NVIDIA cards only"
+    assert open_meter(None) == "only NVIDIA cards can be measured"
     assert open_meter(0) == "the driver does not say where the card is"
     nvml.mode = 1
-    assert "divided (MIG)" in str(open_meter(1))
+    assert "partitioned (MIG)" in str(open_meter(1))
     nvml.mode, nvml.is_broken = 0, True
     assert open_meter(1) == "NVIDIA's management library says: Not Supported"
     monkeypatch.setitem(sys.modules, "pynvml", None)

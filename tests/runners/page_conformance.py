@@ -1,9 +1,23 @@
 """How every runner shares and hands out pages; a part of `RunnerConformance`."""
 
+from dataclasses import replace
+
 import pytest
-from row_steps import PROMPT, forget_prompts, logits_of, run_prompt, same, single_steps, start
+from row_steps import (
+    GREEDY,
+    PROMPT,
+    forget_prompts,
+    go_on,
+    logits_of,
+    one,
+    run_prompt,
+    same,
+    single_steps,
+    start,
+)
 
 from llmcli.runners.base import Runner, Span
+from llmcli.sampling.params import SamplingParams
 
 MAX_SEQ_LEN = 400
 NUM_ROWS = 3
@@ -37,6 +51,65 @@ class PageConformance:
         runner.close(first)
         row = runner.open([*PROMPT[:200], 3, 1, *PROMPT[202:280]])
         assert runner.num_tokens(row) >= 128
+
+    @pytest.mark.parametrize("num_prompt", [5, 16, 21, 64, 100])
+    @pytest.mark.parametrize("num_said", [3, 40, 49])
+    def test_an_offered_answer_is_found_with_its_bits(self, runner: Runner, num_prompt: int, num_said: int) -> None:
+        prompt, answer = PROMPT[:num_prompt], PROMPT[150:200]
+        other = [*answer[:num_said], *PROMPT[200:220]]
+        fresh = start(runner, prompt, None)
+        expected = single_steps(runner, fresh, other)[-3:]
+        runner.close(fresh)
+        forget_prompts(runner)
+        row = start(runner, prompt, None)
+        single_steps(runner, row, answer)
+        runner.offer(row)
+        runner.close(row)
+        row = runner.open(prompt, None, other)
+        num_found = (num_prompt + num_said) // 16 * 16
+        assert runner.num_tokens(row) == num_found or runner.num_tokens(row) <= num_found < num_prompt
+        assert list(runner.token_ids(row)) == [*prompt, *other][: runner.num_tokens(row)]
+        if runner.num_tokens(row) < num_prompt:
+            run_prompt(runner, row, prompt, choose="none")
+        rest = other[runner.num_tokens(row) - num_prompt :]
+        assert same(single_steps(runner, row, rest)[-3:], expected)
+
+    def test_a_row_that_found_an_answer_chooses_as_one_that_ran_it(self, runner: Runner) -> None:
+        """The history is the sampler's too: a penalty looks at tokens that this row has not run."""
+        sampler = replace(GREEDY, params=SamplingParams(temperature=0.0, repetition_penalty=1.9))
+        prompt, said = PROMPT[:21], PROMPT[150:182]
+        found = []
+        for is_offered in (False, True):
+            row = start(runner, prompt, sampler)
+            runner.keep(row, len(prompt))
+            single_steps(runner, row, said)
+            if is_offered:
+                runner.offer(row)
+                runner.close(row)
+                row = runner.open(prompt, sampler, [*said, 1])
+                assert runner.num_tokens(row) == 48
+            chosen = one(runner, Span(row, (*said, 1)[runner.num_tokens(row) - len(prompt) :]))
+            found.append([chosen.token_id, *go_on(runner, row, 10)])
+            runner.close(row)
+        assert found[0] == found[1]
+
+    @pytest.mark.parametrize("kind", ["not offered", "another prompt", "a part of a prompt"])
+    def test_only_offered_answers_of_whole_prompts_are_found(self, runner: Runner, kind: str) -> None:
+        prompt, answer = PROMPT[:32], PROMPT[150:182]
+        if kind == "another prompt":
+            row = start(runner, PROMPT[:10], None)
+            single_steps(runner, row, PROMPT[10:12])
+            runner.change_prompt(row, prompt)
+            run_prompt(runner, row, prompt, choose="none")
+        elif kind == "a part of a prompt":
+            row = runner.fork(start(runner, PROMPT[:60], None), 32)
+        else:
+            row = start(runner, prompt, None)
+        single_steps(runner, row, answer)
+        if kind != "not offered":
+            runner.offer(row)
+        runner.close(row)
+        assert runner.num_tokens(runner.open(prompt, None, answer)) <= 32
 
     def test_room_that_is_not_there(self, runner: Runner) -> None:
         rows = [start(runner, (PROMPT * 2)[index : index + MAX_SEQ_LEN], None) for index in range(NUM_ROWS)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.errors import LLMCliError
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, Limits
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice
 from llmcli.sampling.sampler import Sampler
@@ -28,6 +28,7 @@ class PageDevice:
 
     description = "pages"
     cache_type = "tokens"
+    arithmetic = Arithmetic("tokens", "auto", None, ())
 
     def __init__(
         self,

@@ -19,8 +19,9 @@ from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.host import device
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch import cache, device, llama, load
+from llmcli.runners.torch import cache, llama, load
 from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct
 
 FEW_TOKENS = 8
@@ -120,7 +121,7 @@ def load_rounded(
     monkeypatch.setattr("llmcli.runners.torch.packed_linear.choose_product", lambda weight, _: RoundedProduct(weight))
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
-    monkeypatch.setattr(device, "PagedCache", Cache)
+    monkeypatch.setattr(load, "PagedCache", Cache)
     monkeypatch.setattr(device, "PREFILL_CHUNK", PREFILL_CHUNKS[0])
     monkeypatch.setattr(device, "_CHUNKS", ())
     return load.load(model, max_seq_len=max_seq_len, kv_cache=kv_cache)

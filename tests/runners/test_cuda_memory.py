@@ -19,7 +19,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.gemm_packed import takes
 from llmcli.kernels.tiles import tile_layout
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Limits
+from llmcli.runners.base import Arithmetic, Limits
 from llmcli.runners.cuda.arena import card_memory
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
@@ -188,6 +188,7 @@ def test_how_products_are_made() -> None:
     device = CudaDevice(
         forward, nothing, nothing, nothing, nothing,
         limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
+        arithmetic=Arithmetic("auto", "auto", None, ()),
     )  # fmt: skip
     alone, *methods = (device.method(0, count) for count in (8, 9, 64, 65, 2048))
     assert alone == SINGLE

@@ -23,7 +23,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Limits, pages_of
+from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started, num_launches
@@ -106,7 +106,16 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
         limits = Limits(plan.num_rows, plan.max_seq_len, plan.num_pages, works_ahead=True)
         card = CudaDevice(
-            forward, lanes, sampler, workspace, mailbox, limits=limits, is_free=True, cache_type="", description=""
+            forward,
+            lanes,
+            sampler,
+            workspace,
+            mailbox,
+            limits=limits,
+            is_free=True,
+            cache_type="",
+            description="",
+            arithmetic=Arithmetic("auto", "auto", None, ()),
         )
         pages = range(pages_of(plan.max_seq_len))
         if num_tokens:

@@ -17,7 +17,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Runner
+from llmcli.runners.base import Arithmetic, Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.torch.load import load
 
@@ -96,6 +96,7 @@ def test_a_cache_of_codes_is_that_of_torch(name: str, device: SimulatedDevice, t
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **VARIANTS[name])
     ours = load_simulated(folder, device, kv_cache="int8")
     assert (ours.cache_type, ours.description) == ("int8", "Simulated Card (cuda:0), float32, KV cache int8")
+    assert ours.arithmetic == Arithmetic("auto", "int8", None, ("cupy",))
     assert worst_error(ours, load(open_model(folder), max_seq_len=200, kv_cache="int8")) < 5e-4
 
 

@@ -13,9 +13,9 @@ from tiny_models import write_tiny_llama
 transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
-from llmcli.runners.torch.cache import PagedCache, cache_bytes, quantize  # noqa: E402
+from llmcli.runners.host.memory import cache_bytes, plan_memory  # noqa: E402
+from llmcli.runners.torch.cache import PagedCache, quantize  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
-from llmcli.runners.torch.memory import plan_memory  # noqa: E402
 
 
 def rounded(x: np.ndarray) -> np.ndarray:

@@ -21,3 +21,11 @@ class TestTorchRunnerWithCodes(RunnerConformance):
     @classmethod
     def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
         return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows, kv_cache="int8")
+
+
+class TestTorchRunnerInBfloat16(RunnerConformance):
+    tolerance = 3e-2  # bfloat16 rounds by 2^-9, at some twenty places of a layer
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        return load(open_model(folder), max_seq_len=max_seq_len, num_rows=num_rows, dtype="bfloat16")

@@ -22,12 +22,12 @@ from pathlib import Path
 import psutil, torch
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.torch.load import load
-from llmcli.runners.torch.memory import available_memory
+from llmcli.runners.host.memory import available_memory
 torch.set_num_threads(int(sys.argv[2]))
 used = psutil.Process().memory_info().vms
 resource.setrlimit(resource.RLIMIT_STACK, (2**20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
-print(available_memory())
+print(available_memory(torch.get_num_threads()))
 load(open_model(Path(sys.argv[1])), max_seq_len=100_000)
 """
 

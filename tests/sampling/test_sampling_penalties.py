@@ -209,7 +209,7 @@ def test_a_ban_of_all_tokens_is_refused(step, settings, what):
     with pytest.raises(UsageError) as error:
         apply_step(step, np.asarray([-np.inf, 1, 2], np.float32), HISTORY, **settings)
     assert str(error.value) == (
-        f"{what} every token that is left at position 10, expected at least one to choose: ban fewer tokens"
+        f"{what} every remaining token at position 10, expected at least one to choose: ban fewer tokens"
     )
 
 

@@ -1,10 +1,9 @@
 """Runs one answer: shows it as it comes, stops at Ctrl-C, and saves the conversation."""
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+from llmcli.cli.chat_session.no_interrupts import no_interrupts
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
@@ -31,7 +30,7 @@ class _Run:
         if isinstance(event, TurnStarted):
             self.started = event
             self._view.start(event)
-            _report_dropped(event)
+            report_dropped(event)
         elif isinstance(event, PrefillProgress):
             self._view.show_prefill(event)
         elif isinstance(event, TurnFinished):
@@ -53,7 +52,7 @@ def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> T
         for event in events:
             run.take(event)
     except KeyboardInterrupt:
-        with _no_interrupts():
+        with no_interrupts():
             for event in state.chat.interrupt():
                 run.take(event)
     except BaseException:
@@ -76,15 +75,15 @@ def describe(record: TurnRecord) -> str:
     """What an answer cost, in one line."""
     started, timings = record.started, record.finished.timings
     num_tokens, num_computed = len(started.prompt_token_ids), timings.prefill_tokens
-    text = f"prompt {num_tokens} tokens, {record.num_kept} kept, {num_computed} computed"
+    text = f"prompt: {num_tokens} tokens ({record.num_kept} cached, {num_computed} computed)"
     if timings.prefill_seconds:
         text += f" in {timings.prefill_seconds:.2f} s"
     if started.num_history_computed:
-        text += f" ({started.num_history_computed} of earlier turns again)"
-    text += f"; answer {len(record.finished.token_ids)} tokens"
+        text += f", {started.num_history_computed} of earlier turns recomputed"
+    text += f"; answer: {len(record.finished.token_ids)} tokens"
     if timings.decode_tokens_per_second:
-        text += f", {timings.decode_tokens_per_second:.1f} a second"
-    return f"{text}; {record.finished.answer.finish_reason}"
+        text += f" at {timings.decode_tokens_per_second:.1f} tokens/s"
+    return f"{text}; finish reason: {record.finished.answer.finish_reason}"
 
 
 def reason_of_end(record: TurnRecord) -> str | None:
@@ -95,22 +94,11 @@ def reason_of_end(record: TurnRecord) -> str | None:
     return {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}[reason]
 
 
-def _report_dropped(event: TurnStarted) -> None:
+def report_dropped(event: TurnStarted) -> None:
+    """Name the turns that have been dropped for a prompt."""
     if not event.num_dropped:
         return
     last = event.dropped_from + event.num_dropped - 1
     which = f"turn {last}" if event.num_dropped == 1 else f"turns {event.dropped_from} to {last}"
-    again = (
-        f"; {event.num_history_computed} tokens of the rest are computed again" if event.num_history_computed else ""
-    )
+    again = f"; {event.num_history_computed} tokens of the rest are recomputed" if event.num_history_computed else ""
     terminal.warn(f"the context is full: the model no longer sees {which}{again}")
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not cost what the first one keeps."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

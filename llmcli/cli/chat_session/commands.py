@@ -1,6 +1,6 @@
 """The table of commands, and how a line is told to be one."""
 
-from llmcli.cli.chat_session import look_commands, set_command, turn_commands
+from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
 from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
@@ -14,8 +14,8 @@ def show_help(state: ChatSession, argument: str) -> Outcome:
     rows |= {
         '"""': "Begins and ends a message of several lines; a pasted block is one message too.",
         "Alt-Enter": "Starts a new line.",
-        "Ctrl-C": "Stops the answer; at an empty prompt, twice leaves. Ctrl-D leaves.",
-        "a space first": "A message that begins with a slash.",
+        "Ctrl-C": "Stops the answer; at an empty prompt, press it twice to quit. Ctrl-D quits.",
+        "a space first": "Sends a message that begins with a slash.",
     }
     width = max(map(len, rows))
     terminal.show("".join(f"{name:<{width}}  {text}\n" for name, text in rows.items()))
@@ -24,22 +24,26 @@ def show_help(state: ChatSession, argument: str) -> Outcome:
 
 COMMANDS = (
     Command("help", "", "List the commands.", show_help),
-    Command("reset", "", "Forget all turns; the system prompt stays.", turn_commands.reset),
+    Command("reset", "", "Remove all turns; keep the system prompt.", turn_commands.reset),
     Command("system", "[TEXT]", "Show or set the system prompt; - removes it.", turn_commands.system),
-    Command("regen", "", "Answer the last message again, in other words.", turn_commands.regen),
-    Command("undo", "", "Take the last turn back.", turn_commands.undo),
-    Command("edit", "[TEXT]", "Change the last message and answer it anew.", turn_commands.edit),
-    Command("continue", "", "Go on with an answer that was stopped.", turn_commands.continue_answer),
-    Command("save", "[--force] [FILE]", "Save the conversation; --force replaces another one.", turn_commands.save),
-    Command("load", "FILE", "Go on with a saved conversation.", turn_commands.load),
-    Command("history", "", "Show what was said.", look_commands.history),
-    Command("params", "", "Show how answers are drawn.", look_commands.params),
-    Command("set", "NAME VALUE", "Change one of those: /set temperature 0.5.", set_command.set_value),
-    Command("stats", "", "Show what the last answer cost.", look_commands.stats),
+    Command("regen", "", "Answer the last message again.", turn_commands.regen),
+    Command("n", "COUNT", "Answer it again several times, to choose from.", turn_commands.answer_several),
+    Command("choose", "NUMBER", "Choose one of those answers.", turn_commands.choose),
+    Command("undo", "", "Remove the last turn.", turn_commands.undo),
+    Command("edit", "[TEXT]", "Edit the last message and answer it again.", turn_commands.edit),
+    Command("edit-answer", "[TEXT]", "Edit the last answer.", turn_commands.edit_answer),
+    Command("continue", "", "Continue an answer that was stopped.", turn_commands.continue_answer),
+    Command("save", "[--force] [NAME|FILE]", "Keep the chat under a name, or save it to a file.", turn_commands.save),
+    Command("load", "NAME|FILE", "Load a saved conversation.", turn_commands.load),
+    Command("history", "", "Show the conversation.", look_commands.history),
+    Command("params", "", "Show the settings.", look_commands.params),
+    Command("set", "NAME VALUE", "Change a setting: /set temperature 0.5.", set_command.set_value),
+    Command("stats", "", "Show times and rates of the last answer.", look_commands.stats),
+    Command("probs", "[COUNT]", "Show how likely the answer's tokens were.", probs_command.probs),
     Command("tokens", "", "Show how much of the context is used.", look_commands.tokens),
-    Command("template", "", "Show the conversation as the model sees it.", look_commands.template),
+    Command("template", "", "Show the prompt that the model gets.", look_commands.template),
     Command("copy-code", "", "Copy the last code block.", look_commands.copy_code),
-    Command("quit", "", "Leave; so does Ctrl-D.", turn_commands.leave),
+    Command("quit", "", "Quit; so does Ctrl-D.", turn_commands.leave),
 )
 
 
@@ -58,7 +62,7 @@ def run_command(state: ChatSession, text: str) -> Outcome:
         if command.name == name:
             return command.run(state, argument)
     raise UsageError(
-        f"unknown command {first_line(f'/{name}')}; /help lists them, and a space before it sends it as a message"
+        f"unknown command {first_line(f'/{name}')}; /help lists them; to send it as a message, put a space before it"
     )
 
 

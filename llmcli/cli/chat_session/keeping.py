@@ -4,14 +4,23 @@ A chat that goes on with a file which another one holds gets a file of its own, 
 Refuses a folder that cannot be made, and to keep a conversation in which nothing was said.
 """
 
-import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from llmcli.cli.chat_session.kept_names import (
+    MOST_UNNAMED,
+    SUFFIX,
+    find_kept,
+    kept_paths,
+    new_name,
+    path_of_name,
+    unnamed_paths,
+)
 from llmcli.cli.terminal import terminal
-from llmcli.engine.conversation_file import SavedConversation, save_conversation
+from llmcli.engine.conversation_file import CONVERSATION_FILE, SavedConversation, save_conversation
 from llmcli.errors import UsageError
 
 
@@ -28,16 +37,40 @@ class Keeper:
 
         Raises: UsageError if there is none.
         """
-        files = [path for path in self._folder.glob("*.json") if path.is_file()]
-        if not files:
-            raise UsageError(f"--continue: there is no last conversation yet in {self._folder}")
-        last = max(files, key=_written)
+        paths = kept_paths(self._folder)
+        if not paths:
+            raise UsageError(f"--continue: no conversation in {self._folder} yet")
+        return self._continue(paths[0])
+
+    def continue_named(self, name: str) -> Path:
+        """The file of that name, or of that number in the list, to go on with as `continue_last`.
+
+        Raises: UsageError if there is none.
+        """
+        return self._continue(find_kept(self._folder, name))
+
+    def rename(self, name: str, saved: SavedConversation) -> Path:
+        """Keep this chat under a name from now on, for good.
+
+        Raises: UsageError for a name that cannot be one or is another chat's, OutputError if the disk is full.
+        """
+        make_chat_folder(self._folder)
+        path, old = path_of_name(self._folder, name), self.path
+        if path == old:
+            return path
+        lock = self._lock_of(path)
+        if lock is None:
+            raise UsageError(f"a chat named {name!r} is open; choose another name")
         try:
-            if not self._take(last):
-                terminal.info(f"{last} is open in another chat: this one goes on in a file of its own")
-        except UsageError as error:
-            terminal.warn(str(error))
-        return last
+            save_conversation(path, saved, replace=False)
+        except BaseException:
+            _release(lock)
+            raise
+        self.close()
+        self.path, self._lock = path, lock
+        if old is not None:
+            old.unlink(missing_ok=True)
+        return path
 
     def save(self, saved: SavedConversation) -> None:
         """Write the file as it is now.
@@ -47,40 +80,72 @@ class Keeper:
         if self.path is None:
             if not saved.conversation.turns:
                 return
-            self._take_new()
+            self._take_new(new_name(saved.conversation.turns[0].user))
         assert self.path is not None
         save_conversation(self.path, saved, replace=True)
 
     def close(self) -> None:
         """Let other chats go on with the file."""
         if self._lock is not None:
-            # Before the release: who waits for the lock of a file that is gone finds out, and makes another.
-            Path(self._lock.lock_file).unlink(missing_ok=True)
-            self._lock.release()
+            _release(self._lock)
             self._lock = None
+
+    def _continue(self, path: Path) -> Path:
+        try:
+            if not self._take(path):
+                terminal.info(f"{path} is open in another chat: this one is saved in a new file")
+        except UsageError as error:
+            terminal.warn(str(error))
+        return path
 
     def _take(self, path: Path) -> bool:
         """Make a file this chat's; False if another chat holds it.
 
         Raises: UsageError if it cannot be locked.
         """
-        lock = FileLock(path.with_suffix(".lock"), mode=0o600)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
+        lock = self._lock_of(path)
+        if lock is None:
             return False
-        except OSError as error:
-            raise _refusal(self._folder, error) from error
         self.path, self._lock = path, lock
         return True
 
-    def _take_new(self) -> None:
+    def _lock_of(self, path: Path) -> FileLock | None:
+        """The lock of a file, taken; None if another chat holds it.
+
+        Raises: UsageError if it cannot be locked.
+        """
+        lock = FileLock(path.with_name(f"{path.stem}.lock"), mode=0o600)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return None
+        except OSError as error:
+            raise _refusal(self._folder, error) from error
+        return lock
+
+    def _take_new(self, name: str) -> None:
         make_chat_folder(self._folder)
-        started = time.strftime("%Y-%m-%d-%H%M%S")
+        self._remove_oldest()
         for number in count(1):
-            path = self._folder / (f"{started}.json" if number == 1 else f"{started}-{number}.json")
+            path = self._folder / f"{name}{'' if number == 1 else f'-{number}'}{SUFFIX}"
             if not path.exists() and self._take(path):
                 return
+
+    def _remove_oldest(self) -> None:
+        """Make room for one more chat without a name; one that is open stays."""
+        for path in unnamed_paths(self._folder)[MOST_UNNAMED - 1 :]:
+            with suppress(OSError, UsageError):
+                with path.open("rb") as file:
+                    is_own = CONVERSATION_FILE.is_own(file.read(4096))
+                if is_own and (lock := self._lock_of(path)) is not None:
+                    path.unlink(missing_ok=True)
+                    _release(lock)
+
+
+def _release(lock: FileLock) -> None:
+    # The file before the lock: who waits for the lock of a file that is gone finds out, and makes another.
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
 
 
 def make_chat_folder(folder: Path) -> None:
@@ -89,19 +154,14 @@ def make_chat_folder(folder: Path) -> None:
     Raises: UsageError if that fails.
     """
     if folder.parts[:1] == ("~",):  # what platformdirs makes of a user without a home
-        raise UsageError("nothing can be kept: the user has no home folder; set HOME or LLMCLI_HOME")
+        raise UsageError("cannot save conversations: there is no home folder; set HOME or LLMCLI_HOME")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise _refusal(folder, error) from error
 
 
-def _written(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:  # removed since
-        return 0
-
-
 def _refusal(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"nothing can be kept in {folder}: {error.strerror}; set LLMCLI_HOME to a folder of yours")
+    return UsageError(
+        f"cannot save conversations in {folder}: {error.strerror}; set LLMCLI_HOME to a folder that you can write to"
+    )

@@ -120,5 +120,5 @@ def _open_history(path: Path) -> History:
         reason = str(error)
     else:
         return _FileHistory(str(path))
-    terminal.warn(f"what is typed is kept for this conversation only: {reason}")
+    terminal.warn(f"the input history is not saved: {reason}")
     return InMemoryHistory()

@@ -10,9 +10,13 @@ from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.terminal import terminal
+from llmcli.engine.conversation import Conversation
 from llmcli.errors import UsageError
 
 CODE_BLOCK = re.compile(r"^[ ]{0,3}(```+|~~~+)[^\n]*\n(.*?)^[ ]{0,3}\1", re.MULTILINE | re.DOTALL)
+
+# Of a conversation that goes on: enough to remember it by.
+SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
 
 # Terminals that certainly have no clipboard to write to.
 BARE_TERMINALS = ("", "dumb", "linux")
@@ -29,8 +33,18 @@ def history(state: ChatSession, argument: str) -> Outcome:
         if turn.answer is not None:
             terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n")
     if not conversation.turns:
-        terminal.show("nothing was said yet\n")
+        terminal.show("no messages yet\n")
     return Outcome()
+
+
+def show_end(conversation: Conversation) -> None:
+    """Show how a conversation that goes on has ended, on a terminal; a script knows it."""
+    for turn in conversation.turns[-SHOWN_TURNS:]:
+        terminal.info(f"> {first_line(turn.user)}")
+        if turn.answer is not None:
+            text = turn.answer.content.strip()
+            start = "... " if len(text) > SHOWN_CHARACTERS else ""
+            terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
 
 
 def params(state: ChatSession, argument: str) -> Outcome:
@@ -49,7 +63,7 @@ def params(state: ChatSession, argument: str) -> Outcome:
 def stats(state: ChatSession, argument: str) -> Outcome:
     """Show what the last answer cost."""
     if state.last_turn is None:
-        raise UsageError("there was no answer yet")
+        raise UsageError("no answer yet")
     terminal.show(f"{describe(state.last_turn)}\nmodel loaded in {state.load_seconds:.2f} s\n")
     return Outcome()
 
@@ -61,9 +75,9 @@ def tokens(state: ChatSession, argument: str) -> Outcome:
     for number, turn in enumerate(conversation.turns, start=1):
         answer_tokens = len(turn.answer.token_ids) if turn.answer else 0
         unseen = ", no longer seen" if number <= conversation.num_dropped else ""
-        rows[f"turn {number}"] = f"{answer_tokens} in the answer{unseen}: {first_line(turn.user)}"
+        rows[f"turn {number}"] = f"{answer_tokens} tokens in the answer{unseen}: {first_line(turn.user)}"
     num_tokens, context = state.chat.num_tokens(), state.chat.runner.limits.max_seq_len
-    rows["all"] = f"{num_tokens} of {context} ({num_tokens / context:.0%})"
+    rows["all"] = f"{num_tokens} of {context} tokens ({num_tokens / context:.0%})"
     _show_table(rows)
     return Outcome()
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llmcli.cli.chat_session.state import ChatSession
-from llmcli.engine.chat_events import ChatEvent
+from llmcli.engine.chat_events import ChatEvent, SeveralEvent
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An answer to run, a text to put on the prompt line for editing, or the end."""
+    """An answer to run, or several to one message, a text to put on the prompt line for editing, or the end."""
 
     events: Iterator[ChatEvent] | None = None
+    several: Iterator[SeveralEvent] | None = None
     draft: str | None = None
     is_over: bool = False
 

@@ -84,7 +84,7 @@ class ChatSession:
         try:
             self.keeper.save(self.saved())
         except LLMCliError as error:
-            terminal.warn(f"{error}; this conversation is no longer saved as it goes")
+            terminal.warn(f"{error}; this conversation is no longer saved")
             self.keeper = None
 
 

@@ -3,19 +3,23 @@
 import os
 from pathlib import Path
 
+from llmcli.cli.chat_session.kept_names import find_kept, names_file
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession, replace_system
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import load_conversation, save_conversation
 from llmcli.errors import UsageError
+from llmcli.resources import chat_folder
+
+MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 
 def reset(state: ChatSession, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
     state.chat.conversation = Conversation(state.chat.conversation.system)
     state.keep()
-    terminal.info("a new conversation")
+    terminal.info("Started a new conversation")
     return Outcome()
 
 
@@ -40,7 +44,24 @@ def undo(state: ChatSession, argument: str) -> Outcome:
     taken = state.chat.conversation.last
     state.chat.conversation = state.chat.conversation.without_last()
     state.keep()
-    terminal.info(f"taken back: {first_line(taken.user)}")
+    terminal.info(f"Removed: {first_line(taken.user)}")
+    return Outcome()
+
+
+def answer_several(state: ChatSession, argument: str) -> Outcome:
+    """Answer the last message again, several times, to choose from."""
+    if not (argument.isascii() and argument.isdecimal() and 2 <= int(argument[:9]) <= MOST_ANSWERS):
+        raise UsageError(f"/n needs a number of answers from 2 to {MOST_ANSWERS}, such as /n 3")
+    return Outcome(several=state.chat.answer_several(int(argument)))
+
+
+def choose(state: ChatSession, argument: str) -> Outcome:
+    """Take another one of several answers."""
+    if not (argument.isascii() and argument.isdecimal()):
+        raise UsageError("/choose needs the number of an answer of /n, such as /choose 2")
+    state.chat.choose(int(argument[:9]))
+    state.keep()
+    terminal.info(f"answer {int(argument)} is taken")
     return Outcome()
 
 
@@ -51,34 +72,57 @@ def edit(state: ChatSession, argument: str) -> Outcome:
     return Outcome(draft=f"/edit {state.chat.conversation.last.user}")
 
 
+def edit_answer(state: ChatSession, argument: str) -> Outcome:
+    """Put another text in the place of the last answer; without a text the old one comes up for editing."""
+    last = state.chat.conversation.last.answer
+    if last is not None and not argument:
+        return Outcome(draft=f"/edit-answer {last.content}")
+    state.chat.edit_answer(argument)
+    state.keep()
+    terminal.info("answer changed; /continue continues it")
+    return Outcome()
+
+
 def continue_answer(state: ChatSession, argument: str) -> Outcome:
     """Go on with an answer that was stopped."""
     return Outcome(state.chat.continue_answer())
 
 
 def save(state: ChatSession, argument: str) -> Outcome:
-    """Save the conversation to a file, or to the one it came from; `--force` replaces another conversation."""
+    """Keep the conversation under a name, or save it to a file, or to the one it came from.
+
+    `--force` replaces another conversation in a file.
+    """
     name, is_forced = _without_force(argument)
     if not (name or state.files):
-        raise UsageError("/save needs the name of a file, such as /save talk.json")
+        raise UsageError("/save needs a name, or that of a file, such as /save talk.json")
+    if name and not names_file(name):
+        if not state.chat.conversation.turns:
+            raise UsageError("there is nothing to keep yet; write a message first")
+        if state.keeper is None:
+            raise UsageError("this conversation is not kept; give the path of a file, such as ./talk.json")
+        state.keeper.rename(name, state.saved())
+        terminal.info(f"kept as {name}; `llmcli chat --resume {name}` continues it")
+        return Outcome()
     path = _path(name) if name else state.files[-1]
     save_conversation(path, state.saved(), replace=is_forced or path in state.files)
     state.files.append(path)
-    terminal.info(f"saved to {path}")
+    terminal.info(f"Saved to {path}")
     return Outcome()
 
 
 def load(state: ChatSession, argument: str) -> Outcome:
     """Go on with a saved conversation."""
     if not argument:
-        raise UsageError("/load needs the name of a file, such as /load talk.json")
-    path = _path(argument)
+        raise UsageError("/load needs the name of a chat, or of a file, such as /load talk.json")
+    path = _path(argument) if names_file(argument) else find_kept(chat_folder(), argument)
     saved = load_conversation(path)
     state.chat.conversation = saved.conversation
-    state.files.append(path)
+    if names_file(argument):
+        state.files.append(path)
     state.keep()
-    held_with = f", held with {saved.model}" if saved.model != state.model else ""
-    terminal.info(f"{count_turns(saved.conversation)} from {path}{held_with}")
+    held_with = f", made with {saved.model}" if saved.model != state.model else ""
+    terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 
 

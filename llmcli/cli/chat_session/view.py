@@ -33,14 +33,14 @@ class TextWriter:
         self._last = "\n"
 
     def write(self, text: str) -> None:
-        """Write at once."""
-        terminal.write(text)
+        """Write it, in lines that break between words where stdout is a terminal."""
+        terminal.write(text, wraps=True)
         self._last = text[-1:] or self._last
 
     def close(self) -> None:
         """End the line; an empty answer is an empty line where no one watches, so that answers can be counted."""
-        if self._last != "\n" or not sys.stdout.isatty():
-            terminal.write("\n")
+        is_ended = self._last == "\n" and sys.stdout.isatty()
+        terminal.write("" if is_ended else "\n")
 
 
 class NoWriter:
@@ -77,15 +77,15 @@ class View:
         """Show a piece of reasoning or answer."""
         if piece.part == "answer":
             self._end_thinking()
-            self._clear_status()
+            self.clear_status()
             self._writer.write(piece.text)
         elif self._thinking == "show":
-            self._clear_status()
+            self.clear_status()
             self._thinking_since = self._thinking_since or time.monotonic()
             if not terminal.is_quiet:
                 dim, reset = ("\x1b[2m", "\x1b[0m") if self._is_dim else ("", "")
                 text = visible(piece.text) if sys.stderr.isatty() else piece.text
-                terminal.show(f"{dim}{text}{reset}", is_drawn=True)
+                terminal.show(f"{dim}{text}{reset}", is_drawn=True, wraps=True)
         elif self._thinking_since is None:
             self._thinking_since = time.monotonic()
             self._show_status("thinking")
@@ -93,14 +93,14 @@ class View:
     def close(self) -> None:
         """Show the end."""
         self._end_thinking()
-        self._clear_status()
+        self.clear_status()
         self._writer.close()
 
     def _end_thinking(self) -> None:
         if self._thinking_since is None:
             return
         seconds, self._thinking_since = time.monotonic() - self._thinking_since, None
-        self._clear_status()
+        self.clear_status()
         if self._thinking == "show" and not terminal.is_quiet:
             terminal.show("\n\n")
         elif self._thinking == "fold":
@@ -111,7 +111,8 @@ class View:
             terminal.show(f"\r\x1b[K{text}...", is_drawn=True)
             self._has_status = True
 
-    def _clear_status(self) -> None:
+    def clear_status(self) -> None:
+        """Take the line of progress away."""
         if self._has_status:
             terminal.show("\r\x1b[K", is_drawn=True)
             self._has_status = False

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli import lazy
+from llmcli.cli.completion import complete_words
 from llmcli.cli.options import OUTPUT_PANEL
 from llmcli.cli.output.base import Output, RunFacts
 from llmcli.cli.output.color import ColorOutput, why_no_color
-from llmcli.cli.output.html import PAGE, HtmlOutput
+from llmcli.cli.output.html import FindRoads, HtmlOutput
 from llmcli.cli.output.json import JsonLinesOutput, JsonOutput
+from llmcli.cli.output.page_kit import PAGE
 from llmcli.cli.output.start import StartOutput
 from llmcli.cli.output.stats import StatsOutput
 from llmcli.cli.output.text import TextOutput
@@ -31,10 +34,13 @@ class OutputOptions:
     """
 
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+        bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
     ] = False
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="One JSON object a token, as they come.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--jsonl", help="Print one JSON object for each token.", hidden=True, rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     logprobs: Annotated[
         int | None,
@@ -42,31 +48,66 @@ class OutputOptions:
             min=0,
             max=100,
             metavar="K",
-            help="With --json or --jsonl: log-probability of each token and of the K likeliest.",
+            help="With --json or --jsonl: add the log-probability of each token and of the K likeliest.",
+            hidden=True,
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     color: Annotated[
         str | None,
-        typer.Option(metavar="prob", help="Tint each token by its probability: prob.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="prob",
+            help="Color each token by its probability.",
+            autocompletion=complete_words("prob"),
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None
     why: Annotated[
         bool,
-        typer.Option("--why", help="For each token, what each sampler step removed.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--why", help="Show what each sampling step removed, for each token.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write both as a page to look at.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            metavar="FILE", help="Save probabilities and sampling steps as an HTML page.", rich_help_panel=OUTPUT_PANEL
+        ),
+    ] = None
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write all that the text depended on, for `llmcli replay`.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = None
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an older page of --html.", rich_help_panel=OUTPUT_PANEL)
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace the file of --html or --receipt if it is llmcli's.",
+            hidden=True,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False
+    roads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            metavar="N",
+            help="On the page of --html: where the N likeliest tokens that were not drawn would have led.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None
     stats: Annotated[
         str | None,
         typer.Option(
             "--stats",
             metavar="[start]",
-            help="Times, rates and settings, on stderr; start: where the time to the first token went.",
+            help="Print times, rates and settings; with start: how long each part of the start took.",
+            autocompletion=complete_words("start"),
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
@@ -74,19 +115,26 @@ class OutputOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be shown together."""
         if self.json and self.jsonl:
-            raise UsageError("--json and --jsonl exclude each other; give one of them")
+            raise UsageError("--json and --jsonl cannot be combined")
         if self.logprobs is not None and self.shows_text:
-            raise UsageError("--logprobs needs --json or --jsonl; for a look at them use --why or --html FILE")
+            raise UsageError("--logprobs needs --json or --jsonl; --why and --html FILE show probabilities too")
         if self.color not in (None, "prob"):
             raise UsageError(f"--color is {self.color!r}, expected prob")
         if self.color is not None and not self.shows_text:
-            raise UsageError("--color tints text, and --json and --jsonl show none; leave one of them out")
+            raise UsageError("--color cannot be combined with --json or --jsonl")
         if self.stats not in (None, "run", "start"):
             raise UsageError(f"--stats is {self.stats!r}, expected no value, or start")
-        if self.force and self.html is None:
-            raise UsageError("--force replaces the page of --html FILE; add it")
+        if self.force and self.html is None and self.receipt is None:
+            raise UsageError("--force needs --html FILE or --receipt FILE")
+        if self.roads is not None and self.html is None:
+            raise UsageError("--roads needs --html FILE")
+        # Before minutes are spent on what could not be written.
         if self.html is not None:
-            PAGE.check(self.html, replace=self.force)  # before minutes are spent on what could not be written
+            PAGE.check(self.html, replace=self.force)
+        if self.receipt is not None:
+            if self.html is not None and self.receipt.absolute() == self.html.absolute():
+                raise UsageError(f"--html and --receipt are both {self.receipt}; name two files")
+            lazy.RECEIPT_FILE.check(self.receipt, replace=self.force)
 
     @property
     def shows_text(self) -> bool:
@@ -103,20 +151,20 @@ class OutputOptions:
         return max(wanted, default=None)
 
 
-def open_outputs(options: OutputOptions, facts: RunFacts) -> list[Output]:
-    """The outputs the flags ask for, what goes to stdout first.
+def open_outputs(options: OutputOptions, facts: RunFacts, find_roads: FindRoads = lambda texts: ()) -> list[Output]:
+    """The outputs the flags ask for: what goes to stdout first, the page last, whose roads take a while.
 
     Raises: UsageError if the page of --html cannot be written.
     """
     outputs: list[Output] = [_main_output(options, facts)]
     if options.why:
         outputs.append(WhyOutput(facts))
-    if options.html is not None:
-        outputs.append(HtmlOutput(facts, options.html, replace=options.force))
     if options.stats == "run":
         outputs.append(StatsOutput(facts))
     if facts.timeline is not None:
         outputs.append(StartOutput(facts.timeline))
+    if options.html is not None:
+        outputs.append(HtmlOutput(facts, options.html, replace=options.force, find_roads=find_roads))
     return outputs
 
 

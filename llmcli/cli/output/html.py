@@ -5,32 +5,35 @@ Refuses to replace what is not such a page.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.cli.output.page import Choice, PageSample, render_page
+from llmcli.cli.output.page_kit import PAGE, write_page
 from llmcli.cli.output.tokens import Share, TextShares
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished, Token
-from llmcli.writing import OutputFile
 
 if TYPE_CHECKING:
     from llmcli.cli.output.base import RunFacts
     from llmcli.engine.events import Event
+    from llmcli.engine.roads import Road
+    from llmcli.sampling.inspect import Inspection
 
-
-PAGE_MARK = b'<meta name="generator" content="llmcli">'
-PAGE = OutputFile("a page of llmcli", lambda head: PAGE_MARK in head, "replace it with --force, or name another file")
+FindRoads = Callable[["Mapping[int, Sequence[Inspection]]"], "Sequence[Road]"]
 
 
 class HtmlOutput:
     """Collects the events and writes the page at the end; after a Ctrl-C with what there is by then.
 
+    `find_roads` follows the roads that leave whole texts, whose choices it gets by sample.
     Raises: UsageError if `path` cannot be written, or holds a page and `replace` is false.
     """
 
-    def __init__(self, facts: RunFacts, path: Path, *, replace: bool):
+    def __init__(self, facts: RunFacts, path: Path, *, replace: bool, find_roads: FindRoads = lambda texts: ()):
         PAGE.check(path, replace=replace)
+        self._find_roads = find_roads
         self._facts = facts
         self._path = path
         self._replace = replace
@@ -54,7 +57,19 @@ class HtmlOutput:
         """
         if not finished:
             return
-        samples = [PageSample(self._choices[item.sample], self._shares[item.sample], item) for item in finished]
-        page = render_page(self._facts, samples)
-        PAGE.write(self._path, page.encode(errors="replace"), replace=self._replace)  # a path may not be UTF-8
+        roads: Sequence[Road] = ()
+        if all(item.finish_reason != "interrupted" for item in finished):
+            roads = self._find_roads(
+                {item.sample: [choice.inspection for choice in self._choices[item.sample]] for item in finished}
+            )
+        samples = [
+            PageSample(
+                self._choices[item.sample],
+                self._shares[item.sample],
+                item,
+                [road for road in roads if road.fork.sample == item.sample],
+            )
+            for item in finished
+        ]
+        write_page(self._path, render_page(self._facts, samples), replace=self._replace)
         terminal.info(f"page: {self._path}")

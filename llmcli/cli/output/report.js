@@ -1,6 +1,7 @@
 "use strict";
-// Opens the panel for a token. Everything the model wrote reaches the page as text nodes only.
-(() => {
+// What all pages share: the tokens of the text, and the panel of the one that is looked at. Everything that a model wrote
+// reaches the page as text nodes only. A page's own script calls kit.open with what fills its panel.
+const kit = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const panel = document.getElementById("panel");
   const find = (name) => panel.querySelector(`.${name}`);
@@ -20,6 +21,8 @@
     return result;
   });
 
+  let fill = () => {}; // the page's own: fills the panel for (place, token)
+  let leave = () => false; // the page's own: closes what stands open in the text beside a place; whether anything did
   let pinned = null; // the token that stays when the mouse leaves the text: {sample, index}
   let shown = null;
 
@@ -65,66 +68,12 @@
   const count = (number) => number.toLocaleString("en");
   const level = (probability) => data.levels.filter((limit) => probability < limit).length;
 
-  function rank(token) {
-    const index = token.alternatives.findIndex(([id]) => id === token.id);
-    return index >= 0 ? `no. ${index + 1}` : `after no. ${token.alternatives.length}`;
-  }
-
-  function alternativeRow(label, probability, name, tag) {
+  /** A row of a list of probabilities: a label, a bar, and the figure. */
+  function bar(label, probability, name, tag) {
     const fill = make("span", "fill");
     fill.style.width = `${probability * 100}%`;
     const track = make("span", "track", fill, ...(tag ? [make("span", "tag", tag)] : []));
     return make("li", name, make("span", "label", label), track, make("span", "amount", percent(probability)));
-  }
-
-  function alternatives(token) {
-    // The steps list only the likeliest of what they removed, so an unmarked token may be gone too, unless all others are.
-    const removedBy = new Map(token.steps.flatMap(([step, , , , removed]) => removed.map(([id]) => [id, data.steps[step].name])));
-    const isOnlyOneLeft = token.steps.at(-1)?.[2] === 1;
-    const listed = [...token.alternatives];
-    if (!listed.some(([id]) => id === token.id)) listed.push([token.id, token.p]);
-    const rows = listed.map(([id, probability]) => {
-      const name = id === token.id ? "is-chosen" : removedBy.has(id) || isOnlyOneLeft ? "is-removed" : "";
-      return alternativeRow(piece(id), probability, name, removedBy.get(id));
-    });
-    const rest = 1 - listed.reduce((sum, [, probability]) => sum + probability, 0);
-    if (rest > 0.0005) rows.push(alternativeRow("all others", rest, "is-rest"));
-    return rows;
-  }
-
-  /** A list of tokens with their probabilities, as in a sentence. */
-  function mentions(tokens) {
-    return tokens.flatMap(([id, probability], index) => [
-      index ? ", " : "",
-      make("span", "mention", piece(id), ` ${percent(probability)}`),
-    ]);
-  }
-
-  function funnel(token) {
-    // Logarithmic, so that the step from 100 to 10 looks like the one from 10 to 1.
-    const width = (left) => 8 + (92 * Math.log(left)) / Math.log(Math.max(token.of, 2));
-    const rows = [];
-    let before = token.of;
-    const add = (left, name, amount, details, isCut) => {
-      const shape = make("span", `shape ${isCut ? "cut" : "kept"}`);
-      const [top, bottom] = [50 - width(before) / 2, 50 - width(left) / 2];
-      shape.style.clipPath = `polygon(${top}% 0, ${100 - top}% 0, ${100 - bottom}% 100%, ${bottom}% 100%)`;
-      const headline = make("div", "headline", make("span", "name", name), make("span", "left", amount));
-      const lines = details.filter((detail) => detail.length).map((detail) => make("div", "detail", ...detail));
-      rows.push(make("li", "", shape, make("div", "step", headline, ...lines)));
-      before = left;
-    };
-    add(token.of, "the model", `${count(token.of)} tokens`, [["this token ", percent(token.p)]], false);
-    for (const [step, removed, left, chance, examples] of token.steps) {
-      const { name, value } = data.steps[step];
-      const what = removed ? [`removed ${count(removed)}: `, ...mentions(examples.slice(0, 3))] : [];
-      const amount = removed ? `${count(left)} left` : "";
-      add(left, value === null ? name : `${name} ${value}`, amount, [["this token ", percent(chance)], what], removed > 0);
-    }
-    const [likeliest, probability] = token.likeliest;
-    const passedOver = likeliest === token.id ? [] : ["passed over ", ...mentions([[likeliest, probability]])];
-    add(before, data.is_greedy ? "the likeliest" : "the draw", "", [[piece(token.id)], passedOver], false);
-    return rows;
   }
 
   function show(place) {
@@ -143,12 +92,7 @@
     const big = piece(token.id);
     big.className = `l${level(token.p)}`;
     find("piece").replaceChildren(big);
-    find("by-model").textContent = percent(token.p);
-    find("drawn-label").textContent = data.is_greedy ? "after the steps" : "when drawn";
-    find("when-drawn").textContent = percent(token.drawn);
-    find("rank").textContent = rank(token);
-    find("alternatives").replaceChildren(...alternatives(token));
-    find("funnel").replaceChildren(...funnel(token));
+    fill(place, token);
     find("previous").disabled = place.index === 0;
     find("next").disabled = place.index === tokens.length - 1;
     panel.scrollTop = 0;
@@ -157,6 +101,7 @@
   /** Show a token and stay there: it is the one that the tab key comes back to, and the address names it. */
   function pin(place, { focuses = false } = {}) {
     if (pinned) elementOf(pinned).removeAttribute("aria-describedby");
+    leave(place);
     pinned = place;
     show(place);
     history.replaceState(null, "", addressOf(place));
@@ -222,14 +167,20 @@
   find("previous").addEventListener("click", () => move(shown, -1, false));
   find("next").addEventListener("click", () => move(shown, 1, false));
   find("close").addEventListener("click", close);
-  addEventListener("keydown", (event) => event.key === "Escape" && close());
+  addEventListener("keydown", (event) => event.key === "Escape" && (leave(null) || close()));
   const openAddress = () => {
     const place = placeFromAddress();
     if (place) pin(place, { focuses: true });
   };
   addEventListener("hashchange", openAddress);
 
-  document.documentElement.classList.add("interactive");
-  panel.hidden = false;
-  openAddress();
+  function open(page) {
+    fill = page.fill;
+    leave = page.leave ?? leave;
+    document.documentElement.classList.add("interactive");
+    panel.hidden = false;
+    openAddress();
+  }
+
+  return { data, stories, find, make, piece, percent, count, level, bar, isSame, elementOf, placeOf, pin, open };
 })();

@@ -61,7 +61,7 @@ class StatsOutput:
             return {}
         energy = meter.used(self._first_reading, self._last_reading)
         if energy is None or not num_tokens:
-            return {"energy": "too short a run for the card's counter"}
+            return {"energy": "the run is too short for the card's counter"}
         joules, watts = energy.joules_per_token(num_tokens), energy.average_watts
         idle = f"{meter.idle_watts:.0f} W just before the run"
         return {"energy": f"{joules:.2g} J/token beyond the {idle}, {watts:.0f} W in all"}

@@ -28,7 +28,7 @@ class TextOutput:
             sample = self._waiting[0]
             if text := self._pending[sample]:
                 self._pending[sample] = ""
-                terminal.write(text, is_drawn=self.is_drawn)
+                terminal.write(text, is_drawn=self.is_drawn, wraps=True)
             if sample not in self._finished:
                 return
             self._waiting.pop(0)

@@ -10,7 +10,7 @@ import numpy as np
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Moment
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Limits
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
@@ -44,10 +44,12 @@ class CudaDevice:
         is_free: bool,
         cache_type: str,
         description: str,
+        arithmetic: Arithmetic,
     ):
         self.config: LlamaConfig = forward.config
         self.description = description
         self.cache_type = cache_type
+        self.arithmetic = arithmetic
         self.limits = limits
         self.num_steps = 0  # that have been queued
         self._forward = forward

@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
-from llmcli.runners.base import BLOCK_TOKENS, Limits
+from llmcli.runners.base import BLOCK_TOKENS, Arithmetic, Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.dry_run import DryModel, kernel_names, phantoms
@@ -48,7 +49,7 @@ def load(
     card: int = 0,
     prefill_chunk: int | None = None,
     uses_graphs: bool = True,
-    on_compile: Callable[[int], None] = lambda count: None,
+    on_compile: OnCompile = say_nothing,
     on_progress: OnProgress = lambda read, total: None,
     device: Device | None = None,
     timeline: Timeline | None = None,
@@ -56,7 +57,7 @@ def load(
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
-    quantized layers keep their codes. `on_compile` gets the number of kernel files to compile, if there are any.
+    quantized layers keep their codes. `on_compile` gets the kernels compiled so far and those to compile, if any.
     `device` is an opened card in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be
             used; CheckpointError for a tensor with NaN or infinity, and for read errors
@@ -124,6 +125,7 @@ def load(
             is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",)),
         )
     )
 
@@ -141,21 +143,21 @@ def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[s
 def _prepare(
     device: Device,
     wanted: Mapping[str, Collection[str]],
-    on_compile: Callable[[int], None],
+    on_compile: OnCompile,
     timeline: Timeline,
 ) -> None:
     """Load the kernels, compiling what the cache lacks."""
     compiled = 0
 
-    def count(num_files: int) -> None:
+    def count(done: int, total: int) -> None:
         nonlocal compiled
-        compiled = num_files
-        on_compile(num_files)
+        compiled = total
+        on_compile(done, total)
 
     with timeline.part("kernels"):
         device.prepare_all(wanted, count)
     source = f"{compiled} compiled" if compiled else "from the cache"
-    timeline.note("kernels", f"{len(wanted)} files, {source}")
+    timeline.note("kernels", f"{sum(map(len, wanted.values()))}, {source}")
 
 
 def _open_library(device: Device, block_tokens: int, timeline: Timeline) -> Cublas:

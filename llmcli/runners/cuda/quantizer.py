@@ -5,7 +5,7 @@ It takes the place of the CPU's threads in an export and gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows
 from llmcli.checkpoint.planned_weight import PlannedWeight
+from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.quantize_rows import SPEC, CodeForm, quantize_rows
 from llmcli.quantization.floats import STORED_AS
@@ -56,15 +57,13 @@ class _Slot:
 class CardQuantizer:
     """Quantizes blocks of the rows of `weights` on a card; memory is taken once. Used by one thread.
 
-    `on_compile` gets the number of kernel files to compile, if there are any.
+    `on_compile` gets the kernels compiled so far and those to compile, if any.
     Raises: InsufficientMemoryError, DeviceError
     """
 
     capacity = NUM_SLOTS
 
-    def __init__(
-        self, device: Device, weights: Iterable[PlannedWeight], on_compile: Callable[[int], None] = lambda count: None
-    ):
+    def __init__(self, device: Device, weights: Iterable[PlannedWeight], on_compile: OnCompile = say_nothing):
         self._device = device
         device.activate()
         device.prepare_all({SPEC.stem: SPEC.variants}, on_compile)

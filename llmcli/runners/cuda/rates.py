@@ -57,8 +57,8 @@ def measure_read_bytes(device: Device) -> float:
     num_bytes = min(_MOST_READ_BYTES, free_bytes() // 2) // ALIGNMENT * ALIGNMENT
     if num_bytes < _LEAST_L2_SIZES * device.l2_bytes:
         raise InsufficientMemoryError(
-            f"{free_bytes() / 2**30:.2f} GiB of the card's memory are free, too little to measure its bandwidth; "
-            "end what else runs on it"
+            f"the card has {free_bytes() / 2**30:.2f} GiB free, too little to measure its bandwidth; "
+            "stop other programs that use it"
         )
     device.prepare(SPEC.stem, SPEC.variants)
     memory, sums = _array((num_bytes,), "uint8"), _array((num_blocks(device),), "uint32")

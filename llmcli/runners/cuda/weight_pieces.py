@@ -15,22 +15,14 @@ from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.widening import PackedTensors, check_shape, not_finite
 from llmcli.errors import CheckpointError
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, repack_scales, repack_zero_points
 from llmcli.kernels.tiles import HALF_ROWS, tile_layout
 from llmcli.runners.cuda.arena import copy
-from llmcli.runners.cuda.host_weights import (
-    Buffer,
-    PackedTensors,
-    check_shape,
-    not_finite,
-    read_bias,
-    read_bytes,
-    read_norm,
-    read_unpacked,
-)
+from llmcli.runners.cuda.host_weights import Buffer, read_bias, read_bytes, read_norm, read_unpacked
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.staging import (
     CODES,

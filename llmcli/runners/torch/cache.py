@@ -9,19 +9,12 @@ from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import PAGE_TOKENS, pages_of
+from llmcli.runners.host.memory import CODES
 
-CODES = "int8"
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, CODES: torch.int8}
 
 _LARGEST_CODE = 127
 _LARGEST_VALUE = 65504.0  # float16's: the card multiplies in it, and both round alike
-_SCALE_BYTES = 4  # float32: 16 bits would save 1.5 % at head_dim 128 and lose the small values of some tokens
-
-
-def cache_bytes(config: LlamaConfig, max_seq_len: int, cache_type: str) -> int:
-    """Memory of one row."""
-    scale_bytes = _SCALE_BYTES if cache_type == CODES else 0
-    return config.kv_cache_bytes(pages_of(max_seq_len) * PAGE_TOKENS, CACHE_DTYPES[cache_type].itemsize, scale_bytes)
 
 
 class PagedCache:

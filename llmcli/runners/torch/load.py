@@ -7,14 +7,21 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.runners.base import Arithmetic
+from llmcli.runners.host.description import describe
+from llmcli.runners.host.device import HostDevice, limits_of
+from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch.device import TorchDevice
+from llmcli.runners.torch.cache import PagedCache
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
-from llmcli.runners.torch.memory import DTYPES, cache_type_of, check_memory, plan_memory
+from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
 from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
 from llmcli.timeline import Timeline
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load(
@@ -28,26 +35,40 @@ def load(
     on_progress: OnProgress = lambda read, total: None,
     timeline: Timeline | None = None,
 ) -> SteppingRunner:
-    """Read the weights and allocate the KV cache, of `dtype` (auto) or int8.
+    """Read the weights and allocate the KV cache, of the type computed in (auto) or int8.
 
-    `timeline` gets the time that the weights take.
+    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
             the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
+        dtype = resolve_dtype(dtype, model)
         sizes = {"max_seq_len": max_seq_len, "num_rows": num_rows}
         set_threads(num_threads, plan_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache).weight_bytes)
-        check_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache)
+        check_memory(
+            model,
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            dtype=dtype,
+            num_threads=torch.get_num_threads(),
+            kv_cache=kv_cache,
+        )
         with (timeline or Timeline()).part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
             llama = _build(model, weights, DTYPES[dtype])
         threads = torch.get_num_threads()
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
-        description = f"CPU, {dtype}{cache}, {threads} thread{'' if threads == 1 else 's'}"
-        device = TorchDevice(
-            llama, max_seq_len=max_seq_len, num_rows=num_rows, cache_type=cache_type, description=description
+        description = f"CPU, {describe(model, dtype)}{cache}, {threads} thread{'' if threads == 1 else 's'}"
+        limits = limits_of(num_rows, max_seq_len)
+        device = HostDevice(
+            TorchModel(llama, PagedCache(llama.config, limits.num_pages, cache_type)),
+            limits,
+            cache_type=cache_type,
+            description=description,
+            arithmetic=Arithmetic(dtype, kv_cache, threads, ("torch",)),
+            widens_prompts=widens_prompts(model, dtype),
         )
         return SteppingRunner(device)
 

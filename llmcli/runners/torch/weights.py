@@ -9,11 +9,13 @@ from llmcli.checkpoint.matching import PackedLayer
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.widening import not_finite
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import unpack_zero_points
-from llmcli.runners.torch.memory import INTEGER_DTYPES, STORED_DTYPES
 from llmcli.runners.torch.packed_linear import PackedWeight
 
+INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}
+STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SCALE_SUFFIX = ".weight_scale"
 
 # Elements read and converted at a time: the buffer stays in the cache, and every page touched is one that is kept.
@@ -76,10 +78,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 def _check_finite(weight: Tensor, info: TensorInfo) -> None:
     smallest, largest = torch.aminmax(weight)  # one pass, no temporary; NaN wins over every number
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
-        raise CheckpointError(
-            f"{info.name} in {info.path.name} holds NaN or infinity, expected finite weights; the file is damaged or "
-            "was exported from a broken run: download or export it again"
-        )
+        raise not_finite(info)
 
 
 def take_packed_weight(weights: dict[str, Tensor], name: str, layer: PackedLayer) -> PackedWeight:

@@ -1,28 +1,55 @@
-"""`TorchDevice`: LLaMA on the CPU, span by span. It computes a step while `run` is called."""
+"""`HostDevice`: a model on the CPU, span by span. It computes a step while `run` is called.
+
+What computes the model, torch or numpy, is behind `HostModel`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
+from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import AllLogits, Chosen, Limits, pages_of
+from llmcli.runners.base import AllLogits, Arithmetic, Chosen, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
-from llmcli.runners.torch.cache import PagedCache
-from llmcli.runners.torch.llama import Llama
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.sampler import Sampler
 
 # A matrix product may round otherwise for another number of tokens, so the chunks of a prompt end at fixed places: at
 # multiples of 16 up to 64, of 64 up to 256, then of 256. Short beginnings can be shared, and long prompts make few
-# passes over the weights.
+# passes over the weights. Where each chunk widens the weights anew, which takes as long as some 90 tokens, there are
+# fewer: at multiples of 128 up to 256, then of 256.
 PREFILL_CHUNK = 256
 _CHUNKS = ((64, 16), (256, 64))
+_WIDENED_CHUNKS = ((256, 128),)
+
+Hidden = npt.NDArray[np.float32]  # [num_tokens, hidden_size]
+
+
+class HostModel(Protocol):
+    """The weights and the KV cache of a model, and what computes with them."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model."""
+
+    def forward(self, token_ids: Sequence[int], position: int, pages: Sequence[int]) -> Hidden:
+        """Run the tokens of one row from `position` on, and write their keys and values into its pages.
+
+        Shapes: result [num_tokens, hidden_size], the last hidden states
+        """
+
+    def logits(self, hidden: Hidden) -> AllLogits:
+        """Scores of every vocabulary entry. Shapes: result [num_tokens, vocab_size]"""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page."""
 
 
 @dataclass
@@ -44,35 +71,46 @@ class _Slot:
         return replace(self.sampler, mirostat_mu=known[-1]) if known else self.sampler
 
 
-class TorchDevice:
-    """The `StepDevice` of the torch runner."""
+class HostDevice:
+    """The `StepDevice` of the CPU."""
 
-    def __init__(self, llama: Llama, *, max_seq_len: int, num_rows: int, cache_type: str, description: str):
-        num_pages = num_rows * pages_of(max_seq_len)
-        self.config = llama.config
+    def __init__(
+        self,
+        model: HostModel,
+        limits: Limits,
+        *,
+        cache_type: str,
+        description: str,
+        arithmetic: Arithmetic,
+        widens_prompts: bool = False,
+    ):
+        """`widens_prompts` says that each chunk of a prompt widens the weights anew."""
+        self.config = model.config
         self.description = description
         self.cache_type = cache_type
-        self.limits = Limits(num_rows, max_seq_len, num_pages, works_ahead=False)
-        self._llama = llama
-        self._cache = PagedCache(llama.config, num_pages, cache_type)
+        self.arithmetic = arithmetic
+        self.limits = limits
+        self._model = model
+        self._widens_prompts = widens_prompts
         self._slots: dict[int, _Slot] = {}
 
     def method(self, position: int, prompt_len: int) -> int:
         """The number of tokens in the token's chunk, as a product may depend on it."""
         begin = self.cut(position, prompt_len)
-        return min(chunk_end(begin), prompt_len) - begin
+        return min(chunk_end(begin, self._widens_prompts), prompt_len) - begin
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The beginning of the chunk that `position` is in."""
-        return position // chunk_size(position) * chunk_size(position)
+        size = chunk_size(position, self._widens_prompts)
+        return position // size * size
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
         """The end of the chunk."""
-        return min(chunk_end(position), prompt_len)
+        return min(chunk_end(position, self._widens_prompts), prompt_len)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page."""
-        self._cache.copy_page(source, target)
+        self._model.copy_page(source, target)
 
     def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
         """Give a slot its sampler and the first tokens of its row."""
@@ -83,7 +121,7 @@ class TorchDevice:
         this = self._slots[slot]
         this.mus, this.sampler = (), sampler
 
-    def run(self, works: Sequence[Work]) -> TorchStep:
+    def run(self, works: Sequence[Work]) -> HostStep:
         """Run and choose; what an interrupt leaves behind nobody counts, and the same step brings it again."""
         results, prompt_seconds = [], 0.0
         for work in works:
@@ -93,7 +131,7 @@ class TorchDevice:
                 prompt_seconds += time.perf_counter() - begin
         for work, result in zip(works, results, strict=True):
             self._take(work, result)
-        return TorchStep(self._llama, results, prompt_seconds)
+        return HostStep(self._model, results, prompt_seconds)
 
     def _run(self, work: Work) -> _Result:
         token_ids = self._token_ids(work)
@@ -107,7 +145,7 @@ class TorchDevice:
             logits = work.logits[None]
         else:
             assert hidden is not None
-            logits = project(self._llama, hidden if work.choose == "every" else hidden[-1:], 1)
+            logits = project(self._model, hidden if work.choose == "every" else hidden[-1:], 1)
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
         try:
@@ -138,33 +176,31 @@ class TorchDevice:
             raise ValueError("the row has no chosen token to run next")
         return (known[work.position],)
 
-    @torch.inference_mode()
-    def _forward(self, work: Work, token_ids: Sequence[int]) -> Tensor:
-        """Shapes: result [num_tokens, hidden_size] float32"""
-        cache, step = self._cache.row(work.pages), 1 if work.method == SINGLE else len(token_ids)
+    def _forward(self, work: Work, token_ids: Sequence[int]) -> Hidden:
+        step = 1 if work.method == SINGLE else len(token_ids)
         with foreign_errors_explained("running the model", DeviceError):
             parts = [
-                self._llama.forward(torch.tensor(token_ids[first : first + step]), work.position + first, cache)
+                self._model.forward(token_ids[first : first + step], work.position + first, work.pages)
                 for first in range(0, len(token_ids), step)
             ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What a span has left. Shapes: hidden [num_tokens, hidden_size] float32, None if nothing was run"""
+    """What a span has left; `hidden` is None if nothing was run."""
 
     work: Work
     token_ids: tuple[int, ...]
-    hidden: Tensor | None
+    hidden: Hidden | None
     chosen: Chosen
 
 
-class TorchStep:
+class HostStep:
     """A step that is over."""
 
-    def __init__(self, llama: Llama, results: Sequence[_Result], prompt_seconds: float):
-        self._llama = llama
+    def __init__(self, model: HostModel, results: Sequence[_Result], prompt_seconds: float):
+        self._model = model
         self._results = results
         self._prompt_seconds = prompt_seconds
 
@@ -178,30 +214,35 @@ class TorchStep:
         if result.work.logits is not None:
             return result.work.logits[None]
         assert result.hidden is not None
-        return project(self._llama, result.hidden[first:], 1 if result.work.method == SINGLE else PREFILL_CHUNK)
+        return project(self._model, result.hidden[first:], 1 if result.work.method == SINGLE else PREFILL_CHUNK)
 
     def prompt_seconds(self) -> float:
         """The time of spans that name their tokens."""
         return self._prompt_seconds
 
 
-@torch.inference_mode()
-def project(llama: Llama, hidden: Tensor, at_once: int) -> AllLogits:
+def limits_of(num_rows: int, max_seq_len: int) -> Limits:
+    """The limits of a device that has pages for all its rows at full length."""
+    return Limits(num_rows, max_seq_len, num_rows * pages_of(max_seq_len), works_ahead=False)
+
+
+def project(model: HostModel, hidden: Hidden, at_once: int) -> AllLogits:
     """Scores of every vocabulary entry, for so many tokens at a time; one at a time has the bits of single steps.
 
-    Shapes: hidden [num_tokens, hidden_size]; result [num_tokens, vocab_size] float32
+    Shapes: result [num_tokens, vocab_size]
     """
     with foreign_errors_explained("running the model", DeviceError):
-        logits: AllLogits = torch.cat([llama.logits(part) for part in torch.split(hidden, at_once)]).numpy()
-    return logits
+        parts = [model.logits(hidden[first : first + at_once]) for first in range(0, len(hidden), at_once)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def chunk_size(position: int) -> int:
-    """The size of the chunk that a position is in."""
-    return next((size for end, size in _CHUNKS if position < end), PREFILL_CHUNK)
+def chunk_size(position: int, widens_prompts: bool) -> int:
+    """The size of the chunk that a position is in, where each chunk widens the weights or not."""
+    chunks = _WIDENED_CHUNKS if widens_prompts else _CHUNKS
+    return next((size for end, size in chunks if position < end), PREFILL_CHUNK)
 
 
-def chunk_end(position: int) -> int:
+def chunk_end(position: int, widens_prompts: bool) -> int:
     """Where that chunk ends."""
-    size = chunk_size(position)
+    size = chunk_size(position, widens_prompts)
     return (position // size + 1) * size

@@ -1,22 +1,27 @@
 """What a model needs of the host's memory, what there is, and the refusal when the first exceeds the second."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError
-from llmcli.runners.torch.cache import CODES, cache_bytes
-from llmcli.runners.torch.device import PREFILL_CHUNK
+from llmcli.runners.base import PAGE_TOKENS, pages_of
+from llmcli.runners.host.device import PREFILL_CHUNK
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}
-STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# As float32 these are 128 MiB. A smaller model answers faster than one reads in every form, and is done before torch,
+# which takes 1.5 s or more, is imported; from here on torch's threads and packed weights win that back.
+SMALL_PARAMETERS = 2**25
 
+CODES = "int8"  # the KV cache's type that is no float type
+ITEMSIZES = {"float32": 4, "bfloat16": 2, CODES: 1}
+
+_SCALE_BYTES = 4  # float32: 16 bits would save 1.5 % at head_dim 128 and lose the small values of some tokens
 _SMALLEST_USEFUL_CONTEXT = 128
 _CGROUP = Path("/sys/fs/cgroup")
 _USUAL_STACK_BYTES = 8 * 2**20
@@ -44,9 +49,15 @@ def cache_type_of(dtype: str, kv_cache: str) -> str:
     return dtype if kv_cache == "auto" else kv_cache
 
 
+def cache_bytes(config: LlamaConfig, max_seq_len: int, cache_type: str) -> int:
+    """Memory of one row."""
+    scale_bytes = _SCALE_BYTES if cache_type == CODES else 0
+    return config.kv_cache_bytes(pages_of(max_seq_len) * PAGE_TOKENS, ITEMSIZES[cache_type], scale_bytes)
+
+
 def plan_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv_cache: str = "auto") -> HostMemory:
     """The memory of a model whose plain weights are held as `dtype`; its files need not exist."""
-    itemsize = DTYPES[dtype].itemsize
+    itemsize = ITEMSIZES[dtype]
     cache_type = cache_type_of(dtype, kv_cache)
     return HostMemory(
         weight_bytes=sum(_held_bytes(info, itemsize) for info in model.tensors.tensors.values()),
@@ -65,12 +76,22 @@ def fitting_context(model: Model, *, num_rows: int, dtype: str, available: int, 
     return bisect_right(lengths, available, key=needed)
 
 
-def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, kv_cache: str = "auto") -> HostMemory:
-    """The memory that `plan_memory` gives.
+def check_memory(
+    model: Model,
+    *,
+    max_seq_len: int,
+    num_rows: int,
+    dtype: str,
+    num_threads: int,
+    kv_cache: str = "auto",
+    has_other_types: bool = True,
+) -> HostMemory:
+    """The memory that `plan_memory` gives. `num_threads` are those that will compute.
 
+    With `has_other_types` the refusal names a type of the weights or the KV cache that would make the model fit.
     Raises: InsufficientMemoryError if it is not there, with the figures and the change that would make it fit
     """
-    available = available_memory()
+    available = available_memory(num_threads)
 
     def needed(dtype: str, max_seq_len: int, kv_cache: str = kv_cache) -> HostMemory:
         return plan_memory(model, max_seq_len=max_seq_len, num_rows=num_rows, dtype=dtype, kv_cache=kv_cache)
@@ -82,8 +103,10 @@ def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, k
     in_bfloat16 = needed("bfloat16", max_seq_len).total_bytes
     if context >= _SMALLEST_USEFUL_CONTEXT:
         remedy = f"use --context {context} or less"
-        if needed(dtype, max_seq_len, CODES).total_bytes <= available:
+        if has_other_types and needed(dtype, max_seq_len, CODES).total_bytes <= available:
             remedy += f", or --kv-cache {CODES}"
+    elif not has_other_types:
+        remedy = "use a smaller model"
     elif dtype == "float32" and in_bfloat16 <= available:
         remedy = f"use --dtype bfloat16, which needs {_gib(in_bfloat16)}"
     else:
@@ -97,9 +120,7 @@ def check_memory(model: Model, *, max_seq_len: int, num_rows: int, dtype: str, k
 
 def _held_bytes(info: TensorInfo, itemsize: int) -> int:
     """A tensor's memory: quantized weights stay as they are, others take the precision of the run."""
-    if info.dtype in INTEGER_DTYPES:
-        return info.num_bytes
-    return info.num_bytes // STORED_DTYPES[info.dtype].itemsize * itemsize
+    return info.num_bytes if info.dtype.startswith("I") else math.prod(info.shape) * itemsize
 
 
 def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
@@ -113,10 +134,13 @@ def _workspace_bytes(model: Model, max_seq_len: int, cache_type: str) -> int:
     return activations + max_seq_len * (mask + widened)
 
 
-def available_memory() -> int:
-    """Bytes this process may still take: what the system has left, or less by a cgroup (a container) or `ulimit -v`."""
+def available_memory(num_threads: int) -> int:
+    """Bytes this process may still take: what the system has left, or less by a cgroup (a container) or `ulimit -v`.
+
+    `num_threads` are those that will compute.
+    """
     available = int(psutil.virtual_memory().available)
-    return max(min(available, _left_in_cgroup(available), _left_of_address_space(available)), 0)
+    return max(min(available, _left_in_cgroup(available), _left_of_address_space(available, num_threads)), 0)
 
 
 def _left_in_cgroup(unlimited: int) -> int:
@@ -130,7 +154,7 @@ def _left_in_cgroup(unlimited: int) -> int:
         return unlimited
 
 
-def _left_of_address_space(unlimited: int) -> int:
+def _left_of_address_space(unlimited: int, num_threads: int) -> int:
     """What `ulimit -v` leaves, less the stacks of threads that are not started yet: OpenMP ends the process there."""
     if not hasattr(psutil, "RLIMIT_AS"):  # it is Linux's
         return unlimited
@@ -140,7 +164,7 @@ def _left_of_address_space(unlimited: int) -> int:
         return unlimited
     if stack == psutil.RLIM_INFINITY:
         stack = _USUAL_STACK_BYTES
-    return int(limit) - process.memory_info().vms - (torch.get_num_threads() - 1) * int(stack)
+    return int(limit) - process.memory_info().vms - (num_threads - 1) * int(stack)
 
 
 def _gib(num_bytes: int) -> str:

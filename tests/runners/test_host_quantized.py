@@ -1,4 +1,4 @@
-"""Quantized models on the torch runner: against transformers in float32, against our own float32 in bfloat16."""
+"""Quantized models on the CPU: both runners against transformers in float32, bfloat16 against our own float32."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ pytest.importorskip("compressed_tensors")
 
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from conformance import RunnerConformance  # noqa: E402
+from prompt_cuts import span_ends  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
 from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
@@ -20,7 +21,8 @@ from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner  # noqa: E402
-from llmcli.runners.torch import packed_linear  # noqa: E402
+from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
+from llmcli.runners.torch import int4_tiles, packed_linear  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 
 
@@ -33,7 +35,12 @@ def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
 
 
 def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
-    return logits_of(load(open_model(folder), max_seq_len=128, dtype=dtype), PROMPT[:60])
+    """The torch runner's; in float32 the numpy runner has the same."""
+    model = open_model(folder)
+    logits = logits_of(load(model, max_seq_len=128, dtype=dtype), PROMPT[:60])
+    if dtype == "float32":
+        assert relative_error(logits_of(load_on_numpy(model, max_seq_len=128), PROMPT[:60]), logits) < 1e-5
+    return logits
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +83,20 @@ def test_channel_fall_back_and_skipped_layers_equal_transformers(tmp_path: Path)
     assert relative_error(our_logits(folder), reference_logits(folder, dequantize=False)) < 1e-3
 
 
+@pytest.mark.parametrize("multiplies_bfloat16", [True, False])
+@pytest.mark.parametrize("output_size", [96, 320])  # whole tiles of int4 codes are 64 rows: one and a half, and five
+@pytest.mark.parametrize("num_tokens", [1, 5, 70])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_bfloat16_operators_compute_the_same_products(name: str) -> None:
-    """torch's packed operators against float64 products of the stored codes, scales and zero points."""
+def test_bfloat16_products_are_those_of_the_codes(
+    name: str, num_tokens: int, output_size: int, multiplies_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's packed operators, and widened blocks, against float64 products of the codes, scales and zero points."""
+    monkeypatch.setattr(packed_linear, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    monkeypatch.setattr(packed_linear, "WIDENED_INT8_ELEMENTS", 256 * 48)
+    monkeypatch.setattr(int4_tiles, "BLOCK_ELEMENTS", 256 * 128)
     scheme = SCHEMES[name]
     generator = torch.Generator().manual_seed(0)
-    shape, num_groups = (96, 256), scheme.num_groups(256)
+    shape, num_groups = (output_size, 256), scheme.num_groups(256)
     code_bytes = 256 * scheme.num_bits // 8
     codes = torch.randint(0, 256, (shape[0], code_bytes), dtype=torch.uint8, generator=generator)
     scales = torch.rand(shape[0], num_groups, generator=generator).to(torch.bfloat16)
@@ -89,10 +104,11 @@ def test_bfloat16_operators_compute_the_same_products(name: str) -> None:
     weight = packed_linear.PackedWeight(scheme, shape, codes, scales, None if scheme.is_symmetric else zeros)
     product = packed_linear.choose_product(weight, torch.bfloat16)
     assert not isinstance(product, packed_linear.WideningProduct)
-    x = torch.randn(5, 256, generator=generator).to(torch.bfloat16).float()
+    x = torch.randn(num_tokens, 256, generator=generator).to(torch.bfloat16).float()
     exact = weight.widened(slice(None)).double()
     expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
-    # The operators round their results, and zero points times scales, to bfloat16: 2^-8 of the sum of magnitudes.
+    # Results, and zero points times scales or else widened weights, are rounded to bfloat16: 2^-8 of the sum of
+    # magnitudes.
     assert ((product(x) - expected).abs() <= 2**-8 * magnitude).all()
 
 
@@ -185,3 +201,44 @@ class TestQuantizedRunner(RunnerConformance):
             except Exception:
                 destination = folder  # a damaged source is loaded as it is
         return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows)
+
+
+class Bfloat16Runner(RunnerConformance):
+    """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
+
+    tolerance = 3e-2  # bfloat16 rounds by 2^-9, at some twenty places of a layer
+
+    scheme: WeightScheme
+
+    @classmethod
+    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
+        destination = folder.parent / f"{folder.name}-{cls.__name__}"
+        if not destination.exists():
+            try:
+                export(folder, destination, ExportOptions(cls.scheme))
+            except Exception:
+                destination = folder  # a damaged source is loaded as it is
+        return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows, dtype="bfloat16")
+
+
+class TestBfloat16Int8Channel(Bfloat16Runner):
+    scheme = WeightScheme(8, None)
+
+
+class TestBfloat16Int8Groups(Bfloat16Runner):
+    scheme = WeightScheme(8, 32)
+
+
+class TestBfloat16Int4Groups(Bfloat16Runner):
+    scheme = WeightScheme(4, 32)
+
+
+@pytest.mark.parametrize(("multiplies_bfloat16", "ends"), [(True, [128, 256, 300]), (False, [16, 32, 48, 64, 128])])
+def test_chunks_are_longer_where_each_widens_the_weights(
+    multiplies_bfloat16: bool, ends: list[int], original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
+    monkeypatch.setattr("llmcli.runners.torch.precision.multiplies_bfloat16", lambda: multiplies_bfloat16)
+    runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
+    assert span_ends(runner)[: len(ends)] == ends
+    assert span_ends(load(open_model(folder), max_seq_len=400))[:5] == [16, 32, 48, 64, 128]

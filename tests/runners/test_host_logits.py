@@ -1,4 +1,4 @@
-"""Logits and tokens of the torch runner against transformers' LlamaForCausalLM in float32."""
+"""Logits and tokens of the torch and the numpy runner against transformers' LlamaForCausalLM in float32."""
 
 import json
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from tiny_models import CONFIG, write_tiny_llama
 transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
+from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.stepping import SteppingRunner  # noqa: E402
-from llmcli.runners.torch.load import load  # noqa: E402
+from llmcli.runners.torch.load import load as load_on_torch  # noqa: E402
 
 
 @pytest.fixture(params=VARIANTS)
@@ -43,12 +44,12 @@ def greedy(runner: SteppingRunner, prompt: list[int], count: int) -> list[int]:
     return [first, *go_on(runner, row, count - 1)]
 
 
-@pytest.fixture
-def loaded() -> Callable[..., SteppingRunner]:
-    return lambda folder, **options: load(open_model(folder), **{"max_seq_len": 512, **options})
+@pytest.fixture(params=[load_on_torch, load_on_numpy], ids=["torch", "numpy"])
+def loaded(request: pytest.FixtureRequest) -> Callable[[Path], SteppingRunner]:
+    return lambda folder: request.param(open_model(folder), max_seq_len=512)
 
 
-def test_prefill_logits_equal_transformers(folder: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_prefill_logits_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     token_ids = random_ids(100)
     expected = reference_logits(reference(folder), token_ids)
     runner = loaded(folder)
@@ -56,7 +57,7 @@ def test_prefill_logits_equal_transformers(folder: Path, loaded: Callable[..., S
         assert relative_error(logits_of(runner, token_ids[:length]), expected[length - 1]) < 1e-5
 
 
-def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     token_ids = random_ids(40)
     expected = reference_logits(reference(folder), token_ids)
     runner = loaded(folder)
@@ -66,7 +67,7 @@ def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable
         assert relative_error(logits, their_logits) < 1e-5
 
 
-def test_greedy_tokens_equal_transformers(folder: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_greedy_tokens_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     prompt = random_ids(20)
     model = reference(folder)
     inputs = torch.tensor([prompt])
@@ -74,7 +75,7 @@ def test_greedy_tokens_equal_transformers(folder: Path, loaded: Callable[..., St
     assert greedy(loaded(folder), prompt, 64) == expected[0, len(prompt) :].tolist()
 
 
-def test_logits_beyond_the_original_context(tmp_path: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_logits_beyond_the_original_context(tmp_path: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     """llama3 scaling matters most where the original context of 64 tokens is long past."""
     folder = write_tiny_llama(tmp_path / "model", rope_theta=500000.0, rope_scaling=LLAMA3)
     token_ids = random_ids(500)
@@ -85,7 +86,7 @@ def test_logits_beyond_the_original_context(tmp_path: Path, loaded: Callable[...
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_checkpoints_are_computed_in_float32(
-    dtype: torch.dtype, tmp_path: Path, loaded: Callable[..., SteppingRunner]
+    dtype: torch.dtype, tmp_path: Path, loaded: Callable[[Path], SteppingRunner]
 ) -> None:
     folder = write_tiny_llama(tmp_path / "model", dtype=dtype)
     token_ids = random_ids(50)
@@ -93,15 +94,15 @@ def test_16_bit_checkpoints_are_computed_in_float32(
     assert relative_error(logits_of(runner, token_ids), reference_logits(reference(folder), token_ids)[-1]) < 1e-5
 
 
-def test_bfloat16_stays_close_to_float32(tmp_path: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16)
     token_ids = random_ids(50)
-    runner = loaded(folder, dtype="bfloat16")
+    runner = load_on_torch(open_model(folder), max_seq_len=512, dtype="bfloat16")
     error = relative_error(logits_of(runner, token_ids), reference_logits(reference(folder), token_ids)[-1])
     assert 1e-5 < error < 0.05  # it does compute in bfloat16, and does not fall apart
 
 
-def test_an_untied_head_in_a_tied_config_is_used(tmp_path: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_an_untied_head_in_a_tied_config_is_used(tmp_path: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     """As transformers: two different stored matrices are not tied, whatever the config says."""
     folder = write_tiny_llama(tmp_path / "model", tie_word_embeddings=False)
     config = json.loads((folder / "config.json").read_text())
@@ -111,6 +112,6 @@ def test_an_untied_head_in_a_tied_config_is_used(tmp_path: Path, loaded: Callabl
     assert relative_error(logits_of(runner, token_ids), reference_logits(reference(folder), token_ids)[-1]) < 1e-5
 
 
-def test_published_greedy_text_of_stories260k(stories260k: Path, loaded: Callable[..., SteppingRunner]) -> None:
+def test_published_greedy_text_of_stories260k(stories260k: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
     expected = json.loads((stories260k / "expected_greedy.json").read_text())["token_ids"]
     assert greedy(loaded(stories260k), expected[:1], len(expected) - 1) == expected[1:]

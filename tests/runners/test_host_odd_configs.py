@@ -20,7 +20,8 @@ from row_steps import logits_of  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.config.llama import LlamaConfig  # noqa: E402
 from llmcli.errors import LLMCliError, UnsupportedModelError  # noqa: E402
-from llmcli.runners.torch.load import load  # noqa: E402
+from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
+from llmcli.runners.torch.load import load as load_on_torch  # noqa: E402
 
 # Of the fastest frequency a last bit may differ, which is 2e-6 of an angle at the prompt's end; scores of several units
 # and a few layers make ten times that of it. What is wrong is wrong by 1e-3 and more.
@@ -75,15 +76,17 @@ def test_logits_equal_transformers_or_the_refusal_is_known(number: int, tmp_path
         outcomes[_what_is_done_instead(folder, config.values["model_type"], str(error))] += 1
         return
     try:
-        runner = load(open_model(folder), max_seq_len=PROMPT_LENGTH)
+        model = open_model(folder)
     except UnsupportedModelError as error:
         if not any(re.search(known, str(error)) for known in REFUSED_HERE):
             raise
         outcomes["refused here"] += 1
         return
-    for length in (1, PROMPT_LENGTH // 2, PROMPT_LENGTH):
-        difference = np.abs(logits_of(runner, token_ids[:length]) - expected[length - 1]).max()
-        assert difference / np.abs(expected[length - 1]).max() < MAX_RELATIVE_ERROR
+    for load in (load_on_torch, load_on_numpy):
+        runner = load(model, max_seq_len=PROMPT_LENGTH)
+        for length in (1, PROMPT_LENGTH // 2, PROMPT_LENGTH):
+            difference = np.abs(logits_of(runner, token_ids[:length]) - expected[length - 1]).max()
+            assert difference / np.abs(expected[length - 1]).max() < MAX_RELATIVE_ERROR
     outcomes["equal"] += 1
 
 

@@ -1,0 +1,53 @@
+"""What the shell offers for the value of an option or argument. Files are offered by the shell itself.
+
+Each function takes what is typed so far and looks at names only, so that the shell need not wait.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from llmcli.cli import lazy
+from llmcli.resources import STORYTELLER, resource_folder
+
+Completer = Callable[[str], list[str]]
+
+
+def complete_words(*words: str) -> Completer:
+    """A completer that offers these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _beginning(words, incomplete)
+
+    return complete
+
+
+complete_device = complete_words("auto", "cpu", "cuda")
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """The presets that --preset takes."""
+    return _beginning(lazy.preset_names(), incomplete)
+
+
+def complete_hub_id(incomplete: str) -> list[str]:
+    """The models in the hub's cache."""
+    return _beginning(lazy.cached_repo_ids(), incomplete)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Model folders at the typed path, the models in the hub's cache, and the built-in one."""
+    parent, name = os.path.split(incomplete)
+    folders = sorted(path.parent.name for path in Path(parent).expanduser().glob("*/config.json"))
+    paths = [os.path.join(parent, folder) for folder in _beginning(folders, name)]
+    return paths + complete_hub_id(incomplete) + _beginning([STORYTELLER], incomplete)
+
+
+def complete_subject(incomplete: str) -> list[str]:
+    """The same, and the shapes of configs/models."""
+    shapes = sorted(path.stem for path in resource_folder("configs").glob("models/*.json"))
+    return complete_model(incomplete) + _beginning(shapes, incomplete)
+
+
+def _beginning(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]

@@ -1,0 +1,325 @@
+"""`llmcli replay`: tells the text of a receipt again, and says what differs.
+
+A receipt is a stranger's file: the model that it names is never downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.checkpoint.hub_id import HubId, find_hub_id
+from llmcli.cli import lazy
+from llmcli.cli.device_choice import RunnerOptions, start_device
+from llmcli.cli.generate import show_all
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
+from llmcli.cli.output.text import TextOutput
+from llmcli.cli.output.tokens import show_piece
+from llmcli.cli.progress import progress
+from llmcli.cli.run import Run
+from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.session import EncodedPrompt, Session, open_session
+from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Event, Finished
+from llmcli.errors import (
+    EXIT_INTERRUPTED,
+    CheckpointError,
+    DeviceError,
+    DifferentTextError,
+    TokenizerError,
+    UsageError,
+)
+from llmcli.resources import STORYTELLER
+from llmcli.sampling.params import ResolvedSampling
+from llmcli.timeline import Timeline
+
+if TYPE_CHECKING:
+    from llmcli.cli.output.base import Output
+    from llmcli.cli.run import LoadedRunner
+    from llmcli.differences import Difference
+    from llmcli.engine.request import Request
+    from llmcli.receipt.comparison import SampleComparison
+    from llmcli.receipt.receipt import PromptFacts, Receipt
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """A receipt, and what is otherwise now."""
+
+    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of `llmcli generate --receipt`.")]
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Where the model lies now: a folder, or a hub id.",
+            show_default="the receipt's",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="cpu, cuda or cuda:N.", show_default="the receipt's", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+    only: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**32,
+            metavar="K",
+            help="Of the receipt's samples, only this one.",
+            show_default="all",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of text.", rich_help_panel=OUTPUT_PANEL)
+    ] = False
+
+
+@with_groups
+def replay(*, options: ReplayOptions, messages: MessageOptions) -> None:
+    """Tell the text of a receipt again, and say what differs.
+
+    Differences of model, program, machine and prompt are named first.
+
+    Exit code 6 if the text is another one.
+
+    Examples
+
+    llmcli replay story.json
+
+    llmcli replay story.json -m path/to/model --only 3
+    """
+    loaded = lazy.load_receipt(options.file)
+    receipt = _chosen(loaded.receipt, options)
+    try:
+        run, request = _prepare(receipt, options)
+    except UsageError as error:
+        raise UsageError(f"{options.file}: {error}") from error
+    runner, now = _load(run, receipt, request)
+    differences = lazy.compare_receipts(receipt, now)
+    reason = _show_differences(options.file, differences, is_unchanged=loaded.is_unchanged)
+    finished = _generate(run, runner, receipt, request, options)
+    comparisons = lazy.compare_samples(receipt.samples, lazy.describe_samples(finished))
+    if options.json:
+        terminal.write_json(_json(loaded.is_unchanged, differences, comparisons))
+    _judge(run.session, comparisons, reason)
+
+
+def _show_differences(file: Path, differences: Sequence[Difference], *, is_unchanged: bool) -> str:
+    """Name what differs of all that the text depends on; what to say of it if the text differs too."""
+    for difference in differences:
+        terminal.warn(f"differs: {difference}")
+    if not is_unchanged:
+        terminal.warn(f"{file} was changed after it was written: its sha256 is not that of its content")
+        return "the receipt was changed after it was written"
+    if differences:
+        return "see above what else differs"
+    terminal.info("Model, program and machine are as in the receipt")
+    return "nothing else that the receipt holds differs"
+
+
+def _chosen(receipt: Receipt, options: ReplayOptions) -> Receipt:
+    """The receipt with the samples that are to be told again."""
+    if options.only is None:
+        return receipt
+    samples = tuple(item for item in receipt.samples if item.sample == options.only)
+    if not samples:
+        numbers = ", ".join(str(item.sample) for item in receipt.samples[:20])
+        raise UsageError(f"--only is {options.only}, and {options.file} holds sample {numbers}")
+    return replace(receipt, samples=samples)
+
+
+def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
+    """The run that a receipt describes, and what is to be generated.
+
+    Raises: UsageError, CheckpointError, DeviceError.
+    """
+    sampler = lazy.sampler_of(receipt)
+    devices = _devices(receipt, options.device)
+    name = _model_name(receipt, options)
+    session = open_session(name)
+    _check_fit(receipt, session)
+    stopping = receipt.stopping
+    run = Run(
+        name=name,
+        session=session,
+        devices=devices,
+        sampling=ResolvedSampling(sampler.params, {}),
+        flags=SamplerFlags(),
+        stop_strings=stopping.stop_strings,
+        seed=sampler.seed,
+        context=receipt.runner.context,
+    )
+    request = session.request(
+        EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=stopping.at_start),
+        sampler,
+        samples=tuple(item.sample - 1 for item in receipt.samples),
+        max_new_tokens=stopping.max_new_tokens,
+        stop_strings=stopping.stop_strings,
+    )
+    return run, request
+
+
+def _devices(receipt: Receipt, flag: str | None) -> RunnerOptions:
+    """The receipt's device and precision. Another kind of device has its own usual precision.
+
+    Raises: DeviceError for a card that cannot be used.
+    """
+    wanted = receipt.runner
+    device = wanted.device if flag is None else flag
+    start_device(device)
+    try:
+        options = RunnerOptions(device, "auto", None, wanted.kv_cache)
+        if (options.card is None) != (wanted.device == "cpu"):
+            return options
+        return RunnerOptions(device, wanted.dtype, wanted.threads, wanted.kv_cache)
+    except DeviceError as error:
+        raise DeviceError(f"the receipt is of {wanted.description}; {error}") from error
+
+
+def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
+    """The model as `open_session` takes it: the one that is given, else the receipt's, if it is on this machine."""
+    if options.model is not None:
+        return options.model
+    name, commit = receipt.model.name, receipt.model.commit
+    remedy = "say with --model where it lies now"
+    hub_id = find_hub_id(name)
+    if commit is not None and hub_id is not None:
+        pinned = HubId(hub_id.repo_id, commit)
+        if lazy.find_cached(pinned) is None:
+            raise CheckpointError(
+                f"{pinned} is not on this machine; download it with `llmcli pull {pinned}`, or {remedy}"
+            )
+        return str(pinned)
+    if name != STORYTELLER and (hub_id is not None or not os.path.exists(name)):
+        raise CheckpointError(f"{options.file} is of the model {name!r}, which is not here; {remedy}")
+    return name
+
+
+def _check_fit(receipt: Receipt, session: Session) -> None:
+    """Refuse a model that cannot be the receipt's. Raises: UsageError"""
+    config, remedy = session.model.config, "give the receipt's model with --model"
+    if receipt.runner.context > config.max_position_embeddings:
+        raise UsageError(
+            f"the context is {receipt.runner.context} tokens; {session.name} has a context limit of "
+            f"{config.max_position_embeddings}; {remedy}"
+        )
+    sampling = receipt.sampling
+    token_ids = [*receipt.prompt.token_ids, *(token_id for token_id, _ in sampling.logit_bias)]
+    token_ids += [token_id for sequence, _ in sampling.sequence_bias for token_id in sequence]
+    token_ids += [*sampling.begin_suppress_token_ids, *sampling.forced_eos_token_ids, *sampling.dry_breaker_token_ids]
+    if (largest := max(token_ids)) >= config.vocab_size:
+        raise UsageError(
+            f"it names token {largest}, and {session.name} has tokens 0 to {config.vocab_size - 1}; {remedy}"
+        )
+
+
+def _load(run: Run, receipt: Receipt, request: Request) -> tuple[LoadedRunner, Receipt]:
+    """Read the weights and hash them at the same time; the runner, and the receipt with what is here now."""
+    session = run.session
+    digests = lazy.look_at_files(session.model, receipt.prompt)
+    digests.start()
+    loaded = run.load(len(request.samples))
+    with progress(f"hashing {session.name}") as on_progress:
+        files = digests.wait(on_progress)
+    prompt, card = _encoded_again(session, receipt.prompt), run.devices.card
+    now = lazy.describe_run(run.model, session.model, loaded.runner, card, prompt, request, files, receipt.samples)
+    return loaded, now
+
+
+def _encoded_again(session: Session, prompt: PromptFacts) -> PromptFacts:
+    """The prompt with the ids that its text has now. What runs are the receipt's."""
+    try:
+        if prompt.chat:
+            encoded = session.encode_message(prompt.text, prompt.system, prompt.chat_template)
+        else:
+            encoded = session.encode_prompt(prompt.text)
+    except (UsageError, TokenizerError) as error:
+        terminal.warn(f"the prompt cannot be encoded again, so its token ids are not checked: {error}")
+        return prompt
+    return replace(prompt, token_ids=encoded.token_ids)
+
+
+class _Collector:
+    """Keeps the texts."""
+
+    def __init__(self) -> None:
+        self.finished: list[Finished] = []
+
+    def show(self, event: Event) -> None:
+        """Nothing before the end."""
+
+    def finish(self, finished: list[Finished]) -> None:
+        """Keep them."""
+        self.finished = finished
+
+
+def _generate(
+    run: Run, runner: LoadedRunner, receipt: Receipt, request: Request, options: ReplayOptions
+) -> Sequence[Finished]:
+    """The texts, shown as they come unless JSON is asked for.
+
+    Raises: typer.Exit after a Ctrl-C.
+    """
+    prompt = EncodedPrompt(receipt.prompt.text, receipt.prompt.token_ids, at_start=request.at_start)
+    collector = _Collector()
+    outputs: list[Output] = [collector]
+    if not options.json:
+        facts = run.facts(runner, receipt.prompt.text, prompt, request.samples, None, Timeline())
+        outputs.append(TextOutput(facts))
+        terminal.show_prompt("" if receipt.prompt.chat else receipt.prompt.text)
+    if not show_all(run.session.generation(runner.runner, request), outputs):
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return collector.finished
+
+
+def _json(
+    is_unchanged: bool, differences: Sequence[Difference], comparisons: Sequence[SampleComparison]
+) -> dict[str, object]:
+    return {
+        "is_same": all(item.is_same for item in comparisons),
+        "receipt_is_unchanged": is_unchanged,
+        "differences": [asdict(difference) for difference in differences],
+        "samples": [
+            {"is_same": item.is_same, "first_different_token": item.first, **asdict(item.now)} for item in comparisons
+        ],
+    }
+
+
+def _judge(session: Session, comparisons: Sequence[SampleComparison], reason: str) -> None:
+    """Say that the texts are the same. Raises: DifferentTextError, which ends with the reason."""
+    differing = [item for item in comparisons if not item.is_same]
+    if differing:
+        more = f"; {len(differing)} of {len(comparisons)} samples differ" if len(comparisons) > 1 else ""
+        raise DifferentTextError(f"{_first_difference(session, differing[0])}{more}; {reason}")
+    num_tokens = sum(len(item.now.token_ids) for item in comparisons)
+    texts = "Same text" if len(comparisons) == 1 else f"Same {len(comparisons)} texts"
+    terminal.info(f"{texts} as in the receipt ({num_tokens} tokens)")
+
+
+def _first_difference(session: Session, item: SampleComparison) -> str:
+    where = f"sample {item.now.sample}"
+    if item.first is not None:
+        then, now = (_shown_token(session, token_id) for token_id in item.tokens_at_first())
+        return f"{where} differs from token {item.first + 1} on: {then} in the receipt, {now} now"
+    if item.then.text != item.now.text:
+        return f"{where} has the same tokens, and they decode to another text"
+    return f"{where} has the same tokens, and ended with {item.then.finish_reason} then, {item.now.finish_reason} now"
+
+
+def _shown_token(session: Session, token_id: int | None) -> str:
+    if token_id is None:
+        return "the end"
+    is_known = token_id < session.tokenizer.vocab_size
+    return f'{token_id} "{show_piece(session.tokenizer, token_id)}"' if is_known else str(token_id)

@@ -1,0 +1,42 @@
+"""Compares settings by name and says which differ, as JSON has them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST_SHOWN = 80  # characters
+_LONGEST_SHOWN_LIST = 8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting whose value is another one now; None stands for one that is not there."""
+
+    name: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        then, now = self.then, self.now
+        if isinstance(then, list) and isinstance(now, list) and max(len(then), len(now)) > _LONGEST_SHOWN_LIST:
+            index = first_difference(then, now)
+            return f"{self.name} has {len(then)} entries, now {len(now)}; they differ from entry {index + 1} on"
+        return f"{self.name} {shown(then)}, now {shown(now)}"
+
+
+def find_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """The settings that differ, in their order."""
+    names = {**then, **now}
+    return [Difference(name, then.get(name), now.get(name)) for name in names if then.get(name) != now.get(name)]
+
+
+def first_difference(then: Sequence[Any], now: Sequence[Any]) -> int:
+    """The index of the first entry that differs; where one is the beginning of the other, the length of that."""
+    pairs = enumerate(zip(then, now, strict=False))
+    return next((index for index, (old, new) in pairs if old != new), min(len(then), len(now)))
+
+
+def shown(value: Any) -> str:
+    """A value for a message."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

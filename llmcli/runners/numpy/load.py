@@ -1,0 +1,128 @@
+"""Loads a model folder as float32: memory is checked first, then weights are read, widened and put in their places."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.reader import TensorReader
+from llmcli.checkpoint.widening import PackedTensors, check_shape, read_floats, read_widened, widened
+from llmcli.errors import DeviceError
+from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.runners.base import Arithmetic
+from llmcli.runners.host.description import describe
+from llmcli.runners.host.device import HostDevice, limits_of
+from llmcli.runners.host.memory import check_memory
+from llmcli.runners.numpy.cache import Floats, PagedCache
+from llmcli.runners.numpy.llama import Layer, Linear, Llama, RMSNorm
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.timeline import Timeline
+
+DTYPE = "float32"
+# Asked for by no flag: --dtype float32 asks for torch.
+ARITHMETIC = Arithmetic("auto", "auto", None, ("numpy",))
+
+OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+
+def describe_on_numpy(model: Model) -> str:
+    """How this run is told to the user."""
+    return f"CPU, {describe(model, DTYPE)}, numpy"
+
+
+def load(
+    model: Model,
+    *,
+    max_seq_len: int,
+    num_rows: int = 1,
+    on_progress: OnProgress = lambda read, total: None,
+    timeline: Timeline | None = None,
+) -> SteppingRunner:
+    """Read the weights and allocate the KV cache, all of it float32.
+
+    `timeline` gets the time that the weights take.
+
+    Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
+            the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
+    """
+    with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
+        check_memory(
+            widened(model),
+            max_seq_len=max_seq_len,
+            num_rows=num_rows,
+            dtype=DTYPE,
+            num_threads=1,
+            has_other_types=False,
+        )
+        limits = limits_of(num_rows, max_seq_len)
+        with (timeline or Timeline()).part("read and convert weights"):
+            llama = _build(model, _read_weights(model, on_progress), PagedCache(model.config, limits.num_pages))
+        return SteppingRunner(
+            HostDevice(llama, limits, cache_type=DTYPE, description=describe_on_numpy(model), arithmetic=ARITHMETIC)
+        )
+
+
+def _read_weights(model: Model, on_progress: OnProgress) -> dict[str, Floats]:
+    """Every weight, norm and bias by its name; a quantized weight has the name of the plain one."""
+    infos = model.tensors.tensors
+    total = sum(info.num_bytes for info in infos.values())
+    read = 0
+    weights: dict[str, Floats] = {}
+    plain = dict(infos)
+    with TensorReader() as reader:
+        for module, layer in model.tensors.packed.items():
+            parts = [plain.pop(f"{module}.weight_{part}") for part in ("packed", "scale", "shape")]
+            codes, scales, shape = parts
+            zero_points = plain.pop(f"{module}.weight_zero_point", None)
+            check_shape(shape, layer.shape, reader)
+            weight = weights[f"{module}.weight"] = np.empty(layer.shape, np.float32)
+            packed = PackedTensors(layer.scheme, codes, scales, zero_points)
+            read_widened(packed, 0, layer.shape[0], reader, weight)
+            read += sum(info.num_bytes for info in (*parts, zero_points) if info is not None)
+            on_progress(read, total)
+        for name, info in plain.items():
+            weights[name] = read_floats(info, 0, info.shape[0], reader)
+            read += info.num_bytes
+            on_progress(read, total)
+    return weights
+
+
+def _build(model: Model, weights: dict[str, Floats], cache: PagedCache) -> Llama:
+    """Arrange arrays under the names the forward pass uses."""
+    config = model.config
+
+    def linear(name: str) -> Linear:
+        return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
+
+    def optional_norm(name: str) -> RMSNorm | None:
+        return norm(name) if f"{name}.weight" in weights else None
+
+    layers = tuple(
+        Layer(
+            input_layernorm=norm(f"{prefix}.input_layernorm"),
+            q_proj=linear(f"{prefix}.self_attn.q_proj"),
+            k_proj=linear(f"{prefix}.self_attn.k_proj"),
+            v_proj=linear(f"{prefix}.self_attn.v_proj"),
+            q_norm=optional_norm(f"{prefix}.self_attn.q_norm"),
+            k_norm=optional_norm(f"{prefix}.self_attn.k_norm"),
+            o_proj=linear(f"{prefix}.self_attn.o_proj"),
+            post_attention_layernorm=norm(f"{prefix}.post_attention_layernorm"),
+            gate_proj=linear(f"{prefix}.mlp.gate_proj"),
+            up_proj=linear(f"{prefix}.mlp.up_proj"),
+            down_proj=linear(f"{prefix}.mlp.down_proj"),
+        )
+        for prefix in (f"model.layers.{index}" for index in range(config.num_hidden_layers))
+    )
+    return Llama(
+        config=config,
+        embed_tokens=weights[EMBEDDING],
+        layers=layers,
+        norm=norm("model.norm"),
+        lm_head=linear(model.tensors.head.removesuffix(".weight")),
+        inverse_frequencies=config.rope.inverse_frequencies(config.head_dim),
+        cache=cache,
+    )

@@ -1,0 +1,45 @@
+"""Which type the CPU computes a model in."""
+
+import torch
+
+from llmcli.checkpoint.model import Model, num_parameters
+from llmcli.runners.host.memory import SMALL_PARAMETERS
+
+AUTO = "auto"
+
+
+def resolve_dtype(asked: str, model: Model) -> str:
+    """The type asked for; `auto` is bfloat16 where that is faster and changes no stored weight, else float32.
+
+    - A small model: float32, which computes what transformers computes in float32.
+    - Quantized weights: bfloat16 if torch's packed operators have vector code for this processor. They need a half to a
+      tenth of the time of float32, which widens all weights for each token. Their plain code takes three times as long.
+    - Weights stored as bfloat16: bfloat16 if the processor multiplies in it. Decoding takes less than half of float32's
+      time, prompts two fifths, memory half. Without such instructions prompts take two to three times as long.
+    - Others: float32, as bfloat16 would round what the files say.
+
+    Figures: docs/performance.md. It depends on the model and the processor alone: the same seed, the same text.
+    """
+    if asked != AUTO:
+        return asked
+    if num_parameters(model) < SMALL_PARAMETERS:
+        return "float32"
+    if model.tensors.packed:
+        return "bfloat16" if has_vector_operators() else "float32"
+    is_stored_so = {info.dtype for info in model.tensors.tensors.values()} == {"BF16"}
+    return "bfloat16" if is_stored_so and multiplies_bfloat16() else "float32"
+
+
+def widens_prompts(model: Model, dtype: str) -> bool:
+    """Whether prompts are multiplied by weights that are widened from codes for each chunk."""
+    return bool(model.tensors.packed) and dtype == "bfloat16" and multiplies_bfloat16()
+
+
+def has_vector_operators() -> bool:
+    """Whether torch's int8 and int4 operators have vector code here. Elsewhere, as on ARM, they were not measured."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 itself. Those with AMX have these instructions too."""
+    return torch.cpu._is_avx512_bf16_supported()

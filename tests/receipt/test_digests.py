@@ -1,0 +1,77 @@
+"""Hashes of files that other threads compute: the right ones, of the files that were there at the beginning."""
+
+import hashlib
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llmcli.errors import CheckpointError
+from llmcli.receipt import digests
+from llmcli.receipt.digests import FileDigests
+from llmcli.receipt.receipt import FileFacts
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    contents = {"empty": b"", "small": b"abc", "large": os.urandom(3 * 2**20 + 17), "other": bytes(2**20)}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    return {name: tmp_path / name for name in contents}
+
+
+def test_they_are_the_hashes_of_the_contents(files: dict[str, Path]) -> None:
+    found = FileDigests(files)
+    found.start()
+    seen: list[tuple[int, int]] = []
+    total = sum(path.stat().st_size for path in files.values())
+    facts = found.wait(lambda done, size: seen.append((done, size)))
+    contents = {name: path.read_bytes() for name, path in files.items()}
+    expected = {name: FileFacts(len(b), hashlib.sha256(b).hexdigest()) for name, b in contents.items()}
+    assert facts == expected
+    assert list(facts) == list(files)
+    assert all(0 <= done <= size == total for done, size in seen)
+
+
+def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
+    """As in the hub's cache, where the name of a blob is a hash that may no longer be true."""
+    blob = tmp_path / hashlib.sha256(b"as it was downloaded").hexdigest()
+    blob.write_bytes(b"as it is now")
+    (tmp_path / "model.safetensors").symlink_to(blob)
+    found = FileDigests({"model.safetensors": tmp_path / "model.safetensors"})
+    found.start()
+    (facts,) = found.wait(lambda done, total: None).values()
+    assert facts.sha256 == hashlib.sha256(b"as it is now").hexdigest()
+
+
+def test_a_file_that_changes_is_refused(files: dict[str, Path]) -> None:
+    found = FileDigests(files)
+    files["small"].write_bytes(b"abd")
+    os.utime(files["small"], ns=(1, 1))
+    found.start()
+    with pytest.raises(CheckpointError, match="small has changed while the model ran; run again"):
+        found.wait(lambda done, total: None)
+
+
+def test_a_file_that_is_gone_is_refused(files: dict[str, Path]) -> None:
+    found = FileDigests(files)
+    files["small"].unlink()
+    found.start()
+    with pytest.raises(CheckpointError, match="small cannot be read: No such file"):
+        found.wait(lambda done, total: None)
+    with pytest.raises(CheckpointError, match="small cannot be read: No such file"):
+        FileDigests(files)
+
+
+def test_who_stops_it_waits_for_nothing(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_CHUNK_BYTES", 1)  # three million steps
+    found = FileDigests(files)
+    found.start()
+    found.stop()
+    deadline = time.monotonic() + 20
+    while any(thread.name == "digests" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "digests")
