@@ -108,7 +108,7 @@ class Device:
         name: str,
         *,
         grid: tuple[int, ...],
-        block: int,
+        block: int | tuple[int, ...],
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
         overlaps: bool = False,

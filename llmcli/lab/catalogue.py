@@ -1,0 +1,20 @@
+"""Every kind of problem by its name."""
+
+from llmcli.errors import UsageError
+from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.rms_norm import RMS_NORM
+
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (RMS_NORM,)}
+
+
+def make_problem(name: str, sizes: dict[str, int]) -> Problem:
+    """The problem of this name and these sizes.
+
+    Raises: UsageError for a name or sizes that it does not have
+    """
+    if name not in PROBLEMS:
+        raise UsageError(f"there is no problem {name!r}; there are {', '.join(PROBLEMS)}")
+    try:
+        return PROBLEMS[name].make(**sizes)
+    except TypeError as error:
+        raise UsageError(f"problem {name} has other sizes than {', '.join(sizes)}") from error
