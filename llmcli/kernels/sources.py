@@ -20,10 +20,10 @@ def kernels_folder() -> Path:
 
 
 def sources_digest(folder: Path | None = None) -> str:
-    """The SHA-256 of every kernel's source, in hexadecimal."""
+    """The SHA-256 of the source of every kernel of the engine, in hexadecimal; studies are not among them."""
     folder = folder or kernels_folder()
     digest = hashlib.sha256()
-    for path in sorted([*folder.rglob("*.cu"), *folder.rglob("*.cuh")]):
+    for path in sorted([*folder.glob("*.cu"), *folder.glob("common/*.cuh")]):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
