@@ -3,7 +3,7 @@
 Tests, `llmcli verify`, `llmcli kernels compare` and `--try` all check kernels against problems.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Problem:
-    """One computation of certain sizes.
+    """One computation of certain sizes. `label` tells apart what sizes do not: a type, a form, an option.
 
     A study's kernel takes what it needs of `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its
     parameters; `scratch` is memory between the launches of a rung.
@@ -59,6 +59,7 @@ class Problem:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     scratch: Mapping[str, Output] = field(default_factory=dict)
     solvers: Mapping[str, Solver] = field(default_factory=dict)
+    label: str = ""
 
     @cached_property
     def expected(self) -> Mapping[str, Expected]:
@@ -78,6 +79,21 @@ class ProblemKind:
     name: str
     summary: str
     make: Callable[..., Problem]
+
+
+ENGINE = "llmcli"  # the solver of the engine's own kernel
+
+
+@dataclass(frozen=True)
+class KernelCases:
+    """The cases of one kernel of the engine, each with the solver ENGINE.
+
+    `checks` are small and odd: what tests and `llmcli verify` run. `typical` is one call as a model makes it.
+    """
+
+    stem: str
+    checks: Callable[[], Iterator[Problem]]
+    typical: Callable[[], Problem]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""RMSNorm of rows in float32. Source: arXiv 1910.07467, equation 4."""
+"""RMSNorm of rows. Source: arXiv 1910.07467, equation 4."""
 
 import numpy as np
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
-from llmcli.lab.problem import Arrays, Expected, Output, Problem, ProblemKind
+from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
 
 _EPS = np.float32(1e-5)
 _ROUNDING = 2.0**-24
@@ -20,20 +20,9 @@ def make(num_rows: int, num_columns: int) -> Problem:
     weight = generator.uniform(0.5, 2, num_columns).astype(np.float32)
 
     def reference() -> dict[str, Expected]:
-        wide = x.astype(np.float64)
-        values = weight * wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + np.float64(_EPS))
+        values = _normed(x, weight)
         # Half of the sum's error, then a division, eps, a root (2 ulp) and two products.
         return {"out": Expected(values, (np.sqrt(num_columns) / 2 + 8) * _ROUNDING * np.abs(values))}
-
-    def engine(device: Device, arrays: Arrays) -> None:
-        rms_norm(
-            device,
-            x=arrays["x"],
-            weight=arrays["weight"],
-            eps=float(_EPS),
-            out=arrays["out"],
-            row_scale=arrays["row_scale"],
-        )
 
     return Problem(
         "rms_norm",
@@ -44,7 +33,23 @@ def make(num_rows: int, num_columns: int) -> Problem:
         cost=rms_norm_cost(num_rows=num_rows, num_columns=num_columns, itemsize=4),
         scalars={"eps": _EPS},
         scratch={"row_scale": Output((num_rows,))},
-        solvers={"llmcli": engine},
+        solvers={ENGINE: _solve},
+    )
+
+
+def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return np.asarray(weight * wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + np.float64(_EPS)))
+
+
+def _solve(device: Device, arrays: Arrays) -> None:
+    rms_norm(
+        device,
+        x=arrays["x"],
+        weight=arrays["weight"],
+        eps=float(_EPS),
+        out=arrays["out"],
+        row_scale=arrays["row_scale"],
     )
 
 
