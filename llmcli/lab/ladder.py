@@ -1,18 +1,21 @@
 """Binds a study's rungs to a problem: every launch gets its sizes and its arguments. Needs no card."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from llmcli.errors import UsageError
-from llmcli.kernels.sources import kernels_folder
+from llmcli.kernels.sources import flatten_text, kernels_folder
 from llmcli.lab.expressions import evaluate
 from llmcli.lab.problem import Arrays, Problem
 from llmcli.lab.signatures import Parameter, kernel_parameters
-from llmcli.lab.study_file import KernelCall, Rung, Study, parse_study
+from llmcli.lab.study_file import KernelCall, Rung, Study, parse_rung, parse_study
+from llmcli.reading import CUDA_SOURCE
 
 _FOLDER = "studies"
+_UNSAFE = re.compile(r"[^\w.-]")  # in names that compilers repeat
 
 
 class Launches(Protocol):
@@ -33,10 +36,11 @@ class Launches(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a `.cu` file and the stem under which a device compiles it."""
+    """The text of a `.cu` file and the stem under which a device compiles it; `path` is that of a reader's file."""
 
     stem: str
     text: str
+    path: Path | None = None
 
     @property
     def parameters(self) -> Mapping[str, tuple[Parameter, ...]]:
@@ -59,6 +63,26 @@ def load_study(name: str) -> tuple[Study, Source]:
         raise UsageError(f"there is no study {name!r}; there are {', '.join(study_names())}")
     text = path.read_text(encoding="ascii")
     return parse_study(text, f"kernels/studies/{name}.cu"), Source(f"{_FOLDER}/{name}", text)
+
+
+def read_rung(path: Path) -> tuple[Rung, Source]:
+    """A reader's own file with one rung.
+
+    Raises: UsageError
+    """
+    text = CUDA_SOURCE.read_text(path)
+    return parse_rung(text, str(path)), Source(f"{_FOLDER}/{_UNSAFE.sub('_', path.stem)}", text, path)
+
+
+def own_sources(sources: Iterable[Source]) -> dict[str, str]:
+    """Those sources that do not lie among the kernels, flattened, for a device to compile.
+
+    Raises: UsageError for an included file that is missing
+    """
+    try:
+        return {one.stem: flatten_text(one.text, _UNSAFE.sub("_", one.path.name)) for one in sources if one.path}
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def kernel_names(rung: Rung) -> list[str]:

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from llmcli.kernels.cache import KernelCache
-from llmcli.kernels.compiler import KernelResources
+from llmcli.kernels.compiler import KernelResources, compile_kernels
 from llmcli.kernels.device import Device
 from llmcli.kernels.launches import check_launch
+from llmcli.kernels.sources import flatten_text
 from llmcli.lab.catalogue import make_problem
 from llmcli.lab.compare import check
+from llmcli.lab.excerpt import excerpt
 from llmcli.lab.ladder import kernel_names, load_study, solve, study_names
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
+from llmcli.lab.study_file import parse_rung
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "kernels"  # unchanged sources are not compiled again; git ignores it
@@ -80,6 +83,18 @@ def rounded(values: np.ndarray, dtype: object) -> np.ndarray:
         return values.astype(dtype)  # type: ignore[call-overload, no-any-return]
     bits = values.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_an_excerpt_is_a_whole_file(name: str, nvrtc: None) -> None:
+    """What --show prints can be compiled, and tried again."""
+    study, source = load_study(name)
+    for rung in study.rungs:
+        text = excerpt(rung, source)
+        again = parse_rung(text, "again.cu")
+        assert (again.name, again.text, again.calls) == (rung.name, rung.text, rung.calls)
+        if kernels := kernel_names(rung):
+            compile_kernels(flatten_text(text, "again.cu"), "again", kernels, "sm_90")
 
 
 @pytest.mark.cuda
