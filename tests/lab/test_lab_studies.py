@@ -39,6 +39,8 @@ def test_a_study_keeps_to_the_rules(name: str) -> None:
     assert study.source, "say where the lesson is from"
     assert len(study.rungs) >= 2
     assert study.claims
+    for claim in study.claims:
+        assert any(claim.sizes.items() <= sizes.items() for sizes in study.sizes), claim
     assert len(text.splitlines()) <= MAX_LINES
     assert max(map(len, text.splitlines())) <= MAX_COLUMNS
     assert "printf" not in text
