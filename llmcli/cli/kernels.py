@@ -69,7 +69,7 @@ def compare(
         terminal.write(lazy.excerpt(_rung(told, show), source))
         return
     if json_ and csv_:
-        raise UsageError("--json and --csv exclude each other")
+        raise UsageError("--json and --csv cannot be combined")
     rungs, sources = list(told.rungs), {rung.name: source for rung in told.rungs}
     if try_ is not None:
         mine, own = lazy.read_rung(try_)

@@ -74,7 +74,7 @@ def test_what_show_prints_can_be_tried(llmcli: Llmcli, tmp_path: Path) -> None:
     [
         (("nothing",), "rmsnorm"),
         (("rmsnorm", "--show", "fastest"), "one_warp"),
-        (("rmsnorm", "--json", "--csv"), "exclude"),
+        (("rmsnorm", "--json", "--csv"), "combined"),
         (("rmsnorm", "--try", "none.cu"), "none.cu"),
         (("rmsnorm", "--arch", "sm_12"), "sm_12"),
         (("rmsnorm", "--arch", "ampere"), "ampere"),
