@@ -2,9 +2,15 @@
 
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
+from llmcli.lab.problems.layer_norm import LAYER_NORM
 from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.row_sum import ROW_SUM
+from llmcli.lab.problems.softmax import SOFTMAX
+from llmcli.lab.problems.top1 import TOP1
 
-PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (RMS_NORM,)}
+_KINDS = (RMS_NORM, ROW_SUM, SOFTMAX, LAYER_NORM, GELU, SILU, SWIGLU, TOP1)
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
