@@ -3,7 +3,7 @@
 // Problem: gelu
 // Sizes:   num_values 65536, 16777216
 // Check:   num_values 1, 3, 100, 1001, 4096, 70001
-// Claim:   exponential < tanh at num_values 16777216: tanhf takes two ways, one for small arguments, and a true division
+// Claim:   exponential < tanh at num_values 16777216: tanhf has a branch for small arguments, and divides
 // Claim:   packed < exponential at num_values 16777216: one load brings 16 bytes instead of 4
 // Claim:   four_packs < packed at num_values 16777216: four loads of a thread are under way together
 // Note:    tanh.approx, which hardware has, is left out: it is good to 11 bits, and the outputs here have 24.

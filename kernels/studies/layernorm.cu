@@ -9,7 +9,7 @@
 // Claim:   packed < shuffles at num_rows 2048; num_columns 4096: one load brings 16 bytes instead of 4
 // Claim:   shuffles < welford at num_rows 2048; num_columns 4096: each step of Welford's divides, and waits for the one
 //          before
-// Claim:   registers < packed at num_rows 2048; num_columns 4096: the row is read once, and its variance is exact besides
+// Claim:   registers < packed at num_rows 2048; num_columns 4096: the row is read once, and its variance is exact
 // Claim:   registers < packed at num_rows 1; num_columns 768: one wait for memory instead of two
 // Note:    A variance from the sum of squares loses the bits that the mean's square takes: with a mean far from 0 it is
 //          noise. welford and registers have no such loss.
@@ -184,8 +184,8 @@ __device__ void store_normed(float* out, int i, float4 pack, const float* weight
                     (pack.z - mean) * inverse * factor.z + term.z, (pack.w - mean) * inverse * factor.w + term.w);
 }
 
-// rung packed: as shuffles, with four columns a load. Rows begin at 16 bytes only where whole loads fill a row; others go
-//   one by one.
+// rung packed: as shuffles, with four columns a load. Rows begin at 16 bytes only where whole loads fill a row; others
+//   go one by one.
 // launch: norm_of_packs<<<num_rows, 256>>>
 __global__ void norm_of_packs(const float* x, const float* weight, const float* bias, float* out, int num_columns,
                               float eps) {
@@ -211,11 +211,11 @@ __global__ void norm_of_packs(const float* x, const float* weight, const float* 
     for (int i = rest; i < num_columns; i += THREADS) out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
 }
 
-// rung registers: up to 8192 columns stay in registers, so that the mean can be known before the squares: exact, and the
-//   row is read once. What does not fit is read in every pass.
+// rung registers: up to 8192 columns stay in registers, so that the mean can be known before the squares: exact, and
+//   the row is read once. What does not fit is read in every pass.
 // launch: norm_in_registers<<<num_rows, 256>>>
-__global__ void __launch_bounds__(THREADS)
-    norm_in_registers(const float* x, const float* weight, const float* bias, float* out, int num_columns, float eps) {
+__global__ void __launch_bounds__(THREADS) norm_in_registers(const float* x, const float* weight, const float* bias,
+                                                             float* out, int num_columns, float eps) {
     constexpr int STEPS = 8;
     x += static_cast<size_t>(blockIdx.x) * num_columns;
     out += static_cast<size_t>(blockIdx.x) * num_columns;

@@ -4,10 +4,10 @@
 // Problem: row_sum
 // Sizes:   num_rows 32, 4096; num_columns 128, 1024, 16384
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 16384
-// Claim:   in_register < in_shared at num_rows 32; num_columns 16384: every column no longer reads and writes shared
-//          memory
-// Claim:   halves < in_register at num_rows 4096; num_columns 128: whole warps have nothing left to do, and leave the
+// Claim:   halves < pairs at num_rows 4096; num_columns 128: whole warps have nothing left to do, and leave the
 //          others the multiprocessor
+// Claim:   raking < halves at num_rows 4096; num_columns 128: one warp adds up the rest, with one barrier instead of
+//          eight
 // Claim:   block < halves at num_rows 4096; num_columns 128: lanes pass their sums on in registers, with one barrier
 //          instead of eight
 // Claim:   warp < block at num_rows 4096; num_columns 128: a narrow row keeps one warp busy, and needs no barrier
@@ -63,29 +63,16 @@ __device__ float sum_over_block(float value) {
     return sum_over_warp(threadIdx.x < WARPS ? sums[lane] : 0.0f);
 }
 
-// rung in_shared: fastllm's way. Threads add up in shared memory, then a tree: in step s every 2s-th thread adds what
-//   stands s further. All warps stay to the end, with fewer and fewer lanes at work.
-// launch: tree_in_shared<<<num_rows, 128>>>
-__global__ void tree_in_shared(const float* x, float* out, int num_columns) {
+// rung pairs: fastllm's way. Threads add up in shared memory, then a tree: in step s every 2s-th thread adds what
+//   stands s further. All warps stay to the end, with fewer and fewer lanes at work. The first loop costs nothing extra: the
+//   compiler keeps sums[thread] in a register meanwhile.
+// launch: tree_of_pairs<<<num_rows, 128>>>
+__global__ void tree_of_pairs(const float* x, float* out, int num_columns) {
     __shared__ float sums[THREADS];
     const float* row = row_of(x, blockIdx.x, num_columns);
     const int thread = threadIdx.x;
     sums[thread] = 0.0f;
     for (int i = thread; i < num_columns; i += THREADS) sums[thread] += row[i];
-    __syncthreads();
-    for (int s = 1; s < THREADS; s *= 2) {
-        if ((thread & (2 * s - 1)) == 0) sums[thread] += sums[thread + s];
-        __syncthreads();
-    }
-    if (thread == 0) out[blockIdx.x] = sums[0];
-}
-
-// rung in_register: each thread adds up in a register. The tree is the same.
-// launch: tree_of_pairs<<<num_rows, 128>>>
-__global__ void tree_of_pairs(const float* x, float* out, int num_columns) {
-    __shared__ float sums[THREADS];
-    const int thread = threadIdx.x;
-    sums[thread] = sum_of_columns(row_of(x, blockIdx.x, num_columns), num_columns, thread, THREADS);
     __syncthreads();
     for (int s = 1; s < THREADS; s *= 2) {
         if ((thread & (2 * s - 1)) == 0) sums[thread] += sums[thread + s];

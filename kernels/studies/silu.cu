@@ -4,7 +4,7 @@
 // Sizes:   num_values 65536, 16777216
 // Check:   num_values 1, 3, 100, 1001, 4096, 70001
 // Claim:   single_one < double_one at num_values 16777216: a 1.0 without f makes sum and quotient double
-// Claim:   fast < single_one at num_values 16777216: a true division is a dozen instructions, a fast one is two
+// Claim:   fast < single_one at num_values 16777216: a true division takes a dozen instructions, not two
 // Claim:   packed < single_one at num_values 16777216: one load brings 16 bytes instead of 4
 // Note:    The double of fastllm's 1.0 costs most on cards for games, whose multiprocessors have two units for doubles
 //          instead of the 32 or 64 of those for computing centres.

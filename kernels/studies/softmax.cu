@@ -45,7 +45,7 @@ __device__ float tree_sum(float value) {
     return parts[0];
 }
 
-// The largest of a block's values, for all threads, by shuffles. Every warp repeats the short second step. Call it once.
+// The largest of a block's values, for all threads, by shuffles. Every warp repeats the second step. Call it once.
 __device__ float shuffle_max(float value) {
     __shared__ float parts[WARPS];
 #pragma unroll

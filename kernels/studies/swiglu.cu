@@ -5,11 +5,11 @@
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 5120
 // Claim:   single_one < double_one at num_rows 2048; num_columns 14336: a 1.0 without f makes sum, quotient and product
 //          double
-// Claim:   rows < single_one at num_rows 2048; num_columns 14336: no division by a width that the compiler does not know
+// Claim:   rows < single_one at num_rows 2048; num_columns 14336: no division by a width that the compiler cannot know
 // Claim:   packed < rows at num_rows 2048; num_columns 14336: one load brings 16 bytes instead of 4
-// Claim:   fast < packed at num_rows 2048; num_columns 14336: a true division is a dozen instructions, a fast one is two
-// Claim:   fast < llmcli at num_rows 1; num_columns 14336: the engine gives a row to one block, which then looks for its
-//          largest value; many blocks share a row here
+// Claim:   fast < packed at num_rows 2048; num_columns 14336: a true division takes a dozen instructions, not two
+// Claim:   fast < llmcli at num_rows 1; num_columns 14336: the engine gives a row to one block, as it looks for the
+//          row's largest value; many blocks share a row here
 // Note:    The engine's product of one token computes this in its own end (gemv), so that one row is never a launch of
 //          its own.
 

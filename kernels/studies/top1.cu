@@ -3,10 +3,10 @@
 // Problem: top1
 // Sizes:   num_rows 1, 64; num_columns 32000, 128256
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 32003
-// Claim:   in_register < in_shared at num_rows 64; num_columns 128256: every column no longer reads shared memory
-// Claim:   shuffles < in_register at num_rows 64; num_columns 32000: one barrier instead of nine
+// Claim:   shuffles < tree at num_rows 64; num_columns 32000: the best so far is in registers, and one barrier is left
+//          of nine
 // Claim:   packed < shuffles at num_rows 64; num_columns 128256: one load brings 16 bytes instead of 4
-// Claim:   parts < packed at num_rows 1; num_columns 128256: 32 blocks share the row, though a second launch must follow
+// Claim:   parts < packed at num_rows 1; num_columns 128256: 32 blocks share the row, though a second launch follows
 // Claim:   llmcli < packed at num_rows 1; num_columns 128256: many blocks share the row
 // Note:    Greedy decoding takes this of the logits of every step. fastllm stores the column as a float, which is exact
 //          only up to 2^24.
@@ -20,12 +20,12 @@ struct Best {
 
 __device__ Best nothing() { return Best{__int_as_float(0xff800000), 2147483647}; }  // -inf, behind every column
 
-// The better of two; of equal values that of the lower column, so the order of comparing changes nothing.
-__device__ Best better(Best a, Best b) {
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
+// Of equal values that of the lower column is better, so the order of comparing changes nothing.
+__device__ bool is_better(Best a, Best b) { return a.value > b.value || (a.value == b.value && a.index < b.index); }
 
-// The best of `count` columns from `first` on, of those that are this thread's among `num_threads`.
+__device__ Best better(Best a, Best b) { return is_better(b, a) ? b : a; }
+
+// The best of this thread's columns between `first` and `end`.
 __device__ Best best_of_columns(const float* row, int first, int end, int thread, int num_threads) {
     Best best = nothing();
     for (int i = first + thread; i < end; i += num_threads) best = better(best, Best{row[i], i});
@@ -66,42 +66,28 @@ __device__ Best best_over_block(Best best) {
     return best_over_warp(threadIdx.x < WARPS ? parts[threadIdx.x] : nothing());
 }
 
-// The best over a block, for all threads, by a tree in shared memory that already holds each thread's.
-__device__ Best best_by_tree(Best* parts) {
+// rung tree: fastllm's way: each thread's best so far stands in shared memory, then a tree. fastllm's tree compares
+//   values alone, so of equal ones it takes that of the lower thread, which may be the higher column; this one also
+//   compares the columns.
+// launch: top1_by_tree<<<num_rows, 256>>>
+__global__ void top1_by_tree(const float* x, float* value, int* index, int num_columns) {
+    __shared__ Best parts[THREADS];
+    const float* row = x + static_cast<size_t>(blockIdx.x) * num_columns;
     const int thread = threadIdx.x;
+    parts[thread] = nothing();
+    for (int i = thread; i < num_columns; i += THREADS) {
+        const Best found{row[i], i};
+        if (is_better(found, parts[thread])) parts[thread] = found;
+    }
     __syncthreads();
     for (int s = THREADS / 2; s > 0; s /= 2) {
         if (thread < s) parts[thread] = better(parts[thread], parts[thread + s]);
         __syncthreads();
     }
-    return parts[0];
+    if (thread == 0) value[blockIdx.x] = parts[0].value, index[blockIdx.x] = parts[0].index;
 }
 
-// rung in_shared: fastllm's way: each thread's best so far stands in shared memory, then a tree. fastllm's tree compares
-//   values alone, so of equal ones it takes that of the lower thread, which may be the higher column; this one looks at
-//   the columns.
-// launch: top1_in_shared<<<num_rows, 256>>>
-__global__ void top1_in_shared(const float* x, float* value, int* index, int num_columns) {
-    __shared__ Best parts[THREADS];
-    const float* row = x + static_cast<size_t>(blockIdx.x) * num_columns;
-    const int thread = threadIdx.x;
-    parts[thread] = nothing();
-    for (int i = thread; i < num_columns; i += THREADS) parts[thread] = better(parts[thread], Best{row[i], i});
-    const Best best = best_by_tree(parts);
-    if (thread == 0) value[blockIdx.x] = best.value, index[blockIdx.x] = best.index;
-}
-
-// rung in_register: each thread's best so far stands in registers. The tree is the same.
-// launch: top1_in_register<<<num_rows, 256>>>
-__global__ void top1_in_register(const float* x, float* value, int* index, int num_columns) {
-    __shared__ Best parts[THREADS];
-    const float* row = x + static_cast<size_t>(blockIdx.x) * num_columns;
-    parts[threadIdx.x] = best_of_columns(row, 0, num_columns, threadIdx.x, THREADS);
-    const Best best = best_by_tree(parts);
-    if (threadIdx.x == 0) value[blockIdx.x] = best.value, index[blockIdx.x] = best.index;
-}
-
-// rung shuffles: value and column go from lane to lane.
+// rung shuffles: a thread's best so far is in registers; in the end value and column go from lane to lane.
 // launch: top1_by_shuffles<<<num_rows, 256>>>
 __global__ void top1_by_shuffles(const float* x, float* value, int* index, int num_columns) {
     const float* row = x + static_cast<size_t>(blockIdx.x) * num_columns;
