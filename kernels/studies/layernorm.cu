@@ -5,14 +5,13 @@
 // Sizes:   num_rows 1, 2048; num_columns 768, 4096
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 9000
 // Claim:   inverse < tree at num_rows 2048; num_columns 4096: one division a row instead of one a column
-// Claim:   shuffles < inverse at num_rows 2048; num_columns 768: two barriers instead of ten
+// Claim:   shuffles < inverse at num_rows 2048; num_columns 768: one barrier instead of nine
 // Claim:   packed < shuffles at num_rows 2048; num_columns 4096: one load brings 16 bytes instead of 4
 // Claim:   shuffles < welford at num_rows 2048; num_columns 4096: each step of Welford's divides, and waits for the one
 //          before
 // Claim:   registers < packed at num_rows 2048; num_columns 4096: the row is read once, and its variance is exact
-// Claim:   registers < packed at num_rows 1; num_columns 768: one wait for memory instead of two
-// Note:    A variance from the sum of squares loses the bits that the mean's square takes: with a mean far from 0 it is
-//          noise. welford and registers have no such loss.
+// Note:    A variance from the sum of squares loses the bits that the mean's square takes: with a mean far from zero
+//          it is noise. welford and registers have no such loss.
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;
 

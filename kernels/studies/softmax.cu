@@ -6,14 +6,14 @@
 // Sizes:   num_rows 1; num_columns 128256
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 9000
 // Claim:   strided < runs at num_rows 1024; num_columns 8192: a warp's loads share lines of 128 bytes
-// Claim:   shuffles < strided at num_rows 1024; num_columns 128: two barriers a reduction instead of nine
+// Claim:   shuffles < strided at num_rows 1024; num_columns 128: one barrier a reduction instead of nine
 // Claim:   online < shuffles at num_rows 1024; num_columns 8192: the row is read twice and written once, where it was
 //          read three times and written twice
 // Claim:   registers < online at num_rows 1024; num_columns 8192: the row is read once, 16 bytes a load
 // Claim:   llmcli < registers at num_rows 1024; num_columns 128: a warp is enough for a narrow row
-// Claim:   registers < online at num_rows 1; num_columns 128256: most of so long a row does not fit, and is read again
-// Note:    fastllm's kernel replaces a sum near zero by a tenth. It never happens: the largest column adds 1 to
-//          every sum.
+// Claim:   llmcli < registers at num_rows 1; num_columns 128256: more threads, each with 16 bytes a load, have more of the
+//          row under way
+// Note:    fastllm's kernel replaces a sum near zero. It never happens: the largest column alone adds one to it.
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;
 

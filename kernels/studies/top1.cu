@@ -8,8 +8,8 @@
 // Claim:   packed < shuffles at num_rows 64; num_columns 128256: one load brings 16 bytes instead of 4
 // Claim:   parts < packed at num_rows 1; num_columns 128256: 32 blocks share the row, though a second launch follows
 // Claim:   llmcli < packed at num_rows 1; num_columns 128256: many blocks share the row
-// Note:    Greedy decoding takes this of the logits of every step. fastllm stores the column as a float, which is exact
-//          only up to 2^24.
+// Note:    Greedy decoding takes this of the logits of every step. fastllm stores the column as a float, which is
+//          not exact for large numbers.
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP, PARTS = 32;
 
