@@ -64,8 +64,8 @@ __device__ float sum_over_block(float value) {
 }
 
 // rung pairs: fastllm's way. Threads add up in shared memory, then a tree: in step s every 2s-th thread adds what
-//   stands s further. All warps stay to the end, with fewer and fewer lanes at work. The first loop costs nothing extra:
-//   the compiler keeps sums[thread] in a register meanwhile.
+//   stands s further. All warps stay to the end, with fewer and fewer lanes at work. The first loop costs nothing
+//   extra: the compiler keeps sums[thread] in a register meanwhile.
 // launch: tree_of_pairs<<<num_rows, 128>>>
 __global__ void tree_of_pairs(const float* x, float* out, int num_columns) {
     __shared__ float sums[THREADS];

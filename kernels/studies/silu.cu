@@ -6,8 +6,8 @@
 // Claim:   single_one < double_one at num_values 16777216: a 1.0 without f makes sum and quotient double
 // Claim:   fast < single_one at num_values 16777216: a true division takes a dozen instructions, not two
 // Claim:   packed < single_one at num_values 16777216: one load brings 16 bytes instead of 4
-// Note:    A double constant costs most on consumer cards, whose multiprocessors have few units for doubles; data centre
-//          cards have many.
+// Note:    A double constant costs most on consumer cards, whose multiprocessors have few units for doubles; data
+//          centre cards have many.
 
 constexpr int THREADS = 256;
 

@@ -11,8 +11,8 @@
 //          read three times and written twice
 // Claim:   registers < online at num_rows 1024; num_columns 8192: the row is read once, 16 bytes a load
 // Claim:   llmcli < registers at num_rows 1024; num_columns 128: a warp is enough for a narrow row
-// Claim:   llmcli < registers at num_rows 1; num_columns 128256: more threads, each with 16 bytes a load, have more of the
-//          row under way
+// Claim:   llmcli < registers at num_rows 1; num_columns 128256: more threads, each with 16 bytes a load, have more of
+//          the row under way
 // Note:    fastllm's kernel replaces a sum near zero. It never happens: the largest column alone adds one to it.
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;

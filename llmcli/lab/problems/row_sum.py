@@ -1,4 +1,4 @@
-"""Sums of the rows of a matrix."""
+"""Sums of the rows of a matrix, in float32."""
 
 import numpy as np
 
