@@ -2,8 +2,8 @@
 //          online softmax, arXiv 1805.02867
 // Shapes:  x, out [num_rows, num_columns] f32
 // Problem: softmax
-// Sizes:   num_rows 1024; num_columns 128, 1024, 8192
 // Sizes:   num_rows 1; num_columns 128256
+// Sizes:   num_rows 1024; num_columns 128, 1024, 8192
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 9000
 // Claim:   strided < runs at num_rows 1024; num_columns 8192: a warp's loads share lines of 128 bytes
 // Claim:   shuffles < strided at num_rows 1024; num_columns 128: one barrier a reduction instead of nine

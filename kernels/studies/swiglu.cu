@@ -1,13 +1,13 @@
 // swiglu: out[t,i] = gate / (1 + exp(-gate)) * up, of columns i and num_columns + i  Source: fastllm's CUDA kernels
 // Shapes:  gate_up [num_rows, 2 * num_columns] f32, first the gates, then the ups; out [num_rows, num_columns] f32
 // Problem: swiglu
-// Sizes:   num_rows 1, 2048; num_columns 4096, 14336
+// Sizes:   num_rows 1, 512; num_columns 4096, 14336
 // Check:   num_rows 1, 5; num_columns 3, 100, 1001, 4096, 5120
-// Claim:   single_one < double_one at num_rows 2048; num_columns 14336: a 1.0 without f makes sum, quotient and product
+// Claim:   single_one < double_one at num_rows 512; num_columns 14336: a 1.0 without f makes sum, quotient and product
 //          double
-// Claim:   rows < single_one at num_rows 2048; num_columns 14336: no division by a width that the compiler cannot know
-// Claim:   packed < rows at num_rows 2048; num_columns 14336: one load brings 16 bytes instead of 4
-// Claim:   fast < packed at num_rows 2048; num_columns 14336: a true division takes a dozen instructions, not two
+// Claim:   rows < single_one at num_rows 512; num_columns 14336: no division by a width that the compiler cannot know
+// Claim:   packed < rows at num_rows 512; num_columns 14336: one load brings 16 bytes instead of 4
+// Claim:   fast < packed at num_rows 512; num_columns 14336: a true division takes a dozen instructions, not two
 // Claim:   fast < llmcli at num_rows 1; num_columns 14336: the engine gives a row to one block, as it looks for the
 //          row's largest value; many blocks share a row here
 // Note:    The engine's product of one token computes this in its own end (gemv), so that one row is never a launch of
