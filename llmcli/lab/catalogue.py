@@ -2,9 +2,22 @@
 
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.laplacian import LAPLACIAN
+from llmcli.lab.problems.relaxation import BRANCHES, UNEVEN_LOOPS
 from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.transpose import TRANSPOSE
 
-PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (RMS_NORM,)}
+_KINDS = (
+    BRANCHES,
+    COPY,
+    LAPLACIAN,
+    RMS_NORM,
+    TRANSPOSE,
+    UNEVEN_LOOPS,
+)
+
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:

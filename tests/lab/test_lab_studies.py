@@ -23,7 +23,7 @@ FOLDER = ROOT / "build" / "kernels"  # unchanged sources are not compiled again;
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MAX_LINES, MAX_COLUMNS = 300, 120
 # Studies whose subject is registers: one of their kernels must spill.
-SPILLING: frozenset[str] = frozenset()
+SPILLING = frozenset({"launch_bounds"})
 
 
 def problems(name: str) -> list[Problem]:
@@ -54,7 +54,7 @@ def test_its_kernels_compile(name: str, arch: str, nvrtc: None) -> None:
     found = KernelCache(FOLDER).get_all(kernels, arch)
     taken: list[KernelResources] = [one for kernel in found.values() for one in kernel.resources.values()]
     spilled = sum(one.spill_store_bytes + one.spill_load_bytes for one in taken)
-    assert spilled == 0 or name in SPILLING
+    assert (spilled > 0) == (name in SPILLING)
 
 
 @pytest.mark.parametrize("name", study_names())
