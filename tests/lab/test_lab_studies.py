@@ -16,6 +16,7 @@ from llmcli.lab.excerpt import excerpt
 from llmcli.lab.ladder import kernel_names, load_study, solve, study_names
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
+from llmcli.lab.signatures import kernel_parameters
 from llmcli.lab.study_file import parse_rung
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,9 @@ def test_an_excerpt_is_a_whole_file(name: str, nvrtc: None) -> None:
         text = excerpt(rung, source)
         again = parse_rung(text, "again.cu")
         assert (again.name, again.text, again.calls) == (rung.name, rung.text, rung.calls)
-        if kernels := kernel_names(rung):
+        kernels = kernel_names(rung)
+        assert set(kernel_parameters(text)) == {kernel.partition("<")[0] for kernel in kernels}
+        if kernels:
             compile_kernels(flatten_text(text, "again.cu"), "again", kernels, "sm_90")
 
 

@@ -1,4 +1,4 @@
-"""The transpose of a matrix."""
+"""The transpose of a matrix: every byte moves, and nothing is computed."""
 
 import numpy as np
 
