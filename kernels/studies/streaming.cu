@@ -7,8 +7,7 @@
 // Check:   nx 3, 300; ny 3, 18; nz 3, 6
 // Claim:   streaming_stores < plain: results are never read, so they should not take the place of u in L2
 // Claim:   plain < no_l1: seven threads read each point, and a reader in the same block finds it in L1
-// Claim:   plain < streaming_loads: u is read seven times; it is the wrong array to stream
-// Claim:   read_only < plain: loads that promise that nobody writes u may take another way through L1
+// Claim:   streaming_stores < streaming_loads: u is read seven times; it is the wrong array to stream
 // Note:    Bytes are counted as if each point of u were read once and each of f written once, so the rate tells how
 //          near to ideal traffic a rung comes. AMD's non-temporal builtins are `__ldcs` and `__stcs` here: such lines
 //          are the first that L2 gives up; they do not pass it by. Where L2 holds the planes under way, nothing is
@@ -62,7 +61,7 @@ __global__ void load_read_only(const float* u, float* f, int nx, int ny, float i
                     [](const float* place) { return __ldg(place); }, PlainStore());
 }
 
-// rung read_only_streaming_stores: both changes.
+// rung read_only_streaming_stores: both changes: loads by `__ldg`, and streaming stores.
 // launch: load_read_only_stream_results<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void load_read_only_stream_results(const float* u, float* f, int nx, int ny, float inverse_hx2,
                                               float inverse_hy2, float inverse_hz2, float center_factor) {
@@ -70,7 +69,8 @@ __global__ void load_read_only_stream_results(const float* u, float* f, int nx, 
                     [](const float* place) { return __ldg(place); }, StreamingStore());
 }
 
-// rung streaming_loads: the mistake: u is marked as the first to go, though six more threads want each point.
+// rung streaming_loads: streaming stores, and a mistake: u is marked as the first to go, too, though six more threads
+//   want each point.
 // launch: stream_all<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void stream_all(const float* u, float* f, int nx, int ny, float inverse_hx2, float inverse_hy2,
                            float inverse_hz2, float center_factor) {
