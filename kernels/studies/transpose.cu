@@ -14,11 +14,11 @@ constexpr int TILE = 32, ROWS_AT_A_TIME = 8;
 
 // rung rows_read: a warp reads a row, and writes a column: 32 stores to 32 lines.
 // launch: write_columns<<<dim3((num_columns + 31) / 32, (num_rows + 31) / 32), dim3(32, 8)>>>
-__global__ void write_columns(const float* x, float* out, int num_rows, int num_columns) {
+__global__ void write_columns(const float* __restrict__ x, float* __restrict__ out, int num_rows, int num_columns) {
     const int column = blockIdx.x * TILE + threadIdx.x;
 #pragma unroll
-    for (int y = threadIdx.y; y < TILE; y += ROWS_AT_A_TIME) {
-        const int row = blockIdx.y * TILE + y;
+    for (int done = 0; done < TILE; done += ROWS_AT_A_TIME) {
+        const int row = blockIdx.y * TILE + done + threadIdx.y;
         if (row < num_rows && column < num_columns) {
             out[static_cast<size_t>(column) * num_rows + row] = x[static_cast<size_t>(row) * num_columns + column];
         }
@@ -27,11 +27,11 @@ __global__ void write_columns(const float* x, float* out, int num_rows, int num_
 
 // rung columns_read: the other way round: 32 loads from 32 lines, and a row of results.
 // launch: read_columns<<<dim3((num_columns + 31) / 32, (num_rows + 31) / 32), dim3(32, 8)>>>
-__global__ void read_columns(const float* x, float* out, int num_rows, int num_columns) {
+__global__ void read_columns(const float* __restrict__ x, float* __restrict__ out, int num_rows, int num_columns) {
     const int row = blockIdx.y * TILE + threadIdx.x;
 #pragma unroll
-    for (int y = threadIdx.y; y < TILE; y += ROWS_AT_A_TIME) {
-        const int column = blockIdx.x * TILE + y;
+    for (int done = 0; done < TILE; done += ROWS_AT_A_TIME) {
+        const int column = blockIdx.x * TILE + done + threadIdx.y;
         if (row < num_rows && column < num_columns) {
             out[static_cast<size_t>(column) * num_rows + row] = x[static_cast<size_t>(row) * num_columns + column];
         }
@@ -40,10 +40,12 @@ __global__ void read_columns(const float* x, float* out, int num_rows, int num_c
 
 // A tile in shared memory is written by rows and read by columns. Element (y, x) of it lies at `place(y, x)`.
 template <typename Place>
-__device__ void through_tile(const float* x, float* out, int num_rows, int num_columns, float* tile, Place place) {
+__device__ void through_tile(const float* __restrict__ x, float* __restrict__ out, int num_rows, int num_columns,
+                             float* tile, Place place) {
     const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
 #pragma unroll
-    for (int y = threadIdx.y; y < TILE; y += ROWS_AT_A_TIME) {
+    for (int done = 0; done < TILE; done += ROWS_AT_A_TIME) {
+        const int y = done + threadIdx.y;
         const int row = first_row + y, column = first_column + threadIdx.x;
         if (row < num_rows && column < num_columns) {
             tile[place(y, threadIdx.x)] = x[static_cast<size_t>(row) * num_columns + column];
@@ -51,7 +53,8 @@ __device__ void through_tile(const float* x, float* out, int num_rows, int num_c
     }
     __syncthreads();  // the tile is full
 #pragma unroll
-    for (int y = threadIdx.y; y < TILE; y += ROWS_AT_A_TIME) {
+    for (int done = 0; done < TILE; done += ROWS_AT_A_TIME) {
+        const int y = done + threadIdx.y;
         const int row = first_row + threadIdx.x, column = first_column + y;
         if (row < num_rows && column < num_columns) {
             out[static_cast<size_t>(column) * num_rows + row] = tile[place(threadIdx.x, y)];
@@ -66,7 +69,7 @@ __device__ void through_tile(const float* x, float* out, int num_rows, int num_c
 // rung padded: rows of the tile are 33 floats long. A column's elements now lie in 32 different banks.
 // launch: by_tile<33><<<dim3((num_columns + 31) / 32, (num_rows + 31) / 32), dim3(32, 8)>>>
 template <int ROW_LENGTH>
-__global__ void by_tile(const float* x, float* out, int num_rows, int num_columns) {
+__global__ void by_tile(const float* __restrict__ x, float* __restrict__ out, int num_rows, int num_columns) {
     __shared__ float tile[TILE * ROW_LENGTH];
     through_tile(x, out, num_rows, num_columns, tile, [](int y, int x_in_tile) { return y * ROW_LENGTH + x_in_tile; });
 }
@@ -74,7 +77,7 @@ __global__ void by_tile(const float* x, float* out, int num_rows, int num_column
 // rung swizzled: no padding, but row y stands in another order: element x at place x ^ y. Rows and columns both meet
 //   every bank once.
 // launch: by_swizzled_tile<<<dim3((num_columns + 31) / 32, (num_rows + 31) / 32), dim3(32, 8)>>>
-__global__ void by_swizzled_tile(const float* x, float* out, int num_rows, int num_columns) {
+__global__ void by_swizzled_tile(const float* __restrict__ x, float* __restrict__ out, int num_rows, int num_columns) {
     __shared__ float tile[TILE * TILE];
     through_tile(x, out, num_rows, num_columns, tile, [](int y, int x_in_tile) { return y * TILE + (x_in_tile ^ y); });
 }
