@@ -1,5 +1,5 @@
 // coalescing: out[i] = x[i], where neighbouring threads take elements that lie next to each other,
-//   or stride apart  Source: PMPP chapter 4, coalesced access
+//   or stride apart  Source: Programming Massively Parallel Processors, chapter 6, coalescing
 // Shapes:  x, out [n] f32
 // Problem: copy
 // Sizes:   n 67108864; stride 1, 2, 8, 32

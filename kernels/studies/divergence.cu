@@ -1,5 +1,5 @@
 // divergence: out[i] = x[i] after num_steps steps of c * v + d, whose c and d depend on
-//   whether i is even  Source: PMPP chapter 4, warp divergence
+//   whether i is even  Source: Programming Massively Parallel Processors, chapter 4, warp divergence
 // Shapes:  x, out [n] f32
 // Problem: branches
 // Sizes:   n 4194304; num_steps 1, 1000

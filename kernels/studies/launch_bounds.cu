@@ -137,8 +137,7 @@ __device__ __forceinline__ void laplacian_planes(const float* __restrict__ u, fl
             const float before = m > 0 ? center[m - 1] : rows[-nx];
             const float after = m < M - 1 ? center[m + 1] : rows[M * nx];
             results[m * nx] = center_factor * center[m] + inverse_hz2 * (below[m] + above[m]) +
-                              inverse_hy2 * (before + after) +
-                              inverse_hx2 * (rows[m * nx - 1] + rows[m * nx + 1]);
+                              inverse_hy2 * (before + after) + inverse_hx2 * (rows[m * nx - 1] + rows[m * nx + 1]);
         }
 #pragma unroll
         for (int m = 0; m < M; ++m) {

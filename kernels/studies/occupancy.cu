@@ -1,5 +1,5 @@
 // occupancy: out[i] = x[i], with many threads that each load little, and few that
-//   each load much  Source: PMPP chapter 4, occupancy
+//   each load much  Source: Programming Massively Parallel Processors, chapter 4, occupancy
 // Shapes:  x, out [n] f32
 // Problem: copy
 // Sizes:   n 67108864

@@ -57,16 +57,18 @@ __global__ void stream_results(const float* u, float* f, int nx, int ny, float i
 // launch: load_read_only<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void load_read_only(const float* u, float* f, int nx, int ny, float inverse_hx2, float inverse_hy2,
                                float inverse_hz2, float center_factor) {
-    laplacian_point(u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
-                    [](const float* place) { return __ldg(place); }, PlainStore());
+    laplacian_point(
+        u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
+        [](const float* place) { return __ldg(place); }, PlainStore());
 }
 
 // rung read_only_streaming_stores: both changes: loads by `__ldg`, and streaming stores.
 // launch: load_read_only_stream_results<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void load_read_only_stream_results(const float* u, float* f, int nx, int ny, float inverse_hx2,
                                               float inverse_hy2, float inverse_hz2, float center_factor) {
-    laplacian_point(u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
-                    [](const float* place) { return __ldg(place); }, StreamingStore());
+    laplacian_point(
+        u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
+        [](const float* place) { return __ldg(place); }, StreamingStore());
 }
 
 // rung streaming_loads: streaming stores, and a mistake: u is marked as the first to go, too, though six more threads
@@ -74,14 +76,16 @@ __global__ void load_read_only_stream_results(const float* u, float* f, int nx, 
 // launch: stream_all<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void stream_all(const float* u, float* f, int nx, int ny, float inverse_hx2, float inverse_hy2,
                            float inverse_hz2, float center_factor) {
-    laplacian_point(u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
-                    [](const float* place) { return __ldcs(place); }, StreamingStore());
+    laplacian_point(
+        u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
+        [](const float* place) { return __ldcs(place); }, StreamingStore());
 }
 
 // rung no_l1: `__ldcg` keeps loads in L2 only, which shows what L1 does for the others.
 // launch: skip_l1<<<dim3((nx + 255) / 256, ny - 2, nz - 2), 256>>>
 __global__ void skip_l1(const float* u, float* f, int nx, int ny, float inverse_hx2, float inverse_hy2,
                         float inverse_hz2, float center_factor) {
-    laplacian_point(u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
-                    [](const float* place) { return __ldcg(place); }, PlainStore());
+    laplacian_point(
+        u, f, nx, ny, inverse_hx2, inverse_hy2, inverse_hz2, center_factor,
+        [](const float* place) { return __ldcg(place); }, PlainStore());
 }

@@ -1,4 +1,5 @@
-// transpose: out[j, i] = x[i, j], directly and through shared memory  Source: PMPP chapters 4 and 5, coalesced access
+// transpose: out[j, i] = x[i, j], directly and
+//   through shared memory  Source: Programming Massively Parallel Processors, chapters 5 and 6
 // Shapes:  x [num_rows, num_columns] f32; out [num_columns, num_rows] f32
 // Problem: transpose
 // Sizes:   num_rows 4096, 8192; num_columns 8192

@@ -1,5 +1,5 @@
 // uneven_loops: out[i] = x[i] after num_turns[i] turns of eight steps c * v + d; most i have few,
-//   some have many  Source: PMPP chapter 4, divergence by loop bounds
+//   some have many  Source: Programming Massively Parallel Processors, chapter 4, divergence by loop bounds
 // Shapes:  x, out [n] f32; num_turns, order [n] i32
 // Problem: uneven_loops
 // Sizes:   n 2097152; max_turns 10, 1000
