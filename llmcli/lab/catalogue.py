@@ -3,13 +3,31 @@
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
+from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.laplacian import LAPLACIAN
 from llmcli.lab.problems.layer_norm import LAYER_NORM
+from llmcli.lab.problems.relaxation import BRANCHES, UNEVEN_LOOPS
 from llmcli.lab.problems.rms_norm import RMS_NORM
 from llmcli.lab.problems.row_sum import ROW_SUM
 from llmcli.lab.problems.softmax import SOFTMAX
 from llmcli.lab.problems.top1 import TOP1
+from llmcli.lab.problems.transpose import TRANSPOSE
 
-_KINDS = (RMS_NORM, ROW_SUM, SOFTMAX, LAYER_NORM, GELU, SILU, SWIGLU, TOP1)
+_KINDS = (
+    BRANCHES,
+    COPY,
+    GELU,
+    LAPLACIAN,
+    LAYER_NORM,
+    RMS_NORM,
+    ROW_SUM,
+    SILU,
+    SOFTMAX,
+    SWIGLU,
+    TOP1,
+    TRANSPOSE,
+    UNEVEN_LOOPS,
+)
 PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
 
 
