@@ -54,6 +54,12 @@ COMMANDS = (
         "Measure the speed of a model and compare it with the prediction.",
     ),
     Command(
+        "kernels",
+        "kernels",
+        "kernels_app",
+        "See why kernels are fast: studies, side by side, on this machine's card.",
+    ),
+    Command(
         "info",
         "info",
         "info",

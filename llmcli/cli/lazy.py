@@ -45,6 +45,7 @@ PLACES = {
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_receipts": "receipt.comparison:compare_receipts",
+    "compare_rungs": "lab.compare:compare_rungs",
     "compare_samples": "receipt.comparison:compare_samples",
     "describe_on_host": "runners.host.description:describe",
     "describe_on_numpy": "runners.numpy.load:describe_on_numpy",
@@ -57,11 +58,14 @@ PLACES = {
     "encode_chat": "tokenizer.chat_encoding:encode_chat",
     "evaluate": "measure.evaluate:evaluate",
     "examine": "measure.doctor:examine",
+    "excerpt": "lab.excerpt:excerpt",
     "find_cached": "checkpoint.hub:find_cached",
+    "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
+    "inspect_rungs": "lab.compare:inspect_rungs",
     "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "list_cached_models": "checkpoint.hub_cache:list_cached_models",
     "list_presets": "config.presets:list_presets",
@@ -71,6 +75,7 @@ PLACES = {
     "load_on_torch": "runners.torch.load:load",
     "load_preset": "config.presets:load_preset",
     "load_receipt": "receipt.file:load_receipt",
+    "load_study": "lab.ladder:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
     "measure_rates": "runners.cuda.rates:measure_rates",
@@ -78,6 +83,7 @@ PLACES = {
     "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
+    "own_sources": "lab.ladder:own_sources",
     "plan_bench": "measure.subject:plan_bench",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
@@ -85,6 +91,7 @@ PLACES = {
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
+    "read_rung": "lab.ladder:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
@@ -96,6 +103,7 @@ PLACES = {
     "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
+    "study_names": "lab.ladder:study_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
     "widens_prompts": "runners.torch.precision:widens_prompts",
@@ -131,6 +139,9 @@ if TYPE_CHECKING:
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
+    from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
+    from llmcli.lab.excerpt import excerpt
+    from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine

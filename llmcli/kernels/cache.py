@@ -44,11 +44,17 @@ class CachedKernels:
 
 
 class KernelCache:
-    """Compiled kernels by source, names, architecture, options and compiler version, kept in `folder`."""
+    """Compiled kernels by source, names, architecture, options and compiler version, kept in `folder`.
 
-    def __init__(self, folder: Path | None = None, sources: Path | None = None) -> None:
+    `own` are flattened texts by stem that take the place of files, or stand beside them.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, sources: Path | None = None, own: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder or kernel_cache_folder()
         self._sources = sources
+        self._own = own or {}
 
     @cached_property
     def _compiler(self) -> str:
@@ -65,7 +71,8 @@ class KernelCache:
         Raises: KernelCompileError
         """
         wanted = list(kernels)
-        sources = {stem: flatten(stem, self._sources) for stem in {stem for stem, _ in wanted}}
+        stems = {stem for stem, _ in wanted}
+        sources = {stem: self._own.get(stem) or flatten(stem, self._sources) for stem in stems}
         found, missing = {}, []
         for stem, name in wanted:
             entry = self._find(sources[stem], stem, name, arch)

@@ -59,8 +59,8 @@ class Device:
         self._driver = LaunchDriver()
 
     @classmethod
-    def open(cls, index: int = 0) -> "Device":
-        """Card `index` in the driver's order.
+    def open(cls, index: int = 0, own_sources: Mapping[str, str] | None = None) -> "Device":
+        """Card `index` in the driver's order. `own_sources`: see KernelCache.
 
         Raises: DeviceError saying why it cannot be used
         """
@@ -68,7 +68,7 @@ class Device:
         problem = _problem(driver, index)
         if driver is None or problem is not None:
             raise DeviceError(f"CUDA cannot be used: {problem}")
-        return cls(driver.cards[index], KernelCache())
+        return cls(driver.cards[index], KernelCache(own=own_sources))
 
     @property
     def facts(self) -> CardFacts:
@@ -108,7 +108,7 @@ class Device:
         name: str,
         *,
         grid: tuple[int, ...],
-        block: int,
+        block: int | tuple[int, ...],
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
         overlaps: bool = False,

@@ -75,7 +75,8 @@ class LaunchDriver:
         """
         x, y, z = (*launch.grid, 1, 1)[:3]
         attributes = ctypes.addressof(_OVERLAP) if overlaps else 0
-        config = _CONFIG.pack(x, y, z, launch.block, 1, 1, launch.shared_bytes, stream, attributes, int(overlaps))
+        sizes = (x, y, z, *launch.block_shape, launch.shared_bytes)
+        config = _CONFIG.pack(*sizes, stream, attributes, int(overlaps))
         return BoundLaunch(self, (launch.stem, launch.name), function, config, bytes_of(launch))
 
     def describe(self, status: int) -> str:

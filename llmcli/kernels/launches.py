@@ -1,6 +1,7 @@
 """A launch as a launcher describes it to a device. Refuses what CUDA would misread."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,18 +28,25 @@ class Offset:
 class Launch:
     """Kernel `name` of `stem` with its arguments: arrays on the card, Offsets, NumPy scalars, ctypes structures, None.
 
-    `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may start before the one in front ends, from
-    sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only predictions of times read `cost`.
+    `block` is threads, or threads by dimension. `shared_bytes` is dynamic shared memory. With `overlaps` the kernel may
+    start before the one in front ends, from sm_90 on; it must then wait by itself (kernels/common/launch.cuh). Only
+    predictions of times read `cost`.
     """
 
     stem: str
     name: str
     grid: tuple[int, ...]
-    block: int
+    block: int | tuple[int, ...]
     arguments: tuple[Any, ...]
     shared_bytes: int = 0
     overlaps: bool = False
     cost: Cost | None = None
+
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """Threads in x, y and z."""
+        x, y, z = (*((self.block,) if isinstance(self.block, int) else self.block), 1, 1)[:3]
+        return x, y, z
 
 
 def is_address(argument: Any) -> bool:
@@ -60,11 +68,11 @@ def check_launch(launch: Launch, max_shared_bytes: int) -> None:
 
     Raises: ValueError
     """
-    stem, grid, block, shared_bytes = launch.stem, launch.grid, launch.block, launch.shared_bytes
+    stem, grid, shared_bytes = launch.stem, launch.grid, launch.shared_bytes
     if not 1 <= len(grid) <= 3 or min(grid) < 1:
         raise ValueError(f"{stem}: grid {grid} is empty or not of 1 to 3 dimensions")
-    if not 1 <= block <= _MAX_BLOCK:
-        raise ValueError(f"{stem}: a block of {block} threads, 1 to {_MAX_BLOCK} are possible")
+    if min(launch.block_shape) < 1 or math.prod(launch.block_shape) > _MAX_BLOCK:
+        raise ValueError(f"{stem}: a block of {launch.block} threads, 1 to {_MAX_BLOCK} are possible")
     if not 0 <= shared_bytes <= max_shared_bytes:
         raise ValueError(f"{stem}: {shared_bytes} bytes of shared memory a block, this card has {max_shared_bytes}")
 

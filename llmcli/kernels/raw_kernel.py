@@ -44,7 +44,7 @@ class RawLaunch:
         """
         self.label = (launch.stem, launch.name)
         self._raw = kernel.raw
-        self._sizes = launch.grid, (launch.block,)
+        self._sizes = launch.grid, launch.block_shape
         self._options = {"shared_mem": launch.shared_bytes, "stream": stream}
         # CuPy passes an array of one item by its bytes, whatever its size; structures need that.
         self._arguments = [

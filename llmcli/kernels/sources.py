@@ -20,10 +20,10 @@ def kernels_folder() -> Path:
 
 
 def sources_digest(folder: Path | None = None) -> str:
-    """The SHA-256 of every kernel's source, in hexadecimal."""
+    """The SHA-256 of the source of every kernel of the engine, in hexadecimal; studies are not among them."""
     folder = folder or kernels_folder()
     digest = hashlib.sha256()
-    for path in sorted([*folder.rglob("*.cu"), *folder.rglob("*.cuh")]):
+    for path in sorted([*folder.glob("*.cu"), *folder.glob("common/*.cuh")]):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -37,22 +37,34 @@ def flatten(stem: str, folder: Path | None = None) -> str:
     return "".join(_inline(folder or kernels_folder(), f"{stem}.cu", "", set()))
 
 
+def flatten_text(text: str, shown: str, folder: Path | None = None) -> str:
+    """A text that is not among the kernels, flattened; it may include what lies there. Messages name it `shown`.
+
+    Raises: ValueError for an included file that is missing
+    """
+    return "".join(_inline_text(folder or kernels_folder(), text, shown, set()))
+
+
 def _inline(folder: Path, name: str, included_from: str, seen: set[str]) -> Iterator[str]:
     seen.add(name)
     try:
         # Compilers read the text through the locale's encoding on some systems.
-        lines = (folder / name).read_text(encoding="ascii").splitlines()
+        text = (folder / name).read_text(encoding="ascii")
     except FileNotFoundError:
         raise ValueError(f"kernels/{name} does not exist{included_from}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"kernels/{name} is not ASCII at byte {error.start}") from None
-    yield f'#line 1 "kernels/{name}"\n'
-    for number, line in enumerate(lines, start=1):
+    yield from _inline_text(folder, text, f"kernels/{name}", seen)
+
+
+def _inline_text(folder: Path, text: str, shown: str, seen: set[str]) -> Iterator[str]:
+    yield f'#line 1 "{shown}"\n'
+    for number, line in enumerate(text.splitlines(), start=1):
         include = _INCLUDE.match(line)
         if include:
             if include[1] not in seen:
-                yield from _inline(folder, include[1], f", included from kernels/{name}:{number}", seen)
-            yield f'#line {number + 1} "kernels/{name}"\n'
+                yield from _inline(folder, include[1], f", included from {shown}:{number}", seen)
+            yield f'#line {number + 1} "{shown}"\n'
         elif _PRAGMA_ONCE.match(line):
             yield "\n"
         else:

@@ -10,8 +10,14 @@ from results import Result
 
 from llmcli.cli.commands import COMMANDS
 
-NAMES = [command.name for command in COMMANDS if command.name != "models"]
-CALLS = [(), ("models",), ("models", "list"), ("models", "rm"), *((name,) for name in NAMES)]
+GROUPS = {"models": ("list", "rm"), "kernels": ("compare",)}
+NAMES = [command.name for command in COMMANDS if command.name not in GROUPS]
+CALLS = [
+    (),
+    *((group,) for group in GROUPS),
+    *((group, name) for group, names in GROUPS.items() for name in names),
+    *((name,) for name in NAMES),
+]
 EXPERT = {
     "--xtc-probability",
     "--mirostat-tau",

@@ -68,7 +68,7 @@ def test_every_argument_reaches_cupy_as_it_lies_in_memory() -> None:
     arguments = (np.int32(-7), np.float64(0.1), ARRAY, None, shape, Offset(ARRAY, 8), np.uint64(2**64 - 1))
     card.launch_a(arguments=arguments, shared_bytes=512)
     (call,) = raw.calls
-    assert call[:2] == ((3, 2), (128,))
+    assert call[:2] == ((3, 2), (128, 1, 1))
     assert call[3:] == (512, card.stream)
     assert call[2] == [
         np.int32(-7).tobytes(),

@@ -91,6 +91,8 @@ def test_every_kernel_source_counts(tmp_path: Path) -> None:
     (folder / "README.md").write_text("three")
     digests = {sources_digest(folder)}
     (folder / "README.md").write_text("four")
+    (folder / "studies").mkdir()
+    (folder / "studies" / "d.cu").write_text("no part of the engine")
     assert sources_digest(folder) in digests
     for name, text in (("a.cu", "onE"), ("common/b.cuh", "twO"), ("c.cu", "")):
         (folder / name).write_text(text)

@@ -92,6 +92,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
     "llmcli.kernels": set(),
+    "llmcli.lab": {"llmcli.kernels"},
     "llmcli.measure": {
         "llmcli.kernels",
         "llmcli.engine",
@@ -127,6 +128,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.runners.torch",
         "llmcli.runners.cuda",
         "llmcli.kernels",
+        "llmcli.lab",
         "llmcli.checkpoint",
         "llmcli.quantization",
         "llmcli.tokenizer",
@@ -147,7 +149,7 @@ COMMON = {
 }
 EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},
-    "cupy": {"llmcli.kernels", "llmcli.runners.cuda"},
+    "cupy": {"llmcli.kernels", "llmcli.lab", "llmcli.runners.cuda"},
     "safetensors": {"llmcli.checkpoint"},
 }
 FORBIDDEN = {"transformers"}  # at run time; the tests use it
@@ -158,6 +160,7 @@ LATE_IMPORTS = {
     "llmcli.__main__",
     "llmcli.checkpoint.hub_library",
     "llmcli.kernels.device",
+    "llmcli.lab.trial",
     "llmcli.runners.cuda.arena",
     "llmcli.tokenizer.load",
 }

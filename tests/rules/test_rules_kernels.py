@@ -12,7 +12,8 @@ from scripts.kernels_doc import PAGE, page, read_header
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ROOT / "llmcli" / "kernels"
 SOURCES = sorted((ROOT / "kernels").glob("*.cu"))
-CUDA_FILES = [*SOURCES, *sorted((ROOT / "kernels" / "common").glob("*.cuh"))]
+STUDIES = sorted((ROOT / "kernels" / "studies").glob("*.cu"))
+CUDA_FILES = [*SOURCES, *STUDIES, *sorted((ROOT / "kernels" / "common").glob("*.cuh"))]
 MAX_LINES, MAX_COLUMNS = 300, 120
 SYSTEM_INCLUDES = {"cuda_fp16.h", "cuda_bf16.h"}
 

@@ -52,7 +52,7 @@ class DryRun:
         name: str,
         *,
         grid: tuple[int, ...],
-        block: int,
+        block: int | tuple[int, ...],
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
         overlaps: bool = False,

@@ -1,0 +1,132 @@
+"""`llmcli kernels`: the kernel lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli import lazy
+from llmcli.cli.command import Command, Group
+from llmcli.cli.options import DebugOption, QuietOption
+from llmcli.cli.progress import progress
+from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
+from llmcli.cli.terminal import terminal
+from llmcli.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.lab.ladder import Source
+    from llmcli.lab.study_file import Rung, Study
+
+kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
+
+ArchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ARCH",
+        help="Compile for this architecture, such as sm_86, and measure nothing; needs no card.",
+        show_default=False,
+    ),
+]
+
+
+@kernels_app.command("compare", cls=Command)
+def compare(
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="The study; without one, all are listed.")
+    ] = None,
+    show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
+    try_: Annotated[
+        Path | None, typer.Option("--try", metavar="FILE", help="Add your own kernel, a file with one rung.")
+    ] = None,
+    arch: ArchOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+    csv_: Annotated[bool, typer.Option("--csv", help="Print one line for each rung and choice of sizes.")] = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run a ladder of kernels that compute the same, from the plainest to ours.
+
+    Every rung is compiled, compared with a float64 reference, and timed beside the others. The sentences at the end are
+    computed from what was measured, and say where a lesson does not hold on this card.
+
+    Examples:
+
+    llmcli kernels compare rmsnorm
+
+    llmcli kernels compare rmsnorm --show packed >mine.cu
+
+    llmcli kernels compare rmsnorm --try mine.cu
+
+    llmcli kernels compare rmsnorm --arch sm_86
+    """
+    if study is None:
+        _list_studies()
+        return
+    told, source = lazy.load_study(study)
+    if show is not None:
+        terminal.write(lazy.excerpt(_rung(told, show), source))
+        return
+    if json_ and csv_:
+        raise UsageError("--json and --csv cannot be combined")
+    rungs, sources = list(told.rungs), {rung.name: source for rung in told.rungs}
+    if try_ is not None:
+        mine, own = lazy.read_rung(try_)
+        if mine.name in sources:
+            raise UsageError(f"{try_}: the study has a rung {mine.name!r}; give yours another name")
+        rungs.append(mine)
+        sources[mine.name] = own
+    if arch is None:
+        _measure(told, rungs, sources, json_, csv_)
+    else:
+        _inspect(told, rungs, sources, arch, json_, csv_)
+
+
+def _list_studies() -> None:
+    for name in lazy.study_names():
+        study, _ = lazy.load_study(name)
+        terminal.write(f"{name:<14} {study.title} ({study.source})\n")
+
+
+def _rung(study: Study, name: str) -> Rung:
+    for rung in study.rungs:
+        if rung.name == name:
+            return rung
+    raise UsageError(f"study {study.name} has no rung {name!r}; it has {', '.join(one.name for one in study.rungs)}")
+
+
+def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:
+    problem = lazy.find_problem()
+    if problem is not None:
+        raise DeviceError(f"CUDA cannot be used: {problem}; --arch sm_86 shows registers and occupancy without a card")
+    device = lazy.Device.open(own_sources=lazy.own_sources(sources.values()))
+    device.activate()
+    with progress(f"measuring {study.name}", "sizes") as on_progress:
+        measured = lazy.compare_rungs(device, study, sources, rungs, on_progress)
+    findings = lazy.find_claims(study, measured)
+    if json_:
+        terminal.write_json(as_json(study, device.name, device.arch, measured, findings))
+    elif csv_:
+        terminal.write(as_csv(measured))
+    else:
+        count = len(study.check_sizes)
+        terminal.write(
+            f"{_title(study)}{device.name}, {device.arch}, {device.num_multiprocessors} multiprocessors; every rung is "
+            f"right at {count} choices of sizes\n\n{study_text(study, measured)}\n"
+        )
+        terminal.write("".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
+
+
+def _inspect(study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str, json_: bool, csv_: bool) -> None:
+    measured = lazy.inspect_rungs(study, sources, rungs, arch)
+    if json_:
+        terminal.write_json(as_json(study, "", arch, measured, ()))
+    elif csv_:
+        terminal.write(as_csv(measured))
+    else:
+        terminal.write(f"{_title(study)}{arch}, compiled and not measured\n\n{study_text(study, measured)}")
+
+
+def _title(study: Study) -> str:
+    return f"{study.name}: {study.title} ({study.source})\n" + (f"{study.note}\n" if study.note else "")

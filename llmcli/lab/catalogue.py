@@ -1,0 +1,44 @@
+"""Every kind of problem by its name."""
+
+from llmcli.errors import UsageError
+from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
+from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.laplacian import LAPLACIAN
+from llmcli.lab.problems.layer_norm import LAYER_NORM
+from llmcli.lab.problems.relaxation import BRANCHES, UNEVEN_LOOPS
+from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.row_sum import ROW_SUM
+from llmcli.lab.problems.softmax import SOFTMAX
+from llmcli.lab.problems.top1 import TOP1
+from llmcli.lab.problems.transpose import TRANSPOSE
+
+_KINDS = (
+    BRANCHES,
+    COPY,
+    GELU,
+    LAPLACIAN,
+    LAYER_NORM,
+    RMS_NORM,
+    ROW_SUM,
+    SILU,
+    SOFTMAX,
+    SWIGLU,
+    TOP1,
+    TRANSPOSE,
+    UNEVEN_LOOPS,
+)
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
+
+
+def make_problem(name: str, sizes: dict[str, int]) -> Problem:
+    """The problem of this name and these sizes.
+
+    Raises: UsageError for a name or sizes that it does not have
+    """
+    if name not in PROBLEMS:
+        raise UsageError(f"there is no problem {name!r}; there are {', '.join(PROBLEMS)}")
+    try:
+        return PROBLEMS[name].make(**sizes)
+    except TypeError as error:
+        raise UsageError(f"problem {name} has other sizes than {', '.join(sizes)}") from error

@@ -1,0 +1,128 @@
+"""Binds a study's rungs to a problem: every launch gets its sizes and its arguments. Needs no card."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmcli.errors import UsageError
+from llmcli.kernels.sources import flatten_text, kernels_folder
+from llmcli.lab.expressions import evaluate
+from llmcli.lab.problem import Arrays, Problem
+from llmcli.lab.signatures import Parameter, kernel_parameters
+from llmcli.lab.study_file import KernelCall, Rung, Study, parse_rung, parse_study
+from llmcli.reading import CUDA_SOURCE
+
+_FOLDER = "studies"
+_UNSAFE = re.compile(r"[^\w.-]")  # in names that compilers repeat
+
+
+class Launches(Protocol):
+    """What a rung needs of a device."""
+
+    def launch(
+        self,
+        stem: str,
+        name: str,
+        *,
+        grid: tuple[int, ...],
+        block: int | tuple[int, ...],
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start a kernel."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a `.cu` file and the stem under which a device compiles it; `path` is that of a reader's file."""
+
+    stem: str
+    text: str
+    path: Path | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, tuple[Parameter, ...]]:
+        """The parameters of its kernels."""
+        return kernel_parameters(self.text)
+
+
+def study_names() -> list[str]:
+    """The studies that there are."""
+    return sorted(path.stem for path in _folder().glob("*.cu"))
+
+
+def load_study(name: str) -> tuple[Study, Source]:
+    """A study by name, and its source.
+
+    Raises: UsageError
+    """
+    path = _folder() / f"{name}.cu"
+    if name not in study_names():
+        raise UsageError(f"there is no study {name!r}; there are {', '.join(study_names())}")
+    text = path.read_text(encoding="ascii")
+    return parse_study(text, f"kernels/studies/{name}.cu"), Source(f"{_FOLDER}/{name}", text)
+
+
+def read_rung(path: Path) -> tuple[Rung, Source]:
+    """A reader's own file with one rung.
+
+    Raises: UsageError
+    """
+    text = CUDA_SOURCE.read_text(path)
+    return parse_rung(text, str(path)), Source(f"{_FOLDER}/{_UNSAFE.sub('_', path.stem)}", text, path)
+
+
+def own_sources(sources: Iterable[Source]) -> dict[str, str]:
+    """Those sources that do not lie among the kernels, flattened, for a device to compile.
+
+    Raises: UsageError for an included file that is missing
+    """
+    try:
+        return {one.stem: flatten_text(one.text, _UNSAFE.sub("_", one.path.name)) for one in sources if one.path}
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def kernel_names(rung: Rung) -> list[str]:
+    """The name expressions that a rung launches, as a compiler wants them."""
+    return list(dict.fromkeys(call.name for call in rung.calls if isinstance(call, KernelCall)))
+
+
+def solve(device: Any, rung: Rung, source: Source, problem: Problem, arrays: Arrays) -> None:
+    """Start all launches of a rung.
+
+    Raises: UsageError for names, types and sizes that do not fit; DeviceError
+    """
+    for call in rung.calls:
+        if isinstance(call, KernelCall):
+            _launch(device, call, source, problem, arrays)
+        else:
+            _solver(problem, call)(device, arrays)
+
+
+def _launch(device: Launches, call: KernelCall, source: Source, problem: Problem, arrays: Arrays) -> None:
+    function = call.name.partition("<")[0]
+    if function not in source.parameters:
+        raise UsageError(f"{source.stem}.cu defines no kernel {function!r}; it has {', '.join(source.parameters)}")
+    values = {**problem.sizes, **problem.scalars, **arrays}
+    device.launch(
+        source.stem,
+        call.name,
+        grid=tuple(evaluate(size, problem.sizes) for size in call.grid),
+        block=tuple(evaluate(size, problem.sizes) for size in call.block),
+        arguments=tuple(parameter.argument(values, function) for parameter in source.parameters[function]),
+        shared_bytes=evaluate(call.shared_bytes, problem.sizes),
+    )
+
+
+def _solver(problem: Problem, name: str) -> Callable[[Any, Arrays], None]:
+    if name not in problem.solvers:
+        known = ", ".join(problem.solvers) or "none"
+        raise UsageError(f"problem {problem.name} has no solver {name!r}; it has {known}")
+    return problem.solvers[name]
+
+
+def _folder() -> Path:
+    return kernels_folder() / _FOLDER

@@ -1,0 +1,163 @@
+"""`Problem`: something to compute, with inputs, what must come out, and what it takes at the least.
+
+Tests, `llmcli verify`, `llmcli kernels compare` and `--try` all check kernels against problems.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.spec import KernelCost
+
+# Unit roundoff by the type in which an output is stored; bfloat16 is kept as uint16.
+ROUNDOFF = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
+
+_EXACT = 2.0**-800  # stands for a bound of 0 where an error is divided by it
+
+Arrays = Mapping[str, Any]  # arrays on the card by name: inputs and outputs of one problem
+Solver = Callable[[Device, Arrays], None]  # solves a problem with a kernel of the engine, or of a library
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must come out: values, and how far a right answer may lie from each.
+
+    Shapes: values float64 of any shape; bound as values, or one number for all
+    """
+
+    values: np.ndarray
+    bound: np.ndarray | float
+
+
+@dataclass(frozen=True)
+class Output:
+    """The shape and the storage type of an output. `holds_zeros` where kernels add to what is there."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+    holds_zeros: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One computation of certain sizes. `label` tells apart what sizes do not: a type, a form, an option.
+
+    A study's kernel takes what it needs of `inputs`, `outputs`, `scratch`, `sizes` and `scalars` by the names of its
+    parameters; `scratch` is memory between the launches of a rung.
+    `reference` computes what must come out, in float64, when somebody asks; `cost` counts every byte once. `solvers`
+    are kernels that are launched by Python: of the engine, of a library.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, Output]
+    reference: Callable[[], Mapping[str, Expected]]
+    cost: KernelCost
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    scratch: Mapping[str, Output] = field(default_factory=dict)
+    solvers: Mapping[str, Solver] = field(default_factory=dict)
+    label: str = ""
+
+    @cached_property
+    def expected(self) -> Mapping[str, Expected]:
+        """What must come out, by output. Worked out once."""
+        return self.reference()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that any kernel must move."""
+        return self.cost.read_bytes + self.cost.written_bytes
+
+
+@dataclass(frozen=True)
+class ProblemKind:
+    """A family of problems: `make(**sizes)` gives one. The sizes are the parameters of `make`."""
+
+    name: str
+    summary: str
+    make: Callable[..., Problem]
+
+
+ENGINE = "llmcli"  # the solver of the engine's own kernel
+
+
+@dataclass(frozen=True)
+class KernelCases:
+    """The cases of one kernel of the engine, each with the solver ENGINE.
+
+    `checks` are small and odd: what tests and `llmcli verify` run. `typical` is one call as a model makes it.
+    """
+
+    stem: str
+    checks: Callable[[], Iterator[Problem]]
+    typical: Callable[[], Problem]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The worst element of an output that is wrong.
+
+    `actual` is NaN where the kernel wrote nothing. Shapes: index as the output's
+    """
+
+    output: str
+    count: int
+    size: int
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+    bound: float
+
+    def __str__(self) -> str:
+        place = ", ".join(map(str, self.index))
+        return (
+            f"{self.output}[{place}] is {self.actual:.9g}, expected {self.expected:.9g} within {self.bound:.3g}; "
+            f"{self.count:,} of {self.size:,} elements are wrong"
+        )
+
+
+def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismatch | None:
+    """The worst wrong element of these results, given as the card stored them; None if all are right."""
+    worst, worst_ratio = None, 0.0
+    for name, expected in problem.expected.items():
+        actual = stored_values(results[name])
+        bound = np.broadcast_to(np.asarray(expected.bound, np.float64), expected.values.shape)
+        error = np.abs(actual - expected.values)
+        wrong = ~(error <= bound)  # NaN is wrong, too
+        if not wrong.any():
+            continue
+        ratio = np.where(np.isnan(error), np.inf, error / np.maximum(bound, _EXACT))
+        ratio[~wrong] = 0
+        index = tuple(map(int, np.unravel_index(np.argmax(ratio), ratio.shape)))
+        if worst is None or ratio[index] > worst_ratio:
+            worst_ratio = float(ratio[index])
+            worst = Mismatch(
+                name,
+                int(wrong.sum()),
+                wrong.size,
+                index,
+                float(actual[index]),
+                float(expected.values[index]),
+                float(bound[index]),
+            )
+    return worst
+
+
+def largest_error(problem: Problem, results: Mapping[str, np.ndarray]) -> float:
+    """The largest error of these results, as a part of its bound: at most 1 if all are right."""
+    return max(
+        float(np.max(np.abs(stored_values(results[name]) - expected.values) / np.maximum(expected.bound, _EXACT)))
+        for name, expected in problem.expected.items()
+    )
+
+
+def stored_values(array: np.ndarray) -> np.ndarray:
+    """The exact values of a stored array, as float64; uint16 holds bfloat16."""
+    if array.dtype == np.uint16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)

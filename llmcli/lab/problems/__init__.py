@@ -1,0 +1,1 @@
+"""What kernels of the lab compute: one module a computation."""

@@ -1,0 +1,56 @@
+"""RMSNorm of rows. Source: arXiv 1910.07467, equation 4."""
+
+import numpy as np
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.rms_norm import rms_norm, rms_norm_cost
+from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
+
+_EPS = np.float32(1e-5)
+_ROUNDING = 2.0**-24
+
+
+def make(num_rows: int, num_columns: int) -> Problem:
+    """out = weight * x / sqrt(mean(x^2) + eps).
+
+    Shapes: x, out [num_rows, num_columns]; weight [num_columns]; all float32
+    """
+    generator = np.random.default_rng([num_rows, num_columns])
+    x = generator.standard_normal((num_rows, num_columns)).astype(np.float32)
+    weight = generator.uniform(0.5, 2, num_columns).astype(np.float32)
+
+    def reference() -> dict[str, Expected]:
+        values = _normed(x, weight)
+        # Half of the sum's error, then a division, eps, a root (2 ulp) and two products.
+        return {"out": Expected(values, (np.sqrt(num_columns) / 2 + 8) * _ROUNDING * np.abs(values))}
+
+    return Problem(
+        "rms_norm",
+        {"num_rows": num_rows, "num_columns": num_columns},
+        inputs={"x": x, "weight": weight},
+        outputs={"out": Output(x.shape)},
+        reference=reference,
+        cost=rms_norm_cost(num_rows=num_rows, num_columns=num_columns, itemsize=4),
+        scalars={"eps": _EPS},
+        scratch={"row_scale": Output((num_rows,))},
+        solvers={ENGINE: _solve},
+    )
+
+
+def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return np.asarray(weight * wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + np.float64(_EPS)))
+
+
+def _solve(device: Device, arrays: Arrays) -> None:
+    rms_norm(
+        device,
+        x=arrays["x"],
+        weight=arrays["weight"],
+        eps=float(_EPS),
+        out=arrays["out"],
+        row_scale=arrays["row_scale"],
+    )
+
+
+RMS_NORM = ProblemKind("rms_norm", "RMSNorm of rows", make)

@@ -1,0 +1,117 @@
+"""Runs kernels on a card for the lab: outputs between canaries, then times over rotating copies of the arrays."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcli.errors import DeviceError
+from llmcli.kernels.device import Device, device_errors
+from llmcli.lab.problem import Arrays, Output, Problem
+
+FENCE_BYTES = 512  # on each side of an output; a multiple of every vector's width
+_CANARY = 0xA5
+_POISON = 0xFF  # NaN in every floating-point type, -1 in whole numbers
+_RING_BYTES = 400 * 10**6  # several times the L2 of any card
+_MAX_COPIES = 64  # beyond it copies only cost memory: so small an array is in L2 in a real model, too
+_GRAPH_SECONDS = 2e-3
+_MAX_LAUNCHES = 400
+
+Start = Callable[[Arrays], None]  # starts all launches that solve a problem
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long solving a problem takes. Units: seconds"""
+
+    median: float
+    fastest: float
+
+
+def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.ndarray]:
+    """Solve a problem once, and return its outputs.
+
+    Raises: DeviceError for a kernel that fails, or that writes beside its outputs
+    """
+    with device.stream, device_errors():
+        fences = {name: _fenced(output) for name, output in {**problem.outputs, **problem.scratch}.items()}
+        start({**_upload(problem), **{name: array for name, (array, _) in fences.items()}})
+        device.synchronize()
+        for name, (array, memory) in fences.items():
+            if written := _bytes_beside(array, memory):
+                raise DeviceError(f"{written} bytes beside {name} were overwritten")
+        return {name: fences[name][0].get() for name in problem.outputs}
+
+
+def measure(device: Device, problem: Problem, starts: Mapping[str, Start], num_rounds: int = 7) -> dict[str, Times]:
+    """The times of several ways to solve a problem; rounds alternate between them.
+
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        copies = _copies(problem)
+        graphs = {name: _capture(device, start, copies) for name, start in starts.items()}
+        times: dict[str, list[float]] = {name: [] for name in starts}
+        for _ in range(num_rounds):
+            for name, (graph, count) in graphs.items():
+                times[name].append(_replay(device, graph) / count)
+        return {name: Times(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
+
+
+def _upload(problem: Problem) -> dict[str, Any]:
+    import cupy
+
+    return {name: cupy.asarray(array) for name, array in problem.inputs.items()}
+
+
+def _fenced(output: Output) -> tuple[Any, Any]:
+    """An output full of NaN, and the memory around it."""
+    import cupy
+
+    dtype = np.dtype(output.dtype)
+    size = int(np.prod(output.shape)) * dtype.itemsize
+    memory = cupy.full(size + 2 * FENCE_BYTES, _CANARY, dtype=np.uint8)
+    inside = memory[FENCE_BYTES : FENCE_BYTES + size]
+    inside[...] = 0 if output.holds_zeros else _POISON
+    return inside.view(dtype).reshape(output.shape), memory
+
+
+def _bytes_beside(array: Any, memory: Any) -> int:
+    """Bytes of the fences that changed."""
+    end = FENCE_BYTES + array.nbytes
+    return int((memory[:FENCE_BYTES] != _CANARY).sum() + (memory[end:] != _CANARY).sum())
+
+
+def _copies(problem: Problem) -> list[dict[str, Any]]:
+    """Enough copies of all arrays that they do not fit in L2 together, as far as that makes sense."""
+    import cupy
+
+    outputs = {**problem.outputs, **problem.scratch}
+    first = _upload(problem) | {name: cupy.zeros(one.shape, one.dtype) for name, one in outputs.items()}
+    count = max(2, min(_MAX_COPIES, -(-_RING_BYTES // sum(array.nbytes for array in first.values()))))
+    return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
+
+
+def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Any, int]:
+    """A graph of so many solutions that a clock can measure it, and their number."""
+    start(copies[0])  # compiles, and finds whether the kernel runs at all
+    begin = device.now()
+    for arrays in copies[:2]:
+        start(arrays)
+    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
+    count = max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+    device.stream.begin_capture()
+    for number in range(count):
+        start(copies[number % len(copies)])
+    graph = device.stream.end_capture()
+    _replay(device, graph)
+    return graph, count
+
+
+def _replay(device: Device, graph: Any) -> float:
+    """Seconds that one launch of the graph takes."""
+    begin = device.now()
+    graph.launch(device.stream)
+    return begin.seconds_until(device.now())

@@ -1,0 +1,140 @@
+"""The format of a study: what is read, what is refused, how sizes and arguments are found."""
+
+import numpy as np
+import pytest
+
+from llmcli.errors import UsageError
+from llmcli.kernels.phantom import Phantom
+from llmcli.lab.expressions import evaluate
+from llmcli.lab.signatures import kernel_parameters
+from llmcli.lab.study_file import KernelCall, parse_rung, parse_sizes, parse_study
+
+STUDY = """\
+// add: c[i] = a[i] + b[i], for a start  Source: a book, chapter 2
+// Shapes:  a, b, c [n] f32
+//          and nothing else
+// Problem: add
+// Sizes:   n 1000, 2_000
+// Check:   n 1, 33
+// Claim:   packed < plain: four at once
+// Claim:   plain < packed at n 1000: there is less to decide
+// Note:    One line
+//          and another.
+
+// A helper.
+__device__ float sum(float a, float b) { return a + b; }
+
+// rung plain: one thread a number,
+//   nothing else.
+// launch: add<<<(n + 255) / 256, 256>>>
+__global__ void __launch_bounds__(256) add(const float* __restrict__ a, const float *b, float* c, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;  // rung of nothing
+    if (i < n) c[i] = sum(a[i], b[i]);
+}
+
+// rung packed: four numbers a thread.
+// launch: zero<4, float><<<dim3(n / 4, 2), dim3(16, 8), 4 * n>>>
+// launch: llmcli
+"""
+
+
+def test_a_study_is_read() -> None:
+    study = parse_study(STUDY, "add.cu")
+    assert (study.name, study.title) == ("add", "c[i] = a[i] + b[i], for a start")
+    assert (study.source, study.problem) == ("a book, chapter 2", "add")
+    assert study.sizes == ({"n": 1000}, {"n": 2000})
+    assert study.check_sizes == ({"n": 1}, {"n": 33})
+    assert study.note == "One line and another."
+    plain, packed = study.rungs
+    assert (plain.name, plain.text, plain.line) == ("plain", "one thread a number, nothing else.", 15)
+    assert plain.calls == (KernelCall("add", ("(n + 255) / 256",), ("256",)),)
+    assert packed.calls == (KernelCall("zero<4, float>", ("n / 4", "2"), ("16", "8"), "4 * n"), "llmcli")
+    first, second = study.claims
+    assert (first.faster, first.slower, first.sizes, first.reason) == ("packed", "plain", {}, "four at once")
+    assert (second.faster, second.sizes) == ("plain", {"n": 1000})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("// add: c", "// c", "NAME: what it computes"),
+        ("// Problem: add\n", "", "Problem:"),
+        ("n 1000, 2_000", "n many", "many"),
+        ("n 1000, 2_000", "1000", "1000"),
+        ("packed < plain: four", "packed < fast: four", "claim"),
+        ("packed < plain: four", "packed plain", "claim"),
+        ("rung packed", "rung plain", "own name"),
+        ("// launch: add<<<(n + 255) / 256, 256>>>\n", "", "rung plain"),
+        ("add<<<(n + 255) / 256, 256>>>", "add(n)", "kernel<<<grid, block>>>"),
+        ("add<<<(n + 255) / 256, 256>>>", "add<<<256>>>", "kernel<<<grid, block>>>"),
+    ],
+)
+def test_a_study_that_is_not_one_is_refused(old: str, new: str, named: str) -> None:
+    assert old in STUDY
+    with pytest.raises(UsageError, match="add.cu") as refusal:
+        parse_study(STUDY.replace(old, new), "add.cu")
+    assert named in str(refusal.value)
+
+
+def test_a_file_of_one_rung() -> None:
+    assert parse_rung("// rung mine: as it is\n// launch: f<<<1, 32>>>\n", "mine.cu").name == "mine"
+    for text in ("", "__global__ void f() {}\n", STUDY):
+        with pytest.raises(UsageError, match=r"mine\.cu has \d rungs"):
+            parse_rung(text, "mine.cu")
+
+
+def test_sizes_are_all_combinations() -> None:
+    assert parse_sizes("a 1, 2; b 3", "x.cu") == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("n", 10), ("(n + 3) / 4", 3), ("n / 4 * 4", 8), ("n % 4 - 1", 1), ("  2*(n-1) ", 18)],
+)
+def test_expressions_are_those_of_c(text: str, value: int) -> None:
+    assert evaluate(text, {"n": 10}) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "m", "n / 0", "n ** 9", "n.real", "f(n)", "1.5", "'a'", "n if n else 1", "(n", "1" * 201]
+)
+def test_other_expressions_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="sizes here are n"):
+        evaluate(text, {"n": 10})
+
+
+def test_parameters_are_read() -> None:
+    parameters = kernel_parameters(STUDY)
+    assert list(parameters) == ["add"]
+    assert [(one.name, one.type, one.is_pointer) for one in parameters["add"]] == [
+        ("a", "float", True),
+        ("b", "float", True),
+        ("c", "float", True),
+        ("n", "int", False),
+    ]
+
+
+def test_arguments_have_the_kernel_s_types() -> None:
+    source = "__global__ void f(const float4* x, __half* y, size_t n, float eps, unsigned int m, T* z) {"
+    x, y, n, eps, m, z = kernel_parameters(source)["f"]
+    values = {
+        "x": Phantom((8,), np.float32, 4096),
+        "y": Phantom((8,), np.float32, 8192),
+        "z": Phantom((8,), np.uint8, 8192),
+        "n": 5,
+        "m": 6,
+        "eps": np.float32(0.5),
+    }
+    assert x.argument(values, "f") is values["x"]
+    assert z.argument(values, "f") is values["z"]
+    for parameter, expected in ((n, np.uint64(5)), (m, np.uint32(6)), (eps, np.float32(0.5))):
+        argument = parameter.argument(values, "f")
+        assert (argument, argument.dtype) == (expected, expected.dtype)
+    with pytest.raises(UsageError, match=r"y is float32, the parameter is `__half\* y`"):
+        y.argument(values, "f")
+    with pytest.raises(UsageError, match="asks for 'x'; here are n"):
+        x.argument({"n": 1}, "f")
+    with pytest.raises(UsageError, match="x is a number"):
+        x.argument({"x": 1}, "f")
+    with pytest.raises(UsageError, match="n is an array"):
+        n.argument({"n": values["x"]}, "f")
