@@ -2,11 +2,12 @@
 
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.launches import LAUNCHES
 from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.rms_norm import RMS_NORM
 
-PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (LAUNCHES, MATMUL, RMS_NORM)}
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (INT8_PRODUCT, LAUNCHES, MATMUL, RMS_NORM)}
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
