@@ -2,12 +2,18 @@
 
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.bias_gelu import BIAS_GELU
 from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.launches import LAUNCHES
+from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
 from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.swiglu import SWIGLU
 
-PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in (INT8_PRODUCT, LAUNCHES, MATMUL, RMS_NORM)}
+PROBLEMS: dict[str, ProblemKind] = {
+    kind.name: kind
+    for kind in (BIAS_GELU, INT8_PRODUCT, LAUNCHES, MASKED_SOFTMAX, MATMUL, RMS_NORM, SWIGLU)
+}
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
