@@ -18,7 +18,8 @@ constexpr int TILE = 32;  // tokens, rows and inputs of a block of one warp
 
 // The article's kernel, and with another PITCH the rung padded. A thread has 8 tokens by 4 rows. What is kept of its
 // faults: each tile has a barrier of its own, there is one after every four inputs, the end of a row is asked for at
-// every number, and zero points are read again and again. What is not: it read zero points beyond the last row.
+// every number (so that some compilers keep some_x and some_codes in memory), and zero points are read again and again.
+// What is not kept: it read zero points beyond the last row.
 template <int PITCH>
 __global__ void base_gemm(const float* x, const unsigned char* codes, const float* scales, const unsigned char* zeros,
                           float* out, int num_tokens, int num_rows, int num_inputs) {
@@ -28,12 +29,14 @@ __global__ void base_gemm(const float* x, const unsigned char* codes, const floa
     float sums[32] = {};
     for (int first = 0; first < num_inputs; first += TILE) {
         const int input = first + threadIdx.x;
+#pragma unroll 8
         for (int i = 0; i < TILE; ++i) {
             const bool exists = first_token + i < num_tokens && input < num_inputs;
             const size_t place = static_cast<size_t>(first_token + i) * num_inputs + input;
             x_tile[i * PITCH + threadIdx.x] = exists ? x[place] : 0.0f;
         }
         __syncthreads();
+#pragma unroll 8
         for (int i = 0; i < TILE; ++i) {
             const bool exists = first_row + i < num_rows && input < num_inputs;
             const size_t place = static_cast<size_t>(first_row + i) * num_inputs + input;

@@ -4,7 +4,7 @@
 // Problem: matmul
 // Sizes:   num_rows 1024, 4096; num_columns 4096; num_inputs 4096
 // Check:   num_rows 37; num_columns 53; num_inputs 29
-// Check:   num_rows 130; num_columns 136; num_inputs 72, 200
+// Check:   num_rows 130; num_columns 61, 136; num_inputs 72, 200
 // Claim:   naive < uncoalesced: threads side by side read and write numbers side by side
 // Claim:   tiles < naive: a number that was read serves 16 results
 // Claim:   registers < tiles: a number that comes from shared memory serves 8 results instead of 1

@@ -11,8 +11,7 @@ from llmcli.lab.problems.rms_norm import RMS_NORM
 from llmcli.lab.problems.swiglu import SWIGLU
 
 PROBLEMS: dict[str, ProblemKind] = {
-    kind.name: kind
-    for kind in (BIAS_GELU, INT8_PRODUCT, LAUNCHES, MASKED_SOFTMAX, MATMUL, RMS_NORM, SWIGLU)
+    kind.name: kind for kind in (BIAS_GELU, INT8_PRODUCT, LAUNCHES, MASKED_SOFTMAX, MATMUL, RMS_NORM, SWIGLU)
 }
 
 

@@ -34,9 +34,7 @@ def make(num_heads: int, num_queries: int, num_keys: int) -> Problem:
         inputs={"scores": scores, "mask": hidden.astype(np.float32), "slopes": slopes},
         outputs={"out": Output(scores.shape)},
         reference=lambda: {"out": _expected(scores, slopes[:, None, None] * keys.astype(np.float64), hidden)},
-        cost=KernelCost(
-            read_bytes=4 * (num_seen + num_heads), written_bytes=4 * scores.size, flops=6 * num_seen
-        ),
+        cost=KernelCost(read_bytes=4 * (num_seen + num_heads), written_bytes=4 * scores.size, flops=6 * num_seen),
         scalars={"mask_value": _MASK_VALUE},
         scratch={"biased": Output(scores.shape)},
     )
@@ -48,7 +46,7 @@ def _expected(scores: np.ndarray, bias: np.ndarray, hidden: np.ndarray) -> Expec
     weights = np.exp(distance)
     weights /= weights.sum(axis=-1, keepdims=True)
     # What is rounded before an exponential moves it by as much: bias, biased score, distance. Then the exponential
-    # itself, within 2 ulp. The sum has the errors of its terms by their weight, and half of its own; at last a division.
+    # itself, within 2 ulp. The sum has the errors of its terms by their weight, and half of its own. A division is last.
     with np.errstate(invalid="ignore"):
         errors = np.where(hidden, 0, np.abs(bias) + np.abs(biased) + np.abs(distance) + 4)
     of_sum = (weights * errors).sum(axis=-1, keepdims=True) + np.sqrt(scores.shape[-1]) / 2 + 3
