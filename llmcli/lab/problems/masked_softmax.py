@@ -46,7 +46,7 @@ def _expected(scores: np.ndarray, bias: np.ndarray, hidden: np.ndarray) -> Expec
     weights = np.exp(distance)
     weights /= weights.sum(axis=-1, keepdims=True)
     # What is rounded before an exponential moves it by as much: bias, biased score, distance. Then the exponential
-    # itself, within 2 ulp. The sum has the errors of its terms by their weight, and half of its own. A division is last.
+    # itself, within 2 ulp. The sum has the errors of its terms by their weight, and half its own; a division is last.
     with np.errstate(invalid="ignore"):
         errors = np.where(hidden, 0, np.abs(bias) + np.abs(biased) + np.abs(distance) + 4)
     of_sum = (weights * errors).sum(axis=-1, keepdims=True) + np.sqrt(scores.shape[-1]) / 2 + 3
