@@ -2,17 +2,34 @@
 
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
+from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
 from llmcli.lab.problems.bias_gelu import BIAS_GELU
 from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.launches import LAUNCHES
+from llmcli.lab.problems.layer_norm import LAYER_NORM
 from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
 from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.rms_norm import RMS_NORM
-from llmcli.lab.problems.swiglu import SWIGLU
+from llmcli.lab.problems.row_sum import ROW_SUM
+from llmcli.lab.problems.softmax import SOFTMAX
+from llmcli.lab.problems.top1 import TOP1
 
-PROBLEMS: dict[str, ProblemKind] = {
-    kind.name: kind for kind in (BIAS_GELU, INT8_PRODUCT, LAUNCHES, MASKED_SOFTMAX, MATMUL, RMS_NORM, SWIGLU)
-}
+_KINDS = (
+    RMS_NORM,
+    ROW_SUM,
+    SOFTMAX,
+    LAYER_NORM,
+    GELU,
+    SILU,
+    SWIGLU,
+    TOP1,
+    BIAS_GELU,
+    MASKED_SOFTMAX,
+    MATMUL,
+    INT8_PRODUCT,
+    LAUNCHES,
+)
+PROBLEMS: dict[str, ProblemKind] = {kind.name: kind for kind in _KINDS}
 
 
 def make_problem(name: str, sizes: dict[str, int]) -> Problem:
