@@ -51,8 +51,8 @@ def make_swiglu(num_rows: int, num_columns: int) -> Problem:
 
     `gate_up` holds a row of gates, then that of ups; `gate_up_tiles` the same as the engine has it, eight of each in
     turn. A kernel reads one of them.
-    Shapes: out, activated (scratch) [num_rows, num_columns]; gate_up [num_rows, 2 * num_columns]; gate_up_tiles [num_rows, 16 *
-    ceil(num_columns / 8)]; all float32
+    Shapes: out, activated (scratch) [num_rows, num_columns]; gate_up [num_rows, 2 * num_columns]; gate_up_tiles
+    [num_rows, 16 * ceil(num_columns / 8)]; all float32
     """
     gate = _gates(num_rows, num_columns)
     up = np.random.default_rng([1, num_rows, num_columns]).standard_normal(gate.shape, np.float32)
