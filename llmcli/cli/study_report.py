@@ -47,7 +47,9 @@ def use_table(measured: Sequence[Measured]) -> str:
             first = (one.rung, *reached) if number == 0 else ("", *("" for _ in reached))
             rows.append((*first, *(_use_cells(use) if use else ("-",) * 7)))
     sizes = ", ".join(f"{name} {number:,}" for name, number in measured[0].sizes.items())
-    return f"At {sizes}\n{format_table(header, rows)}"
+    intensity = measured[0].num_operations / measured[0].num_bytes
+    caption = f"At {sizes}: {intensity:,.1f} operations for each byte that has to be moved"
+    return f"{caption}\n{format_table(header, rows)}"
 
 
 def finding_text(finding: Finding) -> str:

@@ -60,6 +60,16 @@ def test_an_architecture_needs_no_card(llmcli: Llmcli) -> None:
     assert kernel["occupancy"] == pytest.approx(16 * 32 / 1536)  # 16 blocks of a warp, of 1,536 threads
 
 
+def test_launches_that_are_alike_are_one_line(llmcli: Llmcli) -> None:
+    told = json.loads(llmcli("kernels", "compare", "launch", "--arch", "sm_90", "--json").stdout)
+    names = {one["rung"]: [kernel["name"] for kernel in one["kernels"]] for one in told["rungs"]}
+    assert names["sixty_four"] == ["empty", "finish"]
+
+
+def test_words_of_a_study_may_be_joined_by_hyphens(llmcli: Llmcli) -> None:
+    assert "rung fastllm" in llmcli("kernels", "compare", "gemm-int8", "--show", "fastllm").stdout
+
+
 def test_what_show_prints_can_be_tried(llmcli: Llmcli, tmp_path: Path) -> None:
     mine = tmp_path / "mine.cu"
     shown = llmcli("kernels", "compare", "rmsnorm", "--show", "packed").stdout
@@ -129,7 +139,7 @@ def test_tables_have_one_column_for_each_choice_of_sizes() -> None:
         ["plain", "2.00", "20.00"],
         ["packed", "1.00", "19.80"],
     ]
-    assert lines[5] == "At m 1, n 2,000"
+    assert lines[5] == "At m 1, n 2,000: 0.1 operations for each byte that has to be moved"
     assert lines[7].split()[:3] == ["plain", "1.2", "0.1"]  # 24,000 bytes and 2,000 operations in 20 us
 
 
