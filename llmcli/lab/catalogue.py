@@ -3,6 +3,8 @@
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.bias_gelu import BIAS_GELU
+from llmcli.lab.problems.gemv import GEMV
+from llmcli.lab.problems.gemv_codes import GEMV_INT4, GEMV_INT8
 from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.launches import LAUNCHES
 from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
@@ -11,7 +13,19 @@ from llmcli.lab.problems.rms_norm import RMS_NORM
 from llmcli.lab.problems.swiglu import SWIGLU
 
 PROBLEMS: dict[str, ProblemKind] = {
-    kind.name: kind for kind in (BIAS_GELU, INT8_PRODUCT, LAUNCHES, MASKED_SOFTMAX, MATMUL, RMS_NORM, SWIGLU)
+    kind.name: kind
+    for kind in (
+        BIAS_GELU,
+        GEMV,
+        GEMV_INT4,
+        GEMV_INT8,
+        INT8_PRODUCT,
+        LAUNCHES,
+        MASKED_SOFTMAX,
+        MATMUL,
+        RMS_NORM,
+        SWIGLU,
+    )
 }
 
 
