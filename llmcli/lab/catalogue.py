@@ -10,6 +10,7 @@ from llmcli.lab.problems.launches import LAUNCHES
 from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
 from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.rotary import ROTARY_ADJACENT, ROTARY_HALF, ROTARY_TWO_PARTS
 from llmcli.lab.problems.swiglu import SWIGLU
 
 PROBLEMS: dict[str, ProblemKind] = {
@@ -24,6 +25,9 @@ PROBLEMS: dict[str, ProblemKind] = {
         MASKED_SOFTMAX,
         MATMUL,
         RMS_NORM,
+        ROTARY_ADJACENT,
+        ROTARY_HALF,
+        ROTARY_TWO_PARTS,
         SWIGLU,
     )
 }

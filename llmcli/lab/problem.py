@@ -33,11 +33,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Output:
-    """The shape and the storage type of an output. `holds_zeros` where kernels add to what is there."""
+    """The shape and the storage type of an output, which is full of NaN at first.
+
+    `holds_zeros` where kernels add to what is there; `initial` names the input whose values are there instead.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     holds_zeros: bool = False
+    initial: str = ""
 
 
 @dataclass(frozen=True)

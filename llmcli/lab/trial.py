@@ -41,8 +41,11 @@ def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.nda
     Raises: DeviceError for a kernel that fails, or that writes beside its outputs
     """
     with device.stream, device_errors():
-        fences = {name: _fenced(output) for name, output in {**problem.outputs, **problem.scratch}.items()}
-        start({**_upload(problem), **{name: array for name, (array, _) in fences.items()}})
+        inputs = _upload(problem)
+        outputs = {**problem.outputs, **problem.scratch}
+        fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
+        device.synchronize()  # some kernels read weights before what is in front of them has ended
+        start({**inputs, **{name: array for name, (array, _) in fences.items()}})
         device.synchronize()
         for name, (array, memory) in fences.items():
             if written := _bytes_beside(array, memory):
@@ -79,8 +82,8 @@ def _upload(problem: Problem) -> dict[str, Any]:
     return {name: cupy.asarray(array) for name, array in problem.inputs.items()}
 
 
-def _fenced(output: Output) -> tuple[Any, Any]:
-    """An output full of NaN, and the memory around it."""
+def _fenced(output: Output, inputs: Arrays) -> tuple[Any, Any]:
+    """An output full of NaN, or of what it holds at first, and the memory around it."""
     import cupy
 
     dtype = np.dtype(output.dtype)
@@ -88,7 +91,10 @@ def _fenced(output: Output) -> tuple[Any, Any]:
     memory = cupy.full(size + 2 * FENCE_BYTES, _CANARY, dtype=np.uint8)
     inside = memory[FENCE_BYTES : FENCE_BYTES + size]
     inside[...] = 0 if output.holds_zeros else _POISON
-    return inside.view(dtype).reshape(output.shape), memory
+    array = inside.view(dtype).reshape(output.shape)
+    if output.initial:
+        array[...] = inputs[output.initial]
+    return array, memory
 
 
 def _bytes_beside(array: Any, memory: Any) -> int:
@@ -102,7 +108,11 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
     import cupy
 
     outputs = {**problem.outputs, **problem.scratch}
-    first = _upload(problem) | {name: cupy.zeros(one.shape, one.dtype) for name, one in outputs.items()}
+    inputs = _upload(problem)
+    first = inputs | {name: cupy.zeros(one.shape, one.dtype) for name, one in outputs.items()}
+    for name, one in outputs.items():
+        if one.initial:
+            first[name][...] = inputs[one.initial]
     count = max(2, min(_MAX_COPIES, -(-_RING_BYTES // sum(array.nbytes for array in first.values()))))
     return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
 
