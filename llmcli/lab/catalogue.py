@@ -3,6 +3,7 @@
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.bias_gelu import BIAS_GELU
+from llmcli.lab.problems.decode_mlp import DECODE_MLP
 from llmcli.lab.problems.gemv import GEMV
 from llmcli.lab.problems.gemv_codes import GEMV_INT4, GEMV_INT8
 from llmcli.lab.problems.int8_product import INT8_PRODUCT
@@ -17,6 +18,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     kind.name: kind
     for kind in (
         BIAS_GELU,
+        DECODE_MLP,
         GEMV,
         GEMV_INT4,
         GEMV_INT8,

@@ -37,7 +37,7 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
     def reference() -> dict[str, Expected]:
         weights = (codes.astype(np.float64) - zeros[:, np.newaxis]) * scales[:, np.newaxis]
         expected = expected_product(x[np.newaxis].astype(np.float64), weights.T)
-        rounded = _INPUT_ERROR * np.abs(weights) @ _largest_of_units(np.abs(x), layout.unit_inputs)
+        rounded = np.abs(weights) @ input_error(x, layout)
         return {"out": Expected(expected.values[0], np.asarray(expected.bound)[0] + rounded)}
 
     return Problem(
@@ -50,8 +50,8 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
             "mins": -zeros.astype(np.float32) * scales,
             "x": x,
             "tiles": tiles_of(layout, first | second << 4 if is_int4 else codes),
-            "tile_scales": _by_tile(layout, scales),
-            "tile_zeros": _by_tile(layout, zeros),
+            "tile_scales": by_tile(layout, scales),
+            "tile_zeros": by_tile(layout, zeros),
         },
         outputs={"out": Output((num_rows,))},
         reference=reference,
@@ -64,18 +64,22 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
     )
 
 
-def _largest_of_units(sizes: np.ndarray, unit_inputs: int) -> np.ndarray:
-    """The largest of the unit of each input. Shapes: sizes and result [num_inputs]"""
-    padded = np.pad(sizes, (0, -sizes.size % unit_inputs)).reshape(-1, unit_inputs)
-    return np.repeat(padded.max(axis=1).astype(np.float64), unit_inputs)[: sizes.size]
+def input_error(x: np.ndarray, layout: TileLayout) -> np.ndarray:
+    """How far the integers that the engine makes of inputs may lie from them. Shapes: x, result [num_inputs]"""
+    padded = np.pad(np.abs(x), (0, -x.size % layout.unit_inputs)).reshape(-1, layout.unit_inputs)
+    largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.unit_inputs)
+    return np.asarray(_INPUT_ERROR * largest[: x.size])
 
 
-def _by_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """One value a row as tiles have them, alike for every group that is stored of a row."""
+def by_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
+    """One value a row as tiles have them, alike for every group that is stored of a row.
+
+    Shapes: values [num_rows]; result [num_tiles, num_groups, 16]
+    """
     padded = np.zeros(layout.padded_rows, values.dtype)
     padded[: values.size] = values
-    by_tile = padded.reshape(layout.num_tiles, 1, TILE_ROWS)
-    return np.ascontiguousarray(np.broadcast_to(by_tile, (layout.num_tiles, layout.num_groups, TILE_ROWS)))
+    of_tiles = padded.reshape(layout.num_tiles, 1, TILE_ROWS)
+    return np.ascontiguousarray(np.broadcast_to(of_tiles, (layout.num_tiles, layout.num_groups, TILE_ROWS)))
 
 
 def _solve(layout: TileLayout, device: Device, arrays: Arrays) -> None:
