@@ -97,7 +97,7 @@ class _Codes:
 
     @property
     def weights(self) -> np.ndarray:
-        return (self.codes.astype(np.float32) - _ZERO_CODE) * self.scales[:, np.newaxis]
+        return np.asarray((self.codes.astype(np.float32) - _ZERO_CODE) * self.scales[:, np.newaxis])
 
     def product(self, x: np.ndarray, x_bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The product with x and its bound, where x itself may be off by x_bound.
