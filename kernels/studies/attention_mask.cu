@@ -9,7 +9,7 @@
 // Claim:   fused < rows at num_queries 512: biased scores are neither written nor read
 // Claim:   seen < fused at num_queries 512; num_keys 512: of a square half is hidden, and nobody reads it
 // Claim:   fused < rows at num_queries 1: there is one launch less
-// Note:    A mask as an array is the most general, and costs the most. Attention in one kernel goes on from here: it
+// Note:    A mask as an array is the most general, and costs the most. Attention in one kernel takes the next step: it
 //          does not write the weights either.
 
 constexpr int WARP = 32;

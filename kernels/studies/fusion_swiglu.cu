@@ -6,7 +6,6 @@
 // Check:   num_rows 1, 3; num_columns 7, 300, 1024
 // Claim:   fused < separate at num_rows 1024: what lies between the two kernels is neither written nor read
 // Claim:   fused < separate at num_rows 1: there is one launch less
-// Claim:   fused < fastllm at num_rows 1024: the 1.0 of fastllm makes sum, quotient and product double
 // Claim:   packed < fused at num_rows 1024: one load brings 16 bytes instead of 4
 // Note:    In the order of the engine gate and up of eight columns lie side by side, so that one tile of its product
 //          has both; that costs this kernel nothing.
@@ -30,18 +29,7 @@ __global__ void multiply(const float* gate_up, const float* activated, float* ou
         activated[row * num_columns + column] * gate_up[row * 2 * num_columns + num_columns + column];
 }
 
-// rung fastllm: one kernel. A thread finds its row by a division, and 1.0 is a double, so what it meets is double too:
-//   on most cards for people at home a 64th of the speed.
-// launch: by_number<<<(num_rows * num_columns + 255) / 256, 256>>>
-__global__ void by_number(const float* gate_up, float* out, int num_rows, int num_columns) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= num_rows * num_columns) return;
-    const size_t place = static_cast<size_t>(i / num_columns) * 2 * num_columns + i % num_columns;
-    const float gate = gate_up[place], up = gate_up[place + num_columns];
-    out[i] = (gate / (1.0 + expf(-gate))) * up;
-}
-
-// rung fused: all in float, and blocks belong to rows.
+// rung fused: one kernel. The activation stays in a register.
 // launch: by_row<<<dim3((num_columns + 255) / 256, num_rows), 256>>>
 __global__ void by_row(const float* gate_up, float* out, int num_columns) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;

@@ -12,6 +12,7 @@
 // Claim:   llmcli_widened < llmcli_packed at num_tokens 2048: many tokens pay for writing all weights as halves first
 // Note:    Eight-bit weights save bytes, not operations: a product of many tokens is bound by arithmetic, and a kernel
 //          without tensor cores cannot come near one with them, however few bytes it reads.
+
 #include "common/matrix.cuh"
 
 constexpr int TILE = 32;  // tokens, rows and inputs of a block of one warp

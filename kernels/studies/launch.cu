@@ -1,4 +1,4 @@
-// launch: what it costs to start kernels that do nothing  Source: PMPP chapter 5 (fixed cost of a kernel)
+// launch: what it costs to start kernels that do nothing  Source: PMPP chapter 5
 // Shapes:  done [1] i32, set by the last kernel
 // Problem: launches
 // Sizes:   num_blocks 1, 1024, 16384
@@ -10,6 +10,7 @@
 // Claim:   one < one_of_1024_threads at num_blocks 16384: a block of 32 warps takes longer to place than one of 1
 // Note:    No kernel can be faster than an empty one, and a step of decoding starts hundreds. That is why short kernels
 //          are fused. Divide a rung's time by its number of kernels; a grid of many blocks costs time by itself.
+
 #include "common/launch.cuh"
 
 __global__ void empty() {}

@@ -15,6 +15,7 @@
 // Note:    Arithmetic intensity is operations for each byte that is read. Without tiles a thread reads two numbers for
 //          one product and one sum, and caches alone keep it from being as slow as memory. A tile of T x T results
 //          needs T times fewer bytes; the same holds again between shared memory and registers.
+
 #include "common/matrix.cuh"
 
 // rung uncoalesced: one thread a result. Neighbours in a warp have neighbouring rows: they read a at places far apart,
@@ -193,8 +194,8 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[4][4][4], const __h
     }
 }
 
-// rung tensor_cores: 8 warps share a tile of 128 x 128, and tensor cores multiply. While numbers come, nobody
-//   multiplies.
+// rung tensor_cores: 8 warps share a tile of 128 x 128, and tensor cores multiply. While numbers come,
+//   the block does not multiply.
 // launch: by_tensor_cores<1><<<dim3((num_columns + 127) / 128, (num_rows + 127) / 128), 256, 18944>>>
 
 // rung pipelined: shared memory holds three steps; two are under way while one is multiplied. One barrier a step is

@@ -1,6 +1,7 @@
 """`llmcli kernels compare` without a card: what it lists, prints, compiles and refuses; its tables and sentences."""
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -141,6 +142,14 @@ def test_tables_have_one_column_for_each_choice_of_sizes() -> None:
     ]
     assert lines[5] == "At m 1, n 2,000: 0.1 operations for each byte that has to be moved"
     assert lines[7].split()[:3] == ["plain", "1.2", "0.1"]  # 24,000 bytes and 2,000 operations in 20 us
+
+
+def test_a_study_of_launches_has_no_rates() -> None:
+    """Where next to nothing is moved or computed, rates would be noise."""
+    nothing = [dataclasses.replace(one, num_bytes=4, num_operations=0) for one in MEASURED]
+    table = study_text(STUDY, nothing).splitlines()[5:]
+    assert table[0] == "At m 1, n 2,000"
+    assert table[1].split()[:2] == ["RUNG", "BLOCKS"]
 
 
 def test_csv_and_json_have_seconds() -> None:
