@@ -10,7 +10,7 @@ from llmcli.kernels.gemv import gemv
 from llmcli.kernels.spec import KernelCost
 from llmcli.kernels.tiles import HALF_ROWS, TiledMatrix, TileLayout, tile_layout
 from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, ProblemKind
-from llmcli.lab.problems.gemv_codes import by_tile, input_error
+from llmcli.lab.problems.gemv_codes import by_tile, input_error, sum_error
 from llmcli.lab.tiling import tiles_of
 
 _EPS = np.float32(1e-5)
@@ -100,15 +100,11 @@ class _Codes:
         return np.asarray((self.codes.astype(np.float32) - _ZERO_CODE) * self.scales[:, np.newaxis])
 
     def product(self, x: np.ndarray, x_bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The product with x and its bound, where x itself may be off by x_bound.
-
-        Errors of inputs are independent, as their roundings and the weights are, so their sum stays below six times the
-        root of the sum of their squares: the same argument by which a sum of n terms has sqrt(n) roundings.
-        """
+        """The product with x and its bound, where x itself may be off by x_bound."""
         weights = self.weights.astype(np.float64)
-        sizes, errors = np.abs(weights), input_error(x, self.layout) + x_bound
-        of_inputs = np.minimum(sizes @ errors, 6 * np.sqrt(sizes**2 @ errors**2))
-        return weights @ x, (np.sqrt(x.size) + 8) * _ROUNDING * (sizes @ np.abs(x)) + of_inputs
+        sizes = np.abs(weights)
+        rounded = (np.sqrt(x.size) + 8) * _ROUNDING * (sizes @ np.abs(x))
+        return weights @ x, rounded + sum_error(sizes, input_error(x, self.layout) + x_bound)
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         return {name: self.weights.astype(np.float16), f"{name}_codes": self.codes, f"{name}_scales": self.scales}

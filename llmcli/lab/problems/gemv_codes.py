@@ -37,7 +37,7 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
     def reference() -> dict[str, Expected]:
         weights = (codes.astype(np.float64) - zeros[:, np.newaxis]) * scales[:, np.newaxis]
         expected = expected_product(x[np.newaxis].astype(np.float64), weights.T)
-        rounded = np.abs(weights) @ input_error(x, layout)
+        rounded = sum_error(np.abs(weights), input_error(x, layout))
         return {"out": Expected(expected.values[0], np.asarray(expected.bound)[0] + rounded)}
 
     return Problem(
@@ -69,6 +69,16 @@ def input_error(x: np.ndarray, layout: TileLayout) -> np.ndarray:
     padded = np.pad(np.abs(x), (0, -x.size % layout.unit_inputs)).reshape(-1, layout.unit_inputs)
     largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.unit_inputs)
     return np.asarray(_INPUT_ERROR * largest[: x.size])
+
+
+def sum_error(sizes: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """How far sums of inputs times weights may be off, where each input may be off by its error.
+
+    Errors of inputs are independent, as their roundings and the weights are, so their sum stays below six times the
+    root of the sum of their squares: the argument by which a sum of n terms has sqrt(n) roundings.
+    Shapes: sizes [num_rows, num_inputs] of the weights; errors [num_inputs]; result [num_rows]
+    """
+    return np.asarray(np.minimum(sizes @ errors, 6 * np.sqrt(sizes**2 @ errors**2)))
 
 
 def by_tile(layout: TileLayout, values: np.ndarray) -> np.ndarray:
