@@ -14,6 +14,7 @@ PLACES = {
     "BenchOptions": "measure.bench:BenchOptions",
     "CardQuantizer": "runners.cuda.quantizer:CardQuantizer",
     "CardTarget": "cli.card_target:CardTarget",
+    "Ceilings": "lab.roofline:Ceilings",
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
     "Device": "kernels.device:Device",
@@ -23,7 +24,9 @@ PLACES = {
     "Fields": "config.fields:Fields",
     "Generation": "engine.generation:Generation",
     "HostTarget": "cli.host_target:HostTarget",
+    "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
+    "Lengths": "lab.walk:Lengths",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
@@ -42,6 +45,7 @@ PLACES = {
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
+    "card_of": "lab.walk:card_of",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_receipts": "receipt.comparison:compare_receipts",
@@ -61,6 +65,7 @@ PLACES = {
     "find_cached": "checkpoint.hub:find_cached",
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
+    "find_gap": "lab.roofline:find_gap",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -78,6 +83,7 @@ PLACES = {
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
     "measure_rates": "runners.cuda.rates:measure_rates",
+    "measure_steps": "lab.step_times:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
     "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
@@ -105,6 +111,7 @@ PLACES = {
     "study_names": "lab.ladder:study_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "verdict": "measure.diff:verdict",
+    "walk_model": "lab.walk:walk_model",
     "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
@@ -138,9 +145,13 @@ if TYPE_CHECKING:
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
+    from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.roofline import Ceilings, find_gap
+    from llmcli.lab.step_times import measure_steps
+    from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine

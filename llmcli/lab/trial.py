@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ _POISON = 0xFF  # NaN in every floating-point type, -1 in whole numbers
 _RING_BYTES = 400 * 10**6  # several times the L2 of any card
 _MAX_COPIES = 64  # beyond it copies only cost memory: so small an array is in L2 in a real model, too
 _GRAPH_SECONDS = 2e-3
-_MAX_LAUNCHES = 400
+MAX_LAUNCHES = 400  # of a graph
 
 Start = Callable[[Arrays], None]  # starts all launches that solve a problem
 
@@ -52,12 +53,26 @@ def measure(device: Device, problem: Problem, starts: Mapping[str, Start], num_r
     """
     with device.stream, device_errors():
         copies = _copies(problem)
-        graphs = {name: _capture(device, start, copies) for name, start in starts.items()}
+        graphs = {name: _capture(device, [partial(start, one) for one in copies]) for name, start in starts.items()}
         times: dict[str, list[float]] = {name: [] for name in starts}
         for _ in range(num_rounds):
             for name, (graph, count) in graphs.items():
                 times[name].append(_replay(device, graph) / count)
         return {name: Times(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
+
+
+def time_launches(
+    device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES, num_rounds: int = 7
+) -> Times:
+    """The time of one of these launches; they take turns. A graph holds `most` of them, or as many as there are.
+
+    In all 3 + (1 + num_rounds) * the launches of a graph are made.
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        graph, count = _capture(device, starts, most)
+        seconds = [_replay(device, graph) / count for _ in range(num_rounds)]
+        return Times(statistics.median(seconds), min(seconds))
 
 
 def _upload(problem: Problem) -> dict[str, Any]:
@@ -94,17 +109,17 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
     return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
 
 
-def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Any, int]:
-    """A graph of so many solutions that a clock can measure it, and their number."""
-    start(copies[0])  # compiles, and finds whether the kernel runs at all
-    begin = device.now()
-    for arrays in copies[:2]:
-        start(arrays)
-    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
-    count = max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+def _capture(device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES) -> tuple[Any, int]:
+    """A graph of so many starts in turn that a clock can measure it, and their number."""
+    starts[0]()  # compiles, and finds whether the kernel runs at all
+    begin, few = device.now(), starts[:2]
+    for start in few:
+        start()
+    once = max(begin.seconds_until(device.now()) / len(few), 1e-6)
+    count = max(len(starts), min(most, int(_GRAPH_SECONDS / once)))
     device.stream.begin_capture()
     for number in range(count):
-        start(copies[number % len(copies)])
+        starts[number % len(starts)]()
     graph = device.stream.end_capture()
     _replay(device, graph)
     return graph, count
