@@ -99,13 +99,13 @@ def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = ("launches", "bytes", "operations", "median_seconds", "fastest_seconds", "ceiling_share")
-    writer.writerow(["step", "kernel", "name", *columns])
+    writer.writerow(["step", "kernel", "name", "matrix", *columns])
     for step in steps:
         for call, times in zip(step.walk.calls, step.calls, strict=True):
             if _is_chosen(call, names):
                 share = ceilings.least_seconds(call) / times.median
                 figures = (len(call.places), call.num_bytes, call.cost.flops, times.median, times.fastest, share)
-                writer.writerow([step.walk.title, call.launch.stem, call.name, *figures])
+                writer.writerow([step.walk.title, call.launch.stem, call.name, call.matrix, *figures])
     return text.getvalue()
 
 
@@ -118,7 +118,7 @@ def _ops_text(specs: Sequence[KernelSpec]) -> str:
 
 def _use_table(walk: Walk) -> str:
     header = (
-        *("KERNEL", "LAUNCHES", "BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS"),
+        *("KERNEL", "MATRIX", "LAUNCHES", "BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS"),
         *("BLOCKS HELD", "OCCUPANCY", "LIMITED BY", "BYTES", "OPERATIONS"),
     )
     rows = []
@@ -136,12 +136,16 @@ def _use_table(walk: Walk) -> str:
                 f"{use.occupancy.share:.0%}",
                 ", ".join(use.occupancy.limits),
             )
-        rows.append((call.name, f"{len(call.places)}", *taken, size(call.num_bytes), _millions(call.cost.flops)))
+        moved = size(call.num_bytes), _millions(call.cost.flops)
+        rows.append((call.name, call.matrix, f"{len(call.places)}", *taken, *moved))
     return format_table(header, rows)
 
 
 def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> str:
-    header = ("KERNEL", "LAUNCHES", "BYTES", "OPERATIONS", "US", "GB/s", "GFLOP/s", "OF CEILING", "OF THE STEP")
+    header = (
+        *("KERNEL", "MATRIX", "LAUNCHES", "BYTES", "OPERATIONS"),
+        *("US", "GB/s", "GFLOP/s", "OF CEILING", "OF THE STEP"),
+    )
     rows = []
     for call, times in zip(step.walk.calls, step.calls, strict=True):
         if _is_chosen(call, names):
@@ -149,6 +153,7 @@ def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> 
             rows.append(
                 (
                     call.name,
+                    call.matrix,
                     f"{len(call.places)}",
                     size(call.num_bytes),
                     _millions(call.cost.flops),
@@ -177,6 +182,7 @@ def _call_json(call: Call) -> dict[str, object]:
     return {
         "kernel": call.launch.stem,
         "name": call.name,
+        "matrix": call.matrix,
         "launches": len(call.places),
         "bytes": call.num_bytes,
         "operations": call.cost.flops,

@@ -3,22 +3,24 @@
 The launches are those of a dry run. Launches of one kernel that move and compute the same are one `Call`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llmcli.checkpoint.model import Model
 from llmcli.errors import UsageError
 from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.launches import Launch
+from llmcli.kernels.embedding import SPEC as EMBEDDING
+from llmcli.kernels.launches import Launch, addresses_of
 from llmcli.kernels.occupancy import MULTIPROCESSORS
-from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.spec import KernelCost
 from llmcli.lab.kernel_use import KernelUse, require_architecture, use_of
 from llmcli.runners.base import MAX_ROWS
 from llmcli.runners.cuda.dry_run import PRODUCT, DryModel
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weight_layout import Projection
 
 MAX_PROMPT = PREFILL_CHUNKS[0]  # tokens that run together
 DEFAULT_LENGTH = 512
@@ -62,10 +64,12 @@ class Lengths:
 class Call:
     """Launches of one kernel that move and compute the same. `places` are theirs among all launches of the walk.
 
-    `launch` is the first of them. `use` is None for the matrix library's kernels.
+    `launch` is the first of them. `matrix` names the linear layers whose weights it reads, such as `gate_proj up_proj`,
+    or empty. `use` is None for the matrix library's kernels.
     """
 
     launch: Launch
+    matrix: str
     cost: KernelCost
     places: tuple[int, ...]
     use: KernelUse | None
@@ -138,34 +142,50 @@ def walk_model(
     def use(launch: Launch) -> KernelUse | None:
         return None if launch.stem == PRODUCT else use_of(launch, compiled[launch.stem, launch.name], arch)
 
-    decode, prefill = (_walk(title, step, use) for title, step in launches.items())
+    matrices = {one.matrix.tiles.data.ptr: _linear_names(one) for one in dry.weights.projections}
+    decode, prefill = (_walk(title, step, matrices, use) for title, step in launches.items())
     return decode, prefill
 
 
-def kernels_beside(walks: Sequence[Walk]) -> list[str]:
-    """The kernels that these walks do not launch."""
-    launched = {stem for walk in walks for stem, _ in walk.labels}
-    return [stem for stem in KERNELS if stem not in launched]
-
-
-def _walk(title: str, launches: Sequence[Launch], use: Callable[[Launch], KernelUse | None]) -> Walk:
+def _walk(
+    title: str, launches: Sequence[Launch], matrices: Mapping[int, str], use: Callable[[Launch], KernelUse | None]
+) -> Walk:
     places: dict[object, list[int]] = {}
-    costs: dict[int, KernelCost] = {}
-    by_launch: dict[int, KernelCost] = {}  # a launch of equal layers is one object, so its cost is worked out once
-    for place, launch in enumerate(launches):
-        assert launch.cost is not None
-        cost = by_launch.get(id(launch))
-        if cost is None:
-            cost = by_launch[id(launch)] = launch.cost()
-        costs[place] = cost
+    read, costs = _matrices_read(launches, matrices), _costs(launches)
+    for place, (launch, matrix, cost) in enumerate(zip(launches, read, costs, strict=True)):
         moved = cost.read_bytes, cost.written_bytes, cost.flops
-        key = launch.stem, launch.name, launch.grid, launch.block_shape, launch.shared_bytes, moved
+        key = launch.stem, launch.name, launch.grid, launch.block_shape, launch.shared_bytes, matrix, moved
         places.setdefault(key, []).append(place)
-    return Walk(
-        title,
-        tuple((launch.stem, launch.name) for launch in launches),
-        tuple(
-            Call(launches[found[0]], costs[found[0]], tuple(found), use(launches[found[0]]))
-            for found in places.values()
-        ),
-    )
+    calls = []
+    for found in places.values():
+        first = found[0]
+        calls.append(Call(launches[first], read[first], costs[first], tuple(found), use(launches[first])))
+    return Walk(title, tuple((launch.stem, launch.name) for launch in launches), tuple(calls))
+
+
+def _costs(launches: Sequence[Launch]) -> list[KernelCost]:
+    """The cost of each; equal layers share a launch, whose cost is worked out once."""
+    known: dict[int, KernelCost] = {}
+    for launch in launches:
+        if id(launch) not in known:
+            assert launch.cost is not None
+            known[id(launch)] = launch.cost()
+    return [known[id(launch)] for launch in launches]
+
+
+def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> list[str]:
+    """The matrix that each launch reads. A product of the library reads what the kernel in front of it has widened."""
+    read: list[str] = []
+    for launch in launches:
+        if launch.stem == PRODUCT:
+            read.append(read[-1])
+        elif launch.stem == EMBEDDING.stem:  # its table may be the head's matrix
+            read.append("")
+        else:
+            names = (matrices.get(address) for address in addresses_of(launch.arguments))
+            read.append(next((name for name in names if name), ""))
+    return read
+
+
+def _linear_names(projection: Projection[Any]) -> str:
+    return " ".join(linear.module.rpartition(".")[2] for linear in projection.linears)
