@@ -54,13 +54,19 @@ def list_json(
 
 def bench_text(title: str, steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[str]) -> str:
     """A table for each step; of the kernels `names` only, if there are any."""
-    rates = ", ".join(f"{kind} {rate / 1e12:,.1f} TFLOP/s" for kind, rate in ceilings.flops.items())
-    parts = [f"{visible(title)}\nceilings: reads {ceilings.read_bytes / 1e9:,.1f} GB/s; products of {rates}\n"]
+    parts = [f"{visible(title)}\n{ceilings_text(ceilings)}\n"]
     for step in steps:
         if table := _time_table(step, ceilings, names):
             parts.append(f"{step.walk.title}\n{table}")
             parts[-1] += f"{_whole_text(step)}\n"
     return "\n".join(parts)
+
+
+def ceilings_text(ceilings: Ceilings) -> str:
+    """What the card was measured to reach, in a line."""
+    rates = ", ".join(f"{rate / 1e12:,.1f} in {kind}" for kind, rate in ceilings.flops.items())
+    reads = f"reads {ceilings.read_bytes / 1e9:,.1f} GB/s"
+    return f"ceilings: {reads}; large products do {rates} (trillion operations a second)"
 
 
 def bench_json(

@@ -31,6 +31,7 @@ PLACES = {
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
+    "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
@@ -82,6 +83,7 @@ PLACES = {
     "load_study": "lab.ladder:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
+    "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.step_times:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
@@ -89,6 +91,7 @@ PLACES = {
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "own_sources": "lab.ladder:own_sources",
+    "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
@@ -105,6 +108,7 @@ PLACES = {
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
     "sampler_of": "receipt.describe:sampler_of",
+    "save_figure": "cli.roofline_figure:save_figure",
     "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
@@ -135,6 +139,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
+    from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
@@ -149,7 +154,7 @@ if TYPE_CHECKING:
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
-    from llmcli.lab.roofline import Ceilings, find_gap
+    from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
@@ -168,7 +173,7 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
-    from llmcli.runners.cuda.rates import measure_rates
+    from llmcli.runners.cuda.rates import measure_flops, measure_rates
     from llmcli.runners.host.description import describe as describe_on_host
     from llmcli.runners.host.memory import SMALL_PARAMETERS
     from llmcli.runners.numpy.load import describe_on_numpy

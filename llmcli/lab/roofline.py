@@ -3,7 +3,7 @@
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmcli.lab.step_times import StepTimes
@@ -30,38 +30,50 @@ class Ceilings:
         """The time of a launch that reads at full speed, or multiplies at full speed, whichever takes longer."""
         return max(call.num_bytes / self.read_bytes, call.cost.flops / self.flops_of(call))
 
-    def is_bound_by_memory(self, call: Call) -> bool:
-        """Whether its bytes take longer than its operations."""
-        return call.num_bytes / self.read_bytes >= call.cost.flops / self.flops_of(call)
+
+@dataclass(frozen=True)
+class Point:
+    """A call on the roofline. `intensity` is operations a byte; `reached` and `ceiling` are operations a second.
+
+    Without operations (`intensity` 0) it has no place there, and only `share` of its ceiling, which its bytes set.
+    """
+
+    call: Call
+    intensity: float
+    reached: float
+    ceiling: float
+    share: float
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What a step loses against its ceilings. Units: seconds of the whole step
+    """What a step loses against its ceilings. Units: seconds
 
-    `alone` is the sum of its launches, `least` what their ceilings allow; `lost` is by call, the largest first. A call
-    that is faster than its ceiling, since what it reads lies in L2, loses nothing.
+    `least` is what the ceilings allow, `whole` what the step took. `lost` is what each kernel loses in all its
+    launches, each timed beside its like, the largest first. A kernel that is faster than its ceiling, since what it
+    reads lies in L2, counts as one at its ceiling.
     """
 
-    step: StepTimes
-    alone: float
+    title: str
     least: float
-    lost: tuple[tuple[Call, float], ...]
+    whole: float
+    lost: Mapping[str, float]
+
+
+def place_calls(step: StepTimes, ceilings: Ceilings) -> list[Point]:
+    """Each call of a step on the roofline."""
+    points = []
+    for call, times in zip(step.walk.calls, step.calls, strict=True):
+        least, flops = ceilings.least_seconds(call), call.cost.flops
+        points.append(Point(call, flops / call.num_bytes, flops / times.median, flops / least, least / times.median))
+    return points
 
 
 def find_gap(step: StepTimes, ceilings: Ceilings) -> Gap:
     """Where the time goes that a step takes beyond its ceilings."""
-    least, lost = 0.0, []
+    least, lost = 0.0, dict[str, float]()
     for call, times in zip(step.walk.calls, step.calls, strict=True):
-        bound = min(ceilings.least_seconds(call), times.median)
-        least += bound * len(call.places)
-        lost.append((call, (times.median - bound) * len(call.places)))
-    return Gap(step, step.alone_seconds, least, tuple(sorted(lost, key=lambda one: -one[1])))
-
-
-def by_kernel(lost: Sequence[tuple[Call, float]]) -> dict[str, float]:
-    """What each kernel loses in all its calls, the largest first. Units: seconds"""
-    total: dict[str, float] = {}
-    for call, seconds in lost:
-        total[call.launch.stem] = total.get(call.launch.stem, 0.0) + seconds
-    return dict(sorted(total.items(), key=lambda one: -one[1]))
+        bound, count = min(ceilings.least_seconds(call), times.median), len(call.places)
+        least += bound * count
+        lost[call.launch.stem] = lost.get(call.launch.stem, 0.0) + (times.median - bound) * count
+    return Gap(step.walk.title, least, step.whole.median, dict(sorted(lost.items(), key=lambda one: -one[1])))
