@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 WIDTH, HEIGHT = 60, 20  # of the whole plot
 _LABEL_WIDTH = 8
 _COLUMNS, _ROWS = WIDTH - _LABEL_WIDTH - 1, HEIGHT - 2
+_WRITTEN_OUT = 3  # decades whose zeros are written; later ones would touch each other
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 Mark = tuple[str, float, float]  # a character, operations a byte, operations a second
@@ -53,7 +54,7 @@ def draw_roofline(marks: Sequence[Mark], read_bytes: float, flops: Mapping[str, 
     lines.append(" " * _LABEL_WIDTH + "+" + "-" * _COLUMNS)
     axis = [" "] * (_LABEL_WIDTH + 1 + _COLUMNS)
     for decade in range(left, right + 1):
-        text = f"{10.0**decade:g}"
+        text = f"{10.0**decade:g}" if abs(decade) <= _WRITTEN_OUT else f"1e{decade}"
         begin = min(_LABEL_WIDTH + 1 + column(10.0**decade), len(axis) - len(text))
         axis[begin : begin + len(text)] = text
     lines.append("".join(axis))

@@ -5,15 +5,17 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from results import Result
 
-from llmcli.cli import kernels_roofline, lazy
+from llmcli.cli import kernels_bench, kernels_roofline, lazy
 from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
 from llmcli.cli.roofline_plot import HEIGHT, WIDTH, draw_roofline
 from llmcli.cli.roofline_report import gap_text, placed_marks, roofline_json, roofline_text
+from llmcli.errors import DeviceError
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.spec import KernelCost
@@ -124,6 +126,44 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
         assert (tmp_path / f"plot{suffix}").read_bytes().startswith(head)
 
 
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that has been measured."""
+    device = SimpleNamespace(name="A Card", arch="sm_90", num_multiprocessors=132)
+    for module in (kernels_bench, kernels_roofline):
+        monkeypatch.setattr(module, "measure_subject_kernels", lambda *arguments: (device, CEILINGS, STEPS))
+
+
+@pytest.mark.usefixtures("card")
+def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
+    result = llmcli("kernels", "bench")
+    assert result.exit_code == 0, result.stderr
+    title = "Llama-3.2-1B int8 on A Card, sm_90, 132 multiprocessors"
+    assert result.stdout == bench_text(title, STEPS, CEILINGS, ())
+    assert llmcli("kernels", "bench", "gemv", "--csv").stdout == bench_csv(STEPS, CEILINGS, ["gemv"])
+    assert json.loads(llmcli("kernels", "bench", "cublas", "--json").stdout)["device"] == "A Card"
+    llmcli("kernels", "bench", "gemv", "softmax").expect_error(2, "does not launch softmax", "embedding")
+
+
+@pytest.mark.usefixtures("card")
+def test_roofline_as_a_user_runs_it(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcli.runners.cuda.rates.measure_flops", lambda device, kind: 1e15)
+    told = json.loads(llmcli("kernels", "roofline", "--json").stdout)
+    assert told["operations_per_second"] == {"float32": 50e12, "float16": 500e12, "int8": 1e15}
+    text = llmcli("kernels", "roofline", "Llama-2-7B").stdout
+    assert text.startswith("Llama-2-7B int8 on A Card\n")
+    assert "- int8" in text
+
+    def refuse(device: Any, kind: str) -> float:
+        raise DeviceError("no algorithm")
+
+    monkeypatch.setattr("llmcli.runners.cuda.rates.measure_flops", refuse)
+    result = llmcli("kernels", "roofline")
+    assert result.exit_code == 0
+    assert "int8 products is left out: no algorithm" in result.stderr
+    assert "- float16" in result.stdout
+
+
 def test_times_and_rates_of_a_bench() -> None:
     lines = [line.split() for line in bench_text("a card", STEPS, CEILINGS, ()).splitlines()]
     # us, GB/s, GFLOP/s, share of the ceiling, share of the step: 4 * 10 of 1 + 4 * 10 + 4 * 18 us
@@ -210,7 +250,7 @@ def test_a_plot_in_plain_characters() -> None:
     slope = [line.find("/") for line in lines[1:-3] if "/" in line]
     assert len(slope) == HEIGHT - 4
     assert slope == sorted(slope, reverse=True)
-    assert lines[-1].split() == ["1", "10", "100", "1000", "10000", "100000"]
+    assert lines[-1].split() == ["1", "10", "100", "1000", "1e4", "1e5"]
 
 
 def test_a_roof_at_the_edge_has_room_for_its_name() -> None:

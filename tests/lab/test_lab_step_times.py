@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,9 @@ from llmcli.lab import step_times, trial
 from llmcli.lab.trial import Times
 from llmcli.lab.walk import LEAST_ROOM, Call, Lengths, Walk, walk_model
 from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.runners.base import Span
 from llmcli.runners.cuda.dry_run import PRODUCT
+from llmcli.runners.numpy.load import load
 
 COST = KernelCost(read_bytes=1000, written_bytes=24, flops=10)
 
@@ -95,6 +98,38 @@ def test_the_sampler_never_leaves_the_context(timed: list[tuple[int, int]], maxi
     assert sampler >= 4
     moves = 1 + sum(3 + (1 + step_times._ROUNDS) * most for most in (whole, sampler))
     assert lengths.depth + moves <= lengths.context
+
+
+@dataclass
+class Watched:
+    """A runner, and the spans that it queued while a device took notes."""
+
+    runner: Any
+    device: Any
+    spans: list[list[tuple[int, int, int]]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def queue(self, spans: Sequence[Span]) -> Any:
+        if self.device.noted is not None:
+            self.spans.append([(one.row, self.runner.num_tokens(one.row), len(one.token_ids)) for one in spans])
+        return self.runner.queue(spans)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_steps_that_are_noted(tiny_llama: Path, rows: int) -> None:
+    """On any runner: all rows at the depth that was asked for, then a prompt; and all pages are given back."""
+    lengths = Lengths(prompt=16, depth=33, rows=rows, context=64)
+    runner = load(open_model(tiny_llama), max_seq_len=64, num_rows=rows)
+    watched, free = Watched(runner, SimpleNamespace(noted=None)), runner.free_pages
+    step_times._note_decode(watched.device, watched, lengths)  # type: ignore[arg-type]
+    step_times._note_prompt(watched.device, watched, lengths)  # type: ignore[arg-type]
+    decode, prompt = watched.spans
+    assert [(depth, count) for _, depth, count in decode] == [(33, 0)] * rows
+    assert [(begin, count) for _, begin, count in prompt] == [(0, 16)]
+    assert watched.device.noted is None
+    assert runner.free_pages == free
 
 
 class FakeDevice:
