@@ -125,9 +125,9 @@ def _ops_text(specs: Sequence[KernelSpec]) -> str:
 def _use_table(walk: Walk) -> str:
     header = (
         *("KERNEL", "MATRIX", "LAUNCHES", "BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS"),
-        *("BLOCKS HELD", "OCCUPANCY", "LIMITED BY", "BYTES", "OPERATIONS"),
+        *("HELD", "OCCUPANCY", "LIMITED BY", "BYTES", "OPERATIONS"),
     )
-    rows = []
+    rows, shorts = [], _short_names(walk.calls)
     for call in walk.calls:
         use = call.use
         taken: tuple[str, ...] = ("-",) * 8
@@ -143,8 +143,8 @@ def _use_table(walk: Walk) -> str:
                 ", ".join(use.occupancy.limits),
             )
         moved = size(call.num_bytes), _millions(call.cost.flops)
-        rows.append((call.name, call.matrix, f"{len(call.places)}", *taken, *moved))
-    return format_table(header, rows)
+        rows.append((shorts[call.name], call.matrix, f"{len(call.places)}", *taken, *moved))
+    return format_table(header, rows) + _names_text(walk.calls)
 
 
 def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> str:
@@ -152,13 +152,13 @@ def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> 
         *("KERNEL", "MATRIX", "LAUNCHES", "BYTES", "OPERATIONS"),
         *("US", "GB/s", "GFLOP/s", "OF CEILING", "OF THE STEP"),
     )
-    rows = []
+    rows, shorts = [], _short_names(step.walk.calls)
     for call, times in zip(step.walk.calls, step.calls, strict=True):
         if _is_chosen(call, names):
             seconds = times.median
             rows.append(
                 (
-                    call.name,
+                    shorts[call.name],
                     call.matrix,
                     f"{len(call.places)}",
                     size(call.num_bytes),
@@ -170,7 +170,28 @@ def _time_table(step: StepTimes, ceilings: Ceilings, names: Collection[str]) -> 
                     f"{seconds * len(call.places) / step.alone_seconds:.1%}",
                 )
             )
-    return format_table(header, rows) if rows else ""
+    chosen = [call for call in step.walk.calls if _is_chosen(call, names)]
+    return format_table(header, rows) + _names_text(step.walk.calls, chosen) if rows else ""
+
+
+def _short_names(calls: Sequence[Call]) -> dict[str, str]:
+    """A short name for each name expression: the kernel's, with a number where a step has several of its variants."""
+    variants: dict[str, list[str]] = {}
+    for call in calls:
+        names = variants.setdefault(call.launch.stem, [])
+        if call.name not in names:
+            names.append(call.name)
+    return {
+        name: stem if len(names) == 1 else f"{stem} {number}"
+        for stem, names in variants.items()
+        for number, name in enumerate(names, start=1)
+    }
+
+
+def _names_text(calls: Sequence[Call], shown: Sequence[Call] | None = None) -> str:
+    """What the short names of a table stand for, where that is another name."""
+    shorts, names = _short_names(calls), dict.fromkeys(call.name for call in (calls if shown is None else shown))
+    return "".join(f"{shorts[name]:<18}{name}\n" for name in names if shorts[name] != name)
 
 
 def _whole_text(step: StepTimes) -> str:

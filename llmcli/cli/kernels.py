@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
 
-kernels_app.command("list", cls=Command)(list_kernels)
-kernels_app.command("bench", cls=Command)(bench_kernels)
-kernels_app.command("roofline", cls=Command)(roofline)
+_COMMANDS = (
+    kernels_app.command("list", cls=Command)(list_kernels),
+    kernels_app.command("bench", cls=Command)(bench_kernels),
+    kernels_app.command("roofline", cls=Command)(roofline),
+)
 
 
 @kernels_app.callback(invoke_without_command=True)

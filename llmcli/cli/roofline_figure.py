@@ -32,7 +32,7 @@ def save_figure(
     )
     for name, rate in flops.items():
         axes.plot([rate / read_bytes, right], [rate, rate], color="black")
-        axes.annotate(f"{name}, {rate / 1e12:,.0f} T/s", (right, rate), ha="right", va="bottom")
+        axes.annotate(f"{name}: {rate / 1e12:,.0f} trillion a second", (right, rate), ha="right", va="bottom")
     for (character, x, y), label in zip(marks, labels, strict=True):
         axes.scatter([x], [y], s=70, label=f"{character}: {label}")
         axes.annotate(character, (x, y), xytext=(5, 3), textcoords="offset points")

@@ -168,7 +168,7 @@ def test_times_and_rates_of_a_bench() -> None:
     lines = [line.split() for line in bench_text("a card", STEPS, CEILINGS, ()).splitlines()]
     # us, GB/s, GFLOP/s, share of the ceiling, share of the step: 4 * 10 of 1 + 4 * 10 + 4 * 18 us
     assert [
-        "gemv<Int8>",
+        "gemv",
         "o_proj",
         "4",
         "7.6",
@@ -197,6 +197,18 @@ def test_times_and_rates_of_a_bench() -> None:
     ] in lines
     text = bench_text("a card", STEPS, CEILINGS, ())
     assert "the whole step takes 100.0 us; its launches, each timed beside its like, add up to 113.0 us" in text
+
+
+def test_variants_of_a_kernel_are_told_apart() -> None:
+    named = (("a", "x"), ("b", "y"), ("a", "z"))
+    calls = [(call("gemv", f"gemv<{kind}>", matrix, 8, 8, 1), 1e-6) for kind, matrix in named]
+    lines = bench_text("a card", [step("A step", *calls)], CEILINGS, ()).splitlines()
+    assert [line.split()[:3] for line in lines if " x " in line or " y " in line or " z " in line] == [
+        ["gemv", "1", "x"],
+        ["gemv", "2", "y"],
+        ["gemv", "1", "z"],
+    ]
+    assert [line for line in lines if "<" in line] == [f"{'gemv 1':<18}gemv<a>", f"{'gemv 2':<18}gemv<b>"]
 
 
 def test_a_bench_of_some_kernels_shows_those() -> None:
