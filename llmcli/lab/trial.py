@@ -22,7 +22,7 @@ _POISON = 0xFF  # NaN in every floating-point type, -1 in whole numbers
 _RING_BYTES = 400 * 10**6  # several times the L2 of any card
 _MAX_COPIES = 64  # beyond it copies only cost memory: so small an array is in L2 in a real model, too
 _GRAPH_SECONDS = 2e-3
-_MAX_LAUNCHES = 400
+MAX_LAUNCHES = 400  # of a graph
 
 Start = Callable[[Arrays], None]  # starts all launches that solve a problem
 
@@ -66,14 +66,30 @@ def measure(
     """
     with device.stream, device_errors():
         copies = _copies(problem)
+        ways = {name: [partial(start, one) for one in copies] for name, start in starts.items()}
         runs = {
-            name: (_record if name in by_stream else _capture)(device, start, copies) for name, start in starts.items()
+            name: _record(device, starts[name], copies) if name in by_stream else _capture(device, ways[name])
+            for name in starts
         }
         times: dict[str, list[float]] = {name: [] for name in starts}
         for _ in range(num_rounds):
             for name, (run, count) in runs.items():
                 times[name].append(_seconds(device, run) / count)
         return {name: Times(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
+
+
+def time_launches(
+    device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES, num_rounds: int = 7
+) -> Times:
+    """The time of one of these launches; they take turns. A graph holds `most` of them, or as many as there are.
+
+    In all 3 + (1 + num_rounds) * the launches of a graph are made.
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        run, count = _capture(device, starts, most)
+        seconds = [_seconds(device, run) / count for _ in range(num_rounds)]
+        return Times(statistics.median(seconds), min(seconds))
 
 
 def _upload(problem: Problem) -> dict[str, Any]:
@@ -117,12 +133,14 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
     return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
 
 
-def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
-    """A graph of so many solutions that a clock can measure it, and their number."""
-    count = _count(device, start, copies)
+def _capture(
+    device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES
+) -> tuple[Callable[[], None], int]:
+    """A graph of so many starts in turn that a clock can measure it, and their number."""
+    count = _count(device, starts, most)
     device.stream.begin_capture()
     for number in range(count):
-        start(copies[number % len(copies)])
+        starts[number % len(starts)]()
     graph = device.stream.end_capture()
     run = partial(graph.launch, device.stream)
     _seconds(device, run)
@@ -131,7 +149,7 @@ def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Ca
 
 def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
     """As many solutions, each launch started by the host as the engine does outside of graphs."""
-    count = _count(device, start, copies)
+    count = _count(device, [partial(start, one) for one in copies], MAX_LAUNCHES)
     recorded = []
     for arrays in copies:
         own = list(arrays.values())
@@ -146,14 +164,14 @@ def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Cal
     return run, count
 
 
-def _count(device: Device, start: Start, copies: Sequence[Arrays]) -> int:
-    """Run a solution, which compiles it and finds whether it runs at all, and say how often to repeat it."""
-    start(copies[0])
-    begin = device.now()
-    for arrays in copies[:2]:
-        start(arrays)
-    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
-    return max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+def _count(device: Device, starts: Sequence[Callable[[], None]], most: int) -> int:
+    """Start one to three times, which compiles and finds whether it runs at all, and say how often to repeat it."""
+    starts[0]()
+    begin, few = device.now(), starts[:2]
+    for start in few:
+        start()
+    once = max(begin.seconds_until(device.now()) / len(few), 1e-6)
+    return max(len(starts), min(most, int(_GRAPH_SECONDS / once)))
 
 
 def _seconds(device: Device, run: Callable[[], None]) -> float:
