@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fenced import Fenced, fenced, to_float64, to_host, to_storage
+from fenced import Fenced, fenced, to_float64, to_host
 
 from llmcli.kernels.qkv import PAGE_TOKENS
+from llmcli.lab.storage import to_storage
 
 CODES = np.dtype(np.uint8)
 NO_PAGE = 2**30  # reading there ends the test

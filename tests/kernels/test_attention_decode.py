@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import attention_reference as reference
 import numpy as np
 import pytest
-from fenced import Fenced, assert_within, fenced, sum_bound, to_host
+from fenced import Fenced, assert_within, fenced, to_host
 from kv_codes import (
     CODES,
     Stored,
@@ -31,6 +30,8 @@ from llmcli.kernels.attention_decode import (
 )
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab import attention as reference
+from llmcli.lab.bounds import sum_bound
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -4,7 +4,6 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
-import attention_reference as reference
 import numpy as np
 import pytest
 from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
@@ -13,6 +12,7 @@ from kv_codes import CODES, cache_arguments, page_table, paged, stored, upload_c
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab import attention as reference
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fenced import to_float64, to_storage
+from fenced import to_float64
 
 from llmcli.kernels.tiles import ALIGNMENT, TILE_ROWS, WEIGHT_BITS, TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.storage import to_storage
 from llmcli.quantization.packing import pack_rows, pack_zero_points
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}

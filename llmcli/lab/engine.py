@@ -1,0 +1,31 @@
+"""The cases of every kernel of the engine, by its stem: what tests and `llmcli verify` run."""
+
+from llmcli.lab.problem import KernelCases
+from llmcli.lab.problems import (
+    embedding,
+    head_norm,
+    residual_add,
+    rms_norm,
+    rotary,
+    round_rows,
+    row_reduce,
+    scale_bias,
+    softmax,
+    swiglu,
+)
+
+CASES: dict[str, KernelCases] = {
+    cases.stem: cases
+    for cases in (
+        embedding.CASES,
+        head_norm.CASES,
+        residual_add.CASES,
+        rms_norm.CASES,
+        rotary.CASES,
+        round_rows.CASES,
+        row_reduce.CASES,
+        scale_bias.CASES,
+        softmax.CASES,
+        swiglu.CASES,
+    )
+}
