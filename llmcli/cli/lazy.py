@@ -44,6 +44,7 @@ PLACES = {
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_logits": "measure.verify:compare_logits",
     "compare_receipts": "receipt.comparison:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
     "compare_samples": "receipt.comparison:compare_samples",
@@ -104,7 +105,9 @@ PLACES = {
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.ladder:study_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
+    "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
+    "verify_kernels": "lab.verify:verify_kernels",
     "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
@@ -141,6 +144,7 @@ if TYPE_CHECKING:
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.verify import unchecked_kernels, verify_kernels
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
@@ -149,6 +153,7 @@ if TYPE_CHECKING:
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.measure.verify import compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
