@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, DeviceOption, MessageOptions, ModelNames
@@ -18,6 +19,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
+    from llmcli.kernels.device import Device
     from llmcli.lab.verify import KernelVerdict
     from llmcli.measure.verify import LogitsVerdict
 
@@ -57,7 +59,7 @@ def verify(
     if not json_:
         terminal.write(f"{opened.name}, {opened.arch}\n")
     verdicts = []
-    for verdict in lazy.verify_kernels(opened):
+    for verdict in lazy.verify_kernels(opened, say_compiling):
         verdicts.append(verdict)
         if not json_:
             terminal.write(_kernel_line(verdict))
@@ -65,25 +67,7 @@ def verify(
     without = lazy.unchecked_kernels()
     is_right = logits.is_right and not any(verdict.num_wrong for verdict in verdicts)
     if json_:
-        terminal.write_json(
-            {
-                "model": session.name,
-                "device": opened.name,
-                "arch": opened.arch,
-                "is_right": is_right,
-                "kernels": [
-                    {**dataclasses.asdict(one), "largest": _finite(one.largest), "is_right": not one.num_wrong}
-                    for one in verdicts
-                ],
-                "unchecked_kernels": without,
-                "logits": {
-                    **dataclasses.asdict(logits),
-                    "largest": _finite(logits.largest),
-                    "part_of_bound": _finite(logits.part_of_bound),
-                    "is_right": logits.is_right,
-                },
-            }
-        )
+        terminal.write_json(_as_json(session.name, opened, verdicts, without, logits, is_right))
     else:
         if without:
             terminal.write(f"checked with the model only: {', '.join(without)}\n", wraps=True)
@@ -122,6 +106,33 @@ def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> LogitsV
     with progress("comparing logits", "texts") as on_progress:
         on_progress(0, 1)
         return lazy.compare_logits(runner, reference, token_ids)
+
+
+def _as_json(
+    model: str,
+    opened: Device,
+    verdicts: list[KernelVerdict],
+    without: list[str],
+    logits: LogitsVerdict,
+    is_right: bool,
+) -> dict[str, object]:
+    return {
+        "model": model,
+        "device": opened.name,
+        "arch": opened.arch,
+        "is_right": is_right,
+        "kernels": [
+            {**dataclasses.asdict(one), "largest": _finite(one.largest), "is_right": not one.num_wrong}
+            for one in verdicts
+        ],
+        "unchecked_kernels": without,
+        "logits": {
+            **dataclasses.asdict(logits),
+            "largest": _finite(logits.largest),
+            "part_of_bound": _finite(logits.part_of_bound),
+            "is_right": logits.is_right,
+        },
+    }
 
 
 def _kernel_line(verdict: KernelVerdict) -> str:

@@ -2,7 +2,10 @@
 
 from llmcli.lab.problem import KernelCases
 from llmcli.lab.problems import (
+    dequantize,
     embedding,
+    gemm_packed,
+    gemv,
     head_norm,
     residual_add,
     rms_norm,
@@ -17,7 +20,10 @@ from llmcli.lab.problems import (
 CASES: dict[str, KernelCases] = {
     cases.stem: cases
     for cases in (
+        dequantize.CASES,
         embedding.CASES,
+        gemm_packed.CASES,
+        gemv.CASES,
         head_norm.CASES,
         residual_add.CASES,
         rms_norm.CASES,

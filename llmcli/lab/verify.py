@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
+from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, KernelCases, Problem
 from llmcli.lab.trial import judge
 
@@ -25,11 +28,21 @@ class KernelVerdict:
     fault: str
 
 
-def verify_kernels(device: Device) -> Iterator[KernelVerdict]:
-    """Run the cases of one kernel after the other.
+def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Iterator[KernelVerdict]:
+    """Run the cases of one kernel after the other; what the cache lacks of all of them is compiled first.
+
+    `on_compile` as in `Device.prepare_all`.
 
     Raises: DeviceError for one that fails, KernelCompileError
     """
+    wanted: dict[str, set[str]] = {}
+    for cases in CASES.values():
+        for problem in cases.checks():
+            notes: Any = Notes(device.facts)
+            problem.solvers[ENGINE](notes, phantoms_of(problem))
+            for launch in notes.launches:
+                wanted.setdefault(launch.stem, set()).add(launch.name)
+    device.prepare_all(wanted, on_compile)
     for cases in CASES.values():
         yield _verify(device, cases)
 

@@ -34,7 +34,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[KernelVerdict], L
         monkeypatch.setattr(verify, "_card", lambda named: 0)
         monkeypatch.setattr(verify, "_compare", lambda session, card, token_ids: seen.append(token_ids) or logits)
         monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda card: device), raising=False)
-        monkeypatch.setattr(lazy, "verify_kernels", lambda opened: iter(kernels), raising=False)
+        monkeypatch.setattr(lazy, "verify_kernels", lambda opened, on_compile: iter(kernels), raising=False)
 
     seen: list[tuple[int, ...]] = []
     replace.seen = seen  # type: ignore[attr-defined]

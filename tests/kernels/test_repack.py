@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import fenced, to_host
-from tiled import DTYPES, StoredMatrix, random_matrix, tiles_of
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.repack import (
@@ -18,6 +17,7 @@ from llmcli.kernels.repack import (
     repack_zero_points,
 )
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 
 SHAPES = [(16, 64), (1, 40), (35, 72), (40, 176), (100, 300), (33, 1001), (17, 7)]
 

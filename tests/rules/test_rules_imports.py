@@ -92,7 +92,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
     "llmcli.kernels": set(),
-    "llmcli.lab": {"llmcli.kernels"},
+    "llmcli.lab": {"llmcli.kernels", "llmcli.quantization"},
     "llmcli.measure": {
         "llmcli.kernels",
         "llmcli.engine",
