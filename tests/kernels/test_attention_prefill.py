@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
-from kv_codes import CODES, cache_arguments, page_table, paged, stored, upload_cache, visible_table
+from kv_codes import cache_arguments, upload_cache
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab import attention as reference
+from llmcli.lab.kv_cache import CODES, page_table, paged, stored, visible_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -94,7 +94,7 @@ def make_case(
         x[1] = 0
         x[2] = 0.3
         x[3, num_inputs // 2] = 1e4
-    norm_weight = rng.uniform(0.5, 2, num_inputs).astype(np.float32) if has_norm else None
+    norm_weight = rng.uniform(0.5, 2, (num_inputs,)).astype(np.float32) if has_norm else None
     bias = rng.standard_normal(stored.layout.padded_rows).astype(np.float32) if has_bias else None
     return Case(stored, x, norm_weight, bias)
 
