@@ -22,7 +22,6 @@ WITHOUT_CASES = {
     "attention_prefill",
     "quantize_rows",
     "read_bandwidth",
-    "repack",
     "sample_token",
 }
 
