@@ -2,6 +2,7 @@
 
 from llmcli.lab.problem import KernelCases
 from llmcli.lab.problems import (
+    attention_prefill,
     dequantize,
     embedding,
     gemm_packed,
@@ -22,6 +23,7 @@ from llmcli.lab.problems import (
 CASES: dict[str, KernelCases] = {
     cases.stem: cases
     for cases in (
+        attention_prefill.CASES,
         dequantize.CASES,
         embedding.CASES,
         gemm_packed.CASES,

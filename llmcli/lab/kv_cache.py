@@ -7,7 +7,7 @@ import numpy as np
 
 from llmcli.kernels.qkv import PAGE_TOKENS
 from llmcli.lab.problem import stored_values
-from llmcli.lab.storage import to_storage
+from llmcli.lab.storage import storage_name, to_storage
 
 CODES = np.dtype(np.uint8)
 NO_PAGE = 2**30  # reading there ends the test
@@ -111,3 +111,8 @@ def in_rows(pages: Stored, table: np.ndarray, seq_len: int) -> Stored:
         return np.ascontiguousarray(by_row.reshape(*by_row.shape[:2], -1, *by_row.shape[4:])[:, :, :seq_len])
 
     return Stored(gather(pages.elements), None if pages.scales is None else gather(pages.scales))
+
+
+def cache_name(dtype: np.dtype[Any]) -> str:
+    """What the type of a cache's elements is called."""
+    return "codes" if dtype == CODES else storage_name(dtype)

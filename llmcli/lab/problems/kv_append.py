@@ -9,7 +9,7 @@ import numpy as np
 from llmcli.kernels.device import Device
 from llmcli.kernels.kv_append import kv_append, kv_append_cost
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.kv_cache import CODES, Stored, page_table, paged, stored
+from llmcli.lab.kv_cache import CODES, Stored, cache_name, page_table, paged, stored
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 
 _ROW, _NUM_ROWS = 1, 3
@@ -63,7 +63,7 @@ def case(layout: QkvLayout, dtype: np.dtype[Any], positions: list[int], max_seq_
         reference=reference,
         cost=kv_append_cost(len(positions), layout, dtype.itemsize),
         solvers={ENGINE: solve},
-        label=_label(dtype),
+        label=cache_name(dtype),
     )
 
 
@@ -79,10 +79,6 @@ def _second_layer(array: np.ndarray) -> Expected:
     """Exactly these elements, behind a layer that nobody wrote."""
     untouched = np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
     return Expected(stored_values(np.stack([untouched, array])), 0.0)
-
-
-def _label(dtype: np.dtype[Any]) -> str:
-    return {1: "codes", 2: "bfloat16" if dtype == np.uint16 else "float16", 4: "float32"}[dtype.itemsize]
 
 
 def _checks() -> Iterator[Problem]:
