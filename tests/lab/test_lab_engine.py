@@ -19,7 +19,6 @@ from llmcli.lab.trial import judge
 WITHOUT_CASES = {
     "append_tokens",
     "attention_decode",
-    "quantize_rows",
     "read_bandwidth",
     "sample_token",
 }
