@@ -1,7 +1,6 @@
 """The cases of every kernel of the engine, by its stem: what tests and `llmcli verify` run."""
 
-from llmcli.lab.problem import KernelCases
-from llmcli.lab.problems import (
+from llmcli.lab.cases import (
     attention_prefill,
     dequantize,
     embedding,
@@ -12,7 +11,6 @@ from llmcli.lab.problems import (
     quantize_rows,
     repack,
     residual_add,
-    rms_norm,
     rotary,
     round_rows,
     row_reduce,
@@ -20,6 +18,8 @@ from llmcli.lab.problems import (
     softmax,
     swiglu,
 )
+from llmcli.lab.problem import KernelCases
+from llmcli.lab.problems import rms_norm
 
 CASES: dict[str, KernelCases] = {
     cases.stem: cases

@@ -11,8 +11,8 @@ from kv_codes import cache_arguments, upload_cache
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW, Case
 from llmcli.lab.kv_cache import CODES, page_table, paged, visible_table
-from llmcli.lab.problems.attention_prefill import NUM_ROWS, ROW, Case
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

@@ -11,8 +11,8 @@ from uploaded import upload
 from llmcli.kernels.dequantize import dequantize, dequantize_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.cases.dequantize import FORMATS, case
 from llmcli.lab.matrices import random_matrix, tiles_of
-from llmcli.lab.problems.dequantize import FORMATS, case
 
 
 @pytest.mark.cuda

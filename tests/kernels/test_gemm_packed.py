@@ -11,8 +11,8 @@ from uploaded import upload
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import choose_tiling, gemm_packed, gemm_packed_cost, takes
 from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.cases.gemm_packed import FORMATS, activations, problem_of
 from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
-from llmcli.lab.problems.gemm_packed import FORMATS, activations, problem_of
 
 
 def run(device: Device, stored: StoredMatrix, x: np.ndarray) -> Any:

@@ -13,8 +13,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, gemv_name, plan_gemv, plan_passes
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
+from llmcli.lab.cases.gemv import EPS, FORMATS, Case, U, make_case, swiglu_of_tiles
 from llmcli.lab.matrices import random_matrix, tiles_of
-from llmcli.lab.problems.gemv import EPS, FORMATS, Case, U, make_case, swiglu_of_tiles
 
 
 def run(

@@ -6,7 +6,7 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.head_norm import head_norm, head_norm_cost
-from llmcli.lab.problems.head_norm import case
+from llmcli.lab.cases.head_norm import case
 
 EPS = 1e-6
 

@@ -9,8 +9,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.kv_append import kv_append_cost
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.sources import flatten
+from llmcli.lab.cases.kv_append import case
 from llmcli.lab.kv_cache import CODES
-from llmcli.lab.problems.kv_append import case
 
 KINDS = pytest.mark.parametrize(
     "dtype",

@@ -18,8 +18,8 @@ from llmcli.kernels.repack import (
     repack_zero_points,
 )
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.cases.repack import problem_of
 from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
-from llmcli.lab.problems.repack import problem_of
 
 SHAPES = [(16, 64), (1, 40), (35, 72), (40, 176), (100, 300), (33, 1001), (17, 7)]
 

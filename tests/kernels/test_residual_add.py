@@ -6,7 +6,7 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.residual_add import residual_add, residual_add_cost
-from llmcli.lab.problems.residual_add import case
+from llmcli.lab.cases.residual_add import case
 
 
 @pytest.mark.cuda

@@ -8,7 +8,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.rotary import rotary_cost
 from llmcli.lab import attention as reference
-from llmcli.lab.problems.rotary import case, odd_positions
+from llmcli.lab.cases.rotary import case, odd_positions
 
 
 @pytest.mark.cuda

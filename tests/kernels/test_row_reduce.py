@@ -5,8 +5,8 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.row_reduce import MAX_SPLITS, RowOp, row_reduce_cost, split_columns
+from llmcli.lab.cases.row_reduce import OPS, case, masked_case, special_case
 from llmcli.lab.problem import Problem
-from llmcli.lab.problems.row_reduce import OPS, case, masked_case, special_case
 
 # Columns and what lies between the end of a row and the next one: padded to 16, one more, nothing.
 SHAPES = [(1, 0), (7, 1), (40, 8), (64, 0), (1003, 5), (1024, 0), (1025, 0), (4096, 0), (11008, 0), (14336, 0)]

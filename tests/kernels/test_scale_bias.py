@@ -5,7 +5,7 @@ from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.scale_bias import scale_bias_cost
-from llmcli.lab.problems.scale_bias import case
+from llmcli.lab.cases.scale_bias import case
 
 
 @pytest.mark.cuda
