@@ -9,6 +9,8 @@ from llmcli.lab.ladder import Source, kernel_names
 from llmcli.lab.study_file import Rung
 
 _CODE = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*')  # braces in strings and comments are none
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
+_INNERMOST_BODY = re.compile(r"\{[^{}]*\}")
 
 
 def excerpt(rung: Rung, source: Source) -> str:
@@ -44,9 +46,10 @@ def _blocks(text: str) -> list[str]:
 
 def _defined(block: str) -> set[str]:
     """The names that a block defines at its top: functions, structures, constants, macros."""
-    code = _CODE.sub("", block)
-    head = "\n".join(line for line in code.splitlines() if not line.startswith((" ", "}")))
-    names = set(re.findall(r"(\w+)\s*\(", head.replace("__launch_bounds__", "")))
+    head, bodies = _LAUNCH_BOUNDS.sub("", _CODE.sub("", block)), 1
+    while bodies:
+        head, bodies = _INNERMOST_BODY.subn("", head)
+    names = set(re.findall(r"(\w+)\s*\(", head))
     names |= set(re.findall(r"(?:struct|class|enum|#define|using)\s+(\w+)", head))
     return names | set(re.findall(r"constexpr\s+\w+\s+(\w+)", head)) | set(re.findall(r",\s*(\w+)\s*=", head))
 

@@ -16,6 +16,8 @@ from llmcli.kernels.spec import KernelCost
 # Unit roundoff by the type in which an output is stored; bfloat16 is kept as uint16.
 ROUNDOFF = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
 
+_EXACT = 2.0**-800  # stands for a bound of 0 where an error is divided by it
+
 Arrays = Mapping[str, Any]  # arrays on the card by name: inputs and outputs of one problem
 Solver = Callable[[Device, Arrays], None]  # solves a problem with a kernel of the engine, or of a library
 
@@ -133,8 +135,7 @@ def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismat
         wrong = ~(error <= bound)  # NaN is wrong, too
         if not wrong.any():
             continue
-        with np.errstate(over="ignore"):
-            ratio = np.where(np.isnan(error), np.inf, error / np.maximum(bound, np.finfo(np.float64).tiny))
+        ratio = np.where(np.isnan(error), np.inf, error / np.maximum(bound, _EXACT))
         ratio[~wrong] = 0
         index = tuple(map(int, np.unravel_index(np.argmax(ratio), ratio.shape)))
         if worst is None or ratio[index] > worst_ratio:
@@ -154,7 +155,7 @@ def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismat
 def largest_error(problem: Problem, results: Mapping[str, np.ndarray]) -> float:
     """The largest error of these results, as a part of its bound: at most 1 if all are right."""
     return max(
-        float(np.max(_errors(stored_values(results[name]), expected.values) / np.maximum(expected.bound, 2.0**-1000)))
+        float(np.max(_errors(stored_values(results[name]), expected.values) / np.maximum(expected.bound, _EXACT)))
         for name, expected in problem.expected.items()
     )
 
