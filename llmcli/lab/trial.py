@@ -3,6 +3,7 @@
 Launches are timed inside a CUDA graph, where no host is in the way; or by stream, each started by the host.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.replay import base_addresses
-from llmcli.lab.problem import Arrays, Output, Problem
+from llmcli.lab.problem import Arrays, Output, Problem, find_mismatch, largest_error
 
 FENCE_BYTES = 512  # on each side of an output; a multiple of every vector's width
 _CANARY = 0xA5
@@ -35,22 +36,40 @@ class Times:
     fastest: float
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a problem: the largest error as a part of its bound, and what is wrong, empty if nothing is."""
+
+    largest: float
+    fault: str = ""
+
+
 def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.ndarray]:
     """Solve a problem once, and return its outputs.
 
     Raises: DeviceError for a kernel that fails, or that writes beside its outputs
     """
-    with device.stream, device_errors():
-        inputs = _upload(problem)
-        outputs = {**problem.outputs, **problem.scratch}
-        fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
-        device.synchronize()  # some kernels read weights before what is in front of them has ended
-        start({**inputs, **{name: array for name, (array, _) in fences.items()}})
-        device.synchronize()
-        for name, (array, memory) in fences.items():
-            if written := _bytes_beside(array, memory):
-                raise DeviceError(f"{written} bytes beside {name} were overwritten")
-        return {name: fences[name][0].get() for name in problem.outputs}
+    run = _run(device, problem, start)
+    if run.beside:
+        raise DeviceError(run.beside)
+    return run.results
+
+
+def judge(device: Device, problem: Problem, start: Start) -> Judgement:
+    """Solve a problem twice, and look at all that must hold.
+
+    Outputs are within their bounds and have the same bits both times, nothing beside them is written, and inputs stay
+    as they are.
+    Raises: DeviceError for a kernel that fails
+    """
+    first, second = (_run(device, problem, start) for _ in range(2))
+    mismatch = find_mismatch(problem, first.results)
+    faults = [str(mismatch)] if mismatch is not None else []
+    faults += [fault for fault in (first.beside, first.changed) if fault]
+    differing = [name for name, array in first.results.items() if array.tobytes() != second.results[name].tobytes()]
+    if differing:
+        faults.append(f"two runs give {', '.join(differing)} different bits")
+    return Judgement(math.inf if faults else largest_error(problem, first.results), "; ".join(faults))
 
 
 def measure(
@@ -90,6 +109,30 @@ def time_launches(
         run, count = _capture(device, starts, most)
         seconds = [_seconds(device, run) / count for _ in range(num_rounds)]
         return Times(statistics.median(seconds), min(seconds))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Outputs, and a sentence on bytes written beside them and one on inputs that changed, empty if there is none."""
+
+    results: dict[str, np.ndarray]
+    beside: str
+    changed: str
+
+
+def _run(device: Device, problem: Problem, start: Start) -> _Run:
+    with device.stream, device_errors():
+        inputs = _upload(problem)
+        outputs = {**problem.outputs, **problem.scratch}
+        fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
+        device.synchronize()  # some kernels read weights before what is in front of them has ended
+        start({**inputs, **{name: array for name, (array, _) in fences.items()}})
+        device.synchronize()
+        written = {name: _bytes_beside(array, memory) for name, (array, memory) in fences.items()}
+        beside = [f"{count} bytes beside {name} were overwritten" for name, count in written.items() if count]
+        changed = [name for name, array in inputs.items() if array.get().tobytes() != problem.inputs[name].tobytes()]
+        results = {name: fences[name][0].get() for name in problem.outputs}
+    return _Run(results, "; ".join(beside), f"{', '.join(changed)} changed" if changed else "")
 
 
 def _upload(problem: Problem) -> dict[str, Any]:

@@ -97,6 +97,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.runners.cuda",
         "llmcli.runners.base",
         "llmcli.checkpoint",
+        "llmcli.quantization",
         "llmcli.config",
         "llmcli.sampling",
     },
