@@ -36,7 +36,7 @@ class DriverlessCard(Device):
 
     def __init__(self) -> None:
         self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster = 132, 227 * 1024, True
-        self.trace, self._started = [], None
+        self.trace, self.noted, self._started = [], None, None
         self.stream = SimpleNamespace(ptr=0)
         driver = Driver()
         self.launches = driver.launches

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,13 +22,11 @@ from llmcli.cli.options import (
     parse_rows,
 )
 from llmcli.cli.progress import progress
-from llmcli.cli.targets import LENGTHS, open_subject, open_target
+from llmcli.cli.targets import LENGTHS, open_subject, open_target, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
-from llmcli.resources import bench_folder
 
 if TYPE_CHECKING:
-    from llmcli.checkpoint.model import Model
     from llmcli.measure.bench import BenchReport
     from llmcli.measure.subject import Subject
 
@@ -171,7 +167,7 @@ def _measure(
     target = open_target(options, subject)
     planned = lazy.plan_bench(subject, target, context=context, num_rows=num_rows)
     terminal.info(f"{target.description} reads {target.read_bytes / 1e9:,.1f} GB/s")
-    with _model(subject, measuring) as model:
+    with subject_files(subject, measuring.scratch, keep=measuring.keep) as model:
         start = time.perf_counter()
         with progress(f"loading {subject.full_name}") as on_progress:
             num_rows = planned.num_rows
@@ -182,27 +178,6 @@ def _measure(
         meter = lazy.open_meter(options.card)
         with progress("measuring", unit="figures") as on_progress:
             return lazy.measure_subject(subject, target, planned, runner, load_seconds, figures, meter, on_progress)
-
-
-@contextmanager
-def _model(subject: Subject, measuring: MeasuringOptions) -> Iterator[Model]:
-    """A subject's model with its files; a shape's are written, unless an earlier run has kept them.
-
-    Raises: LLMCliError and its subclasses
-    """
-    if subject.form is None:
-        yield subject.model
-        return
-    parent = measuring.scratch or bench_folder()
-    with lazy.Scratch(subject.name, subject.form, parent, keep=measuring.keep) as scratch:
-        if scratch.is_there:
-            terminal.info(f"using {scratch.folder}, kept by an earlier run")
-        else:
-            with progress(f"writing {subject.full_name}, random weights") as on_progress:
-                scratch.write(on_progress)
-        yield scratch.open()
-    if measuring.keep and not scratch.is_there:
-        terminal.info(f"kept {scratch.folder}")
 
 
 def _default_lengths(longest: int) -> list[int]:

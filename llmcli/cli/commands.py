@@ -59,6 +59,7 @@ COMMANDS = (
         "kernels_app",
         "See why kernels are fast: studies, side by side, on this machine's card.",
     ),
+    Command("verify", "verify", "verify", "Check that this machine's card computes what it should."),
     Command(
         "info",
         "info",

@@ -9,6 +9,10 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import Command, Group
+from llmcli.cli.kernel_options import LengthOptions
+from llmcli.cli.kernels_bench import bench_kernels
+from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
+from llmcli.cli.kernels_roofline import roofline
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.progress import progress
 from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
@@ -21,14 +25,18 @@ if TYPE_CHECKING:
 
 kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, side by side, on this machine's card.")
 
-ArchOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ARCH",
-        help="Compile for this architecture, such as sm_86, and measure nothing; needs no card.",
-        show_default=False,
-    ),
-]
+_COMMANDS = (
+    kernels_app.command("list", cls=Command)(list_kernels),
+    kernels_app.command("bench", cls=Command)(bench_kernels),
+    kernels_app.command("roofline", cls=Command)(roofline),
+)
+
+
+@kernels_app.callback(invoke_without_command=True)
+def kernels(context: typer.Context) -> None:
+    """See why kernels are fast: studies, side by side, on this machine's card."""
+    if context.invoked_subcommand is None:
+        show_kernels(None, None, LengthOptions(), None, False)
 
 
 @kernels_app.command("compare", cls=Command)

@@ -14,6 +14,7 @@ PLACES = {
     "BenchOptions": "measure.bench:BenchOptions",
     "CardQuantizer": "runners.cuda.quantizer:CardQuantizer",
     "CardTarget": "cli.card_target:CardTarget",
+    "Ceilings": "lab.roofline:Ceilings",
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
     "Device": "kernels.device:Device",
@@ -23,11 +24,14 @@ PLACES = {
     "Fields": "config.fields:Fields",
     "Generation": "engine.generation:Generation",
     "HostTarget": "cli.host_target:HostTarget",
+    "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
+    "Lengths": "lab.walk:Lengths",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
+    "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
@@ -42,8 +46,10 @@ PLACES = {
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
+    "card_of": "lab.walk:card_of",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_logits": "measure.verify:compare_logits",
     "compare_receipts": "receipt.comparison:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
     "compare_samples": "receipt.comparison:compare_samples",
@@ -62,6 +68,7 @@ PLACES = {
     "find_cached": "checkpoint.hub:find_cached",
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
+    "find_gap": "lab.roofline:find_gap",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -78,12 +85,15 @@ PLACES = {
     "load_study": "lab.ladder:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
+    "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
+    "measure_steps": "lab.step_times:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
     "num_parameters": "checkpoint.model:num_parameters",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "own_sources": "lab.ladder:own_sources",
+    "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
@@ -100,12 +110,16 @@ PLACES = {
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
     "sampler_of": "receipt.describe:sampler_of",
+    "save_figure": "cli.roofline_figure:save_figure",
     "save_receipt": "receipt.file:save_receipt",
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.ladder:study_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
+    "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
+    "verify_kernels": "lab.verify:verify_kernels",
+    "walk_model": "lab.walk:walk_model",
     "widens_prompts": "runners.torch.precision:widens_prompts",
 }
 
@@ -129,6 +143,7 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.markdown import MarkdownWriter
     from llmcli.cli.host_target import HostTarget
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
+    from llmcli.cli.roofline_figure import PICTURE, save_figure
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
@@ -139,9 +154,14 @@ if TYPE_CHECKING:
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
     from llmcli.kernels.device import Device, find_problem
+    from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.roofline import Ceilings, find_gap, place_calls
+    from llmcli.lab.step_times import measure_steps
+    from llmcli.lab.verify import unchecked_kernels, verify_kernels
+    from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
@@ -150,6 +170,7 @@ if TYPE_CHECKING:
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.measure.verify import compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
@@ -158,7 +179,7 @@ if TYPE_CHECKING:
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
-    from llmcli.runners.cuda.rates import measure_rates
+    from llmcli.runners.cuda.rates import measure_flops, measure_rates
     from llmcli.runners.host.description import describe as describe_on_host
     from llmcli.runners.host.memory import SMALL_PARAMETERS
     from llmcli.runners.numpy.load import describe_on_numpy

@@ -12,7 +12,8 @@ from llmcli.cli.tables import format_table
 from llmcli.cli.units import size
 
 if TYPE_CHECKING:
-    from llmcli.lab.compare import Finding, KernelUse, Measured
+    from llmcli.lab.compare import Finding, Measured
+    from llmcli.lab.kernel_use import KernelUse
     from llmcli.lab.study_file import Study
 
 
@@ -133,20 +134,22 @@ def _json_of(one: Measured) -> dict[str, object]:
         "fastest_seconds": one.times.fastest if one.times else None,
         "bytes": one.num_bytes,
         "operations": one.num_operations,
-        "kernels": [
-            {
-                "name": use.name,
-                "blocks": use.num_blocks,
-                "threads": use.block,
-                "registers": use.resources.registers,
-                "shared_bytes": use.shared_bytes,
-                "spill_bytes": use.spill_bytes,
-                "blocks_per_multiprocessor": use.occupancy.blocks,
-                "occupancy": use.occupancy.share,
-                "limited_by": list(use.occupancy.limits),
-            }
-            for use in one.uses
-        ],
+        "kernels": [use_json(use) for use in one.uses],
+    }
+
+
+def use_json(use: KernelUse) -> dict[str, object]:
+    """What a launch takes of a multiprocessor."""
+    return {
+        "name": use.name,
+        "blocks": use.num_blocks,
+        "threads": use.block,
+        "registers": use.resources.registers,
+        "shared_bytes": use.shared_bytes,
+        "spill_bytes": use.spill_bytes,
+        "blocks_per_multiprocessor": use.occupancy.blocks,
+        "occupancy": use.occupancy.share,
+        "limited_by": list(use.occupancy.limits),
     }
 
 

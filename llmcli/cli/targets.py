@@ -1,16 +1,20 @@
-"""What the flags of `plan` and `bench` name: a model or a shape, and a device."""
+"""What the flags of `plan`, `bench` and `kernels` name: a model or a shape, its files, and a device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
+from llmcli.cli.progress import progress
 from llmcli.cli.session import model_folder, shown_name
+from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
-from llmcli.resources import built_in_model
+from llmcli.resources import bench_folder, built_in_model
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
@@ -37,6 +41,26 @@ def open_subject(name: str | None, form: str | None) -> Subject:
         raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
     return lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
+
+
+@contextmanager
+def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Iterator[Model]:
+    """A subject's model with its files; a shape's are written to `folder`, unless an earlier run has kept them.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if subject.form is None:
+        yield subject.model
+        return
+    with lazy.Scratch(subject.name, subject.form, folder or bench_folder(), keep=keep) as scratch:
+        if scratch.is_there:
+            terminal.info(f"using {scratch.folder}, kept by an earlier run")
+        else:
+            with progress(f"writing {subject.full_name}, random weights") as on_progress:
+                scratch.write(on_progress)
+        yield scratch.open()
+    if keep and not scratch.is_there:
+        terminal.info(f"kept {scratch.folder}")
 
 
 def open_target(options: RunnerOptions, subject: Subject) -> Target:

@@ -27,9 +27,10 @@ _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): 2,
     np.dtype(np.uint16): 14,
 }  # CUDA_R_32F, _16F, _16BF
-_FLOAT32 = 0
+_FLOAT32, _INT8, _INT32 = 0, 3, 10
 _ITEMSIZES = {number: dtype.itemsize for dtype, number in _TYPES.items()}
 _COMPUTE_32F = 68  # float32 sums, and for float32 inputs no TF32
+_COMPUTE_32I = 72  # whole sums
 _DESC_TRANSA, _TRANSPOSED = 3, 1
 _PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3
 _PREF_MIN_ALIGNMENT_BYTES = (5, 6, 8)  # of A, B and D
@@ -99,6 +100,11 @@ class _Library:
 class Cublas:
     """The library on one card: one handle, no memory of the card."""
 
+    _inputs: dict[np.dtype[Any], int] = _TYPES  # the types of the factors, with the library's numbers
+    _outputs: dict[np.dtype[Any], int] = {np.dtype(np.float32): _FLOAT32}
+    _sums = _COMPUTE_32F, _FLOAT32
+    _factor: Any = ctypes.c_float
+
     def __init__(self, device: Device, *, block_tokens: int = 1) -> None:
         """All numbers of tokens within a block of `block_tokens` run the same kernel.
 
@@ -110,7 +116,7 @@ class Cublas:
         self._block_tokens = block_tokens
         self._library = library = _Library(_load())
         self._handle = library.create("cublasLt", self)
-        self._operation = library.create("cublasLtMatmulDesc", self, _COMPUTE_32F, _FLOAT32)
+        self._operation = library.create("cublasLtMatmulDesc", self, *self._sums)
         transposed = ctypes.c_int32(_TRANSPOSED)
         self._set("cublasLtMatmulDesc", self._operation, _DESC_TRANSA, transposed)
         self._preference = library.create("cublasLtMatmulPreference", self)
@@ -120,7 +126,7 @@ class Cublas:
         ):
             self._set("cublasLtMatmulPreference", self._preference, attribute, value)
         self._algorithms: dict[tuple[_Sizes, _Operands], _Algorithm] = {}
-        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._one, self._zero = self._factor(1), self._factor(0)
         # All that is the same in every product.
         self._one_address, self._zero_address = ctypes.byref(self._one), ctypes.byref(self._zero)
         self._workspace_and_stream = (None, ctypes.c_size_t(0), ctypes.c_void_p(device.stream.ptr))
@@ -132,13 +138,14 @@ class Cublas:
                 out float32 [num_tokens, num_rows]; the rows of each any distance apart
         Raises: ValueError; DeviceError
         """
-        check("cublas", "x", x, dtype=tuple(_TYPES), shape=(None, None), row_stride=True)
+        check("cublas", "x", x, dtype=tuple(self._inputs), shape=(None, None), row_stride=True)
         num_tokens, num_inputs = x.shape
         check("cublas", "weight", weight, dtype=x.dtype, shape=(None, num_inputs), row_stride=True)
         num_rows = weight.shape[0]
-        check("cublas", "out", out, dtype=np.float32, shape=(num_tokens, num_rows), row_stride=True)
+        check("cublas", "out", out, dtype=tuple(self._outputs), shape=(num_tokens, num_rows), row_stride=True)
         arrays = (weight, x, out)
-        product = self._product((num_rows, num_tokens, num_inputs), tuple(map(_operand, arrays)))
+        types = self._inputs | self._outputs
+        product = self._product((num_rows, num_tokens, num_inputs), tuple(_operand(one, types) for one in arrays))
         self._device.start(product, [array.data.ptr for array in arrays])
 
     def multiply(self, product: "_Product", addresses: Sequence[int]) -> None:
@@ -243,6 +250,15 @@ class Cublas:
         self._library.call(f"{kind}SetAttribute", target, attribute, ctypes.byref(value), size)
 
 
+class IntegerCublas(Cublas):
+    """The same for int8 factors with int32 sums. It measures what a card could do; no model uses it."""
+
+    _inputs = {np.dtype(np.int8): _INT8}
+    _outputs = {np.dtype(np.int32): _INT32}
+    _sums = _COMPUTE_32I, _INT32
+    _factor = ctypes.c_int32
+
+
 class DryCublas(Cublas):
     """The library without the library, for dry runs: products are checked and described, none can be started."""
 
@@ -286,11 +302,11 @@ def matmul_cost(*, num_tokens: int, num_rows: int, num_inputs: int, itemsize: in
     )
 
 
-def _operand(array: Any) -> tuple[int, int, int]:
+def _operand(array: Any, types: dict[np.dtype[Any], int]) -> tuple[int, int, int]:
     """Type, leading dimension and alignment; a lone row's own stride may be anything."""
     itemsize, address = array.dtype.itemsize, array.data.ptr
     stride = array.strides[0] // itemsize if array.shape[0] > 1 else array.shape[1]
-    return _TYPES[array.dtype], stride, min(_MAX_ALIGNMENT, address & -address)
+    return types[array.dtype], stride, min(_MAX_ALIGNMENT, address & -address)
 
 
 def _load() -> ctypes.CDLL:

@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 class Device:
     """One card, ready for launches, all on one non-blocking stream. Made by `Device.open`.
 
-    `trace`, when a list, gets (stem, name) of every launch.
+    `trace`, when a list, gets (stem, name) of every launch; `noted` gets all that is started, to be started again.
     """
 
     def __init__(self, card: environment.Card, cache: KernelCache) -> None:
@@ -40,6 +40,7 @@ class Device:
         self.name = card.name
         self.arch = "sm_{}{}".format(*card.compute_capability)
         self.trace: list[tuple[str, str]] | None = None
+        self.noted: list[tuple[Starter, Sequence[int]]] | None = None
         self._cache = cache
         self._kernels: dict[tuple[str, str], LoadedKernel] = {}
         self._started: list[tuple[Starter, Sequence[int]]] | None = None  # while something is recorded
@@ -132,6 +133,8 @@ class Device:
         starter.start(addresses)
         if self._started is not None:
             self._started.append((starter, addresses))
+        if self.noted is not None:
+            self.noted.append((starter, addresses))
         if self.trace is not None and starter.label is not None:
             self.trace.append(starter.label)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import C_TYPES, Array, c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.spec import KernelSpec
+from llmcli.kernels.spec import KernelCost, KernelSpec
 
 BLOCK_SIZE = 256
 LONG_GROUP = 1024  # from here on a block finds a group's extremes, below it a warp
@@ -108,4 +108,16 @@ def quantize_rows(
             np.int32(form.lowest),
             np.int32(form.offset),
         ),
+    )
+
+
+def quantize_rows_cost(
+    *, num_rows: int, num_inputs: int, num_groups: int, num_bits: int, is_symmetric: bool, itemsize: int
+) -> KernelCost:
+    """Cost of one call; `itemsize` is that of the weights."""
+    group_bytes = num_rows * num_groups * (4 if is_symmetric else 5)
+    return KernelCost(
+        2 * num_rows * num_inputs * itemsize + group_bytes,
+        num_rows * (4 * -(-num_inputs * num_bits // 32) + 20) + group_bytes,
+        10 * num_rows * num_inputs,
     )

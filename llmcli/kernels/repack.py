@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import c_type, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.spec import KernelSpec
+from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     HALF_ROWS,
     TILE_ROWS,
@@ -197,6 +197,15 @@ def repack_zero_points(
         grid=_group_grid(layout, segment),
         block=BLOCK_SIZE,
         arguments=(source, matrix.zero_points, _group_shape(layout, group_size, segment)),
+    )
+
+
+def repack_cost(*, source_type: str, segment: Segment, layout: TileLayout) -> KernelCost:
+    """What `repack` of one weight tensor moves."""
+    return KernelCost(
+        read_bytes=segment.num_rows * row_bytes(source_type, layout.num_inputs),
+        written_bytes=segment.num_halves * layout.num_units * _HALF_UNIT_BYTES,
+        flops=0,
     )
 
 

@@ -5,6 +5,9 @@ from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
 from llmcli.lab.problems.bias_gelu import BIAS_GELU
 from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.decode_mlp import DECODE_MLP
+from llmcli.lab.problems.gemv import GEMV
+from llmcli.lab.problems.gemv_codes import GEMV_INT4, GEMV_INT8
 from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.laplacian import LAPLACIAN
 from llmcli.lab.problems.launches import LAUNCHES
@@ -13,6 +16,7 @@ from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
 from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.relaxation import BRANCHES, UNEVEN_LOOPS
 from llmcli.lab.problems.rms_norm import RMS_NORM
+from llmcli.lab.problems.rotary import ROTARY_ADJACENT, ROTARY_HALF, ROTARY_TWO_PARTS
 from llmcli.lab.problems.row_sum import ROW_SUM
 from llmcli.lab.problems.softmax import SOFTMAX
 from llmcli.lab.problems.top1 import TOP1
@@ -22,7 +26,11 @@ _KINDS = (
     BIAS_GELU,
     BRANCHES,
     COPY,
+    DECODE_MLP,
     GELU,
+    GEMV,
+    GEMV_INT4,
+    GEMV_INT8,
     INT8_PRODUCT,
     LAPLACIAN,
     LAUNCHES,
@@ -30,6 +38,9 @@ _KINDS = (
     MASKED_SOFTMAX,
     MATMUL,
     RMS_NORM,
+    ROTARY_ADJACENT,
+    ROTARY_HALF,
+    ROTARY_TWO_PARTS,
     ROW_SUM,
     SILU,
     SOFTMAX,

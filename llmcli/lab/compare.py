@@ -3,19 +3,16 @@
 Its sentences are computed: a claim that does not hold on the card at hand is told as one that does not.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from llmcli.errors import UsageError
-from llmcli.kernels.cache import CachedKernels, KernelCache
+from llmcli.kernels.cache import KernelCache
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
-from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Launch
-from llmcli.kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 from llmcli.lab.catalogue import make_problem
+from llmcli.lab.kernel_use import KernelUse, require_architecture, use_of
 from llmcli.lab.ladder import Source, own_sources, solve
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import Problem, find_mismatch
@@ -23,23 +20,6 @@ from llmcli.lab.study_file import Claim, Rung, Study
 from llmcli.lab.trial import Times, measure, run_once
 
 _SAME = 0.03  # times closer than this are equal
-
-
-@dataclass(frozen=True)
-class KernelUse:
-    """What one launch of a rung takes of a multiprocessor. `shared_bytes` of a block are static and dynamic ones."""
-
-    name: str
-    num_blocks: int
-    block: int
-    shared_bytes: int
-    resources: KernelResources
-    occupancy: Occupancy
-
-    @property
-    def spill_bytes(self) -> int:
-        """Bytes that a thread writes to memory and reads again for lack of registers."""
-        return self.resources.spill_store_bytes + self.resources.spill_load_bytes
 
 
 @dataclass(frozen=True)
@@ -79,8 +59,7 @@ def inspect_rungs(study: Study, sources: Mapping[str, Source], rungs: Sequence[R
 
     Raises: UsageError, KernelCompileError
     """
-    if arch not in MULTIPROCESSORS:
-        raise UsageError(f"the architecture {arch!r} is not known; known are {', '.join(MULTIPROCESSORS)}")
+    require_architecture(arch)
     problem = make_problem(study.problem, dict(study.sizes[-1]))
     cache = KernelCache(own=own_sources(sources.values()))
     return [
@@ -159,18 +138,5 @@ def _uses(
     notes = Notes(card)
     solve(notes, rung, source, problem, phantoms_of(problem))
     compiled = cache.get_all({(launch.stem, launch.name) for launch in notes.launches}, arch)
-    uses = (_use(launch, compiled[launch.stem, launch.name], arch) for launch in notes.launches)
+    uses = (use_of(launch, compiled[launch.stem, launch.name], arch) for launch in notes.launches)
     return tuple(dict.fromkeys(uses))
-
-
-def _use(launch: Launch, kernels: CachedKernels, arch: str) -> KernelUse:
-    resources, block = kernels.resources[launch.name], math.prod(launch.block_shape)
-    shared_bytes = resources.shared_bytes + launch.shared_bytes
-    return KernelUse(
-        launch.name,
-        math.prod(launch.grid),
-        block,
-        shared_bytes,
-        resources,
-        occupancy(arch, block=block, registers=resources.registers, shared_bytes=shared_bytes),
-    )

@@ -24,7 +24,7 @@ Solver = Callable[[Device, Arrays], None]  # solves a problem with a kernel of t
 
 @dataclass(frozen=True)
 class Expected:
-    """What must come out: values, and how far a right answer may lie from each.
+    """What must come out: values, and how far a right answer may lie from each. NaN is where NaN must be.
 
     Shapes: values float64 of any shape; bound as values, or one number for all
     """
@@ -35,11 +35,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Output:
-    """The shape and the storage type of an output. `holds_zeros` where kernels add to what is there."""
+    """The shape and the storage type of an output, which is full of NaN at first.
+
+    `holds_zeros` where kernels add to what is there; `initial` names the input whose values are there instead.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     holds_zeros: bool = False
+    initial: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismat
     for name, expected in problem.expected.items():
         actual = stored_values(results[name])
         bound = np.broadcast_to(np.asarray(expected.bound, np.float64), expected.values.shape)
-        error = np.abs(actual - expected.values)
+        error = _errors(actual, expected.values)
         wrong = ~(error <= bound)  # NaN is wrong, too
         if not wrong.any():
             continue
@@ -151,9 +155,16 @@ def find_mismatch(problem: Problem, results: Mapping[str, np.ndarray]) -> Mismat
 def largest_error(problem: Problem, results: Mapping[str, np.ndarray]) -> float:
     """The largest error of these results, as a part of its bound: at most 1 if all are right."""
     return max(
-        float(np.max(np.abs(stored_values(results[name]) - expected.values) / np.maximum(expected.bound, _EXACT)))
+        float(np.max(_errors(stored_values(results[name]), expected.values) / np.maximum(expected.bound, _EXACT)))
         for name, expected in problem.expected.items()
     )
+
+
+def _errors(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """How far each element is from what must come out; 0 for the same infinity, and for NaN where NaN must be."""
+    is_same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):  # of two infinities
+        return np.where(is_same, 0.0, np.abs(actual - expected))
 
 
 def stored_values(array: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 Launches are timed inside a CUDA graph, where no host is in the way; or by stream, each started by the host.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from llmcli.errors import DeviceError
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.replay import base_addresses
-from llmcli.lab.problem import Arrays, Output, Problem
+from llmcli.lab.problem import Arrays, Output, Problem, find_mismatch, largest_error
 
 FENCE_BYTES = 512  # on each side of an output; a multiple of every vector's width
 _CANARY = 0xA5
@@ -22,7 +23,7 @@ _POISON = 0xFF  # NaN in every floating-point type, -1 in whole numbers
 _RING_BYTES = 400 * 10**6  # several times the L2 of any card
 _MAX_COPIES = 64  # beyond it copies only cost memory: so small an array is in L2 in a real model, too
 _GRAPH_SECONDS = 2e-3
-_MAX_LAUNCHES = 400
+MAX_LAUNCHES = 400  # of a graph
 
 Start = Callable[[Arrays], None]  # starts all launches that solve a problem
 
@@ -35,19 +36,40 @@ class Times:
     fastest: float
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a problem: the largest error as a part of its bound, and what is wrong, empty if nothing is."""
+
+    largest: float
+    fault: str = ""
+
+
 def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.ndarray]:
     """Solve a problem once, and return its outputs.
 
     Raises: DeviceError for a kernel that fails, or that writes beside its outputs
     """
-    with device.stream, device_errors():
-        fences = {name: _fenced(output) for name, output in {**problem.outputs, **problem.scratch}.items()}
-        start({**_upload(problem), **{name: array for name, (array, _) in fences.items()}})
-        device.synchronize()
-        for name, (array, memory) in fences.items():
-            if written := _bytes_beside(array, memory):
-                raise DeviceError(f"{written} bytes beside {name} were overwritten")
-        return {name: fences[name][0].get() for name in problem.outputs}
+    run = _run(device, problem, start)
+    if run.beside:
+        raise DeviceError(run.beside)
+    return run.results
+
+
+def judge(device: Device, problem: Problem, start: Start) -> Judgement:
+    """Solve a problem twice, and look at all that must hold.
+
+    Outputs are within their bounds and have the same bits both times, nothing beside them is written, and inputs stay
+    as they are.
+    Raises: DeviceError for a kernel that fails
+    """
+    first, second = (_run(device, problem, start) for _ in range(2))
+    mismatch = find_mismatch(problem, first.results)
+    faults = [str(mismatch)] if mismatch is not None else []
+    faults += [fault for fault in (first.beside, first.changed) if fault]
+    differing = [name for name, array in first.results.items() if array.tobytes() != second.results[name].tobytes()]
+    if differing:
+        faults.append(f"two runs give {', '.join(differing)} different bits")
+    return Judgement(math.inf if faults else largest_error(problem, first.results), "; ".join(faults))
 
 
 def measure(
@@ -63,8 +85,10 @@ def measure(
     """
     with device.stream, device_errors():
         copies = _copies(problem)
+        ways = {name: [partial(start, one) for one in copies] for name, start in starts.items()}
         runs = {
-            name: (_record if name in by_stream else _capture)(device, start, copies) for name, start in starts.items()
+            name: _record(device, starts[name], copies) if name in by_stream else _capture(device, ways[name])
+            for name in starts
         }
         times: dict[str, list[float]] = {name: [] for name in starts}
         for _ in range(num_rounds):
@@ -73,14 +97,52 @@ def measure(
         return {name: Times(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
 
 
+def time_launches(
+    device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES, num_rounds: int = 7
+) -> Times:
+    """The time of one of these launches; they take turns. A graph holds `most` of them, or as many as there are.
+
+    In all 3 + (1 + num_rounds) * the launches of a graph are made.
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        run, count = _capture(device, starts, most)
+        seconds = [_seconds(device, run) / count for _ in range(num_rounds)]
+        return Times(statistics.median(seconds), min(seconds))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Outputs, and a sentence on bytes written beside them and one on inputs that changed, empty if there is none."""
+
+    results: dict[str, np.ndarray]
+    beside: str
+    changed: str
+
+
+def _run(device: Device, problem: Problem, start: Start) -> _Run:
+    with device.stream, device_errors():
+        inputs = _upload(problem)
+        outputs = {**problem.outputs, **problem.scratch}
+        fences = {name: _fenced(output, inputs) for name, output in outputs.items()}
+        device.synchronize()  # some kernels read weights before what is in front of them has ended
+        start({**inputs, **{name: array for name, (array, _) in fences.items()}})
+        device.synchronize()
+        written = {name: _bytes_beside(array, memory) for name, (array, memory) in fences.items()}
+        beside = [f"{count} bytes beside {name} were overwritten" for name, count in written.items() if count]
+        changed = [name for name, array in inputs.items() if array.get().tobytes() != problem.inputs[name].tobytes()]
+        results = {name: fences[name][0].get() for name in problem.outputs}
+    return _Run(results, "; ".join(beside), f"{', '.join(changed)} changed" if changed else "")
+
+
 def _upload(problem: Problem) -> dict[str, Any]:
     import cupy
 
     return {name: cupy.asarray(array) for name, array in problem.inputs.items()}
 
 
-def _fenced(output: Output) -> tuple[Any, Any]:
-    """An output full of NaN, and the memory around it."""
+def _fenced(output: Output, inputs: Arrays) -> tuple[Any, Any]:
+    """An output full of NaN, or of what it holds at first, and the memory around it."""
     import cupy
 
     dtype = np.dtype(output.dtype)
@@ -88,7 +150,10 @@ def _fenced(output: Output) -> tuple[Any, Any]:
     memory = cupy.full(size + 2 * FENCE_BYTES, _CANARY, dtype=np.uint8)
     inside = memory[FENCE_BYTES : FENCE_BYTES + size]
     inside[...] = 0 if output.holds_zeros else _POISON
-    return inside.view(dtype).reshape(output.shape), memory
+    array = inside.view(dtype).reshape(output.shape)
+    if output.initial:
+        array[...] = inputs[output.initial]
+    return array, memory
 
 
 def _bytes_beside(array: Any, memory: Any) -> int:
@@ -102,17 +167,23 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
     import cupy
 
     outputs = {**problem.outputs, **problem.scratch}
-    first = _upload(problem) | {name: cupy.zeros(one.shape, one.dtype) for name, one in outputs.items()}
+    inputs = _upload(problem)
+    first = inputs | {name: cupy.zeros(one.shape, one.dtype) for name, one in outputs.items()}
+    for name, one in outputs.items():
+        if one.initial:
+            first[name][...] = inputs[one.initial]
     count = max(2, min(_MAX_COPIES, -(-_RING_BYTES // sum(array.nbytes for array in first.values()))))
     return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
 
 
-def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
-    """A graph of so many solutions that a clock can measure it, and their number."""
-    count = _count(device, start, copies)
+def _capture(
+    device: Device, starts: Sequence[Callable[[], None]], most: int = MAX_LAUNCHES
+) -> tuple[Callable[[], None], int]:
+    """A graph of so many starts in turn that a clock can measure it, and their number."""
+    count = _count(device, starts, most)
     device.stream.begin_capture()
     for number in range(count):
-        start(copies[number % len(copies)])
+        starts[number % len(starts)]()
     graph = device.stream.end_capture()
     run = partial(graph.launch, device.stream)
     _seconds(device, run)
@@ -121,7 +192,7 @@ def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Ca
 
 def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
     """As many solutions, each launch started by the host as the engine does outside of graphs."""
-    count = _count(device, start, copies)
+    count = _count(device, [partial(start, one) for one in copies], MAX_LAUNCHES)
     recorded = []
     for arrays in copies:
         own = list(arrays.values())
@@ -136,14 +207,14 @@ def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Cal
     return run, count
 
 
-def _count(device: Device, start: Start, copies: Sequence[Arrays]) -> int:
-    """Run a solution, which compiles it and finds whether it runs at all, and say how often to repeat it."""
-    start(copies[0])
-    begin = device.now()
-    for arrays in copies[:2]:
-        start(arrays)
-    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
-    return max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+def _count(device: Device, starts: Sequence[Callable[[], None]], most: int) -> int:
+    """Start one to three times, which compiles and finds whether it runs at all, and say how often to repeat it."""
+    starts[0]()
+    begin, few = device.now(), starts[:2]
+    for start in few:
+        start()
+    once = max(begin.seconds_until(device.now()) / len(few), 1e-6)
+    return max(len(starts), min(most, int(_GRAPH_SECONDS / once)))
 
 
 def _seconds(device: Device, run: Callable[[], None]) -> float:

@@ -13,9 +13,6 @@ FENCE_BYTES = 512  # on each side; a multiple of every vector width
 _CANARY = 0xA5
 _POISON = 0xFF  # NaN in float32, float16 and bfloat16; -1 in signed integers
 
-# Unit roundoff of an output; bfloat16 is kept as uint16.
-ROUNDOFF = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(np.uint16): 2.0**-8}
-
 
 @dataclass(frozen=True)
 class Fenced:
@@ -56,25 +53,6 @@ def to_float64(array: Any) -> np.ndarray:
     if host.dtype == np.uint16:
         host = (host.astype(np.uint32) << 16).view(np.float32)
     return host.astype(np.float64)
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Finite values rounded to nearest even bfloat16, as uint16."""
-    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def to_storage(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Values rounded to a storage type; uint16 means bfloat16."""
-    return to_bfloat16(values) if np.dtype(dtype) == np.uint16 else values.astype(dtype)
-
-
-def sum_bound(reference: np.ndarray, magnitude: np.ndarray, num_terms: int, dtype: Any) -> np.ndarray:
-    """How far a correct fp32 sum of `num_terms` products, rounded once to `dtype`, may lie from `reference`.
-
-    `magnitude` is the sum of the products' absolute values.
-    """
-    return 2 * ROUNDOFF[np.dtype(dtype)] * np.abs(reference) + np.sqrt(num_terms) * 2.0**-24 * magnitude
 
 
 def assert_within(actual: Any, reference: np.ndarray, bound: np.ndarray | float) -> None:

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_codes import cache_arguments, paged, upload_cache, visible_table
+from kv_codes import cache_arguments, upload_cache
 from test_attention_decode import EPS, KINDS, LLAMA, Problem, cupy_array, make, run
 from test_attention_decode_launch import F32, Recorder, host
 
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.kv_cache import paged, visible_table
 
 
 def append(device: Device, problem: Problem, rows: np.ndarray) -> list[Any]:

@@ -3,22 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import attention_reference as reference
 import numpy as np
 import pytest
-from fenced import Fenced, assert_within, fenced, sum_bound, to_host
-from kv_codes import (
-    CODES,
-    Stored,
-    cache_arguments,
-    in_rows,
-    page_table,
-    paged,
-    share_pages,
-    stored,
-    upload_cache,
-    visible_table,
-)
+from fenced import Fenced, assert_within, fenced, to_host
+from kv_codes import cache_arguments, upload_cache
 
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import (
@@ -31,6 +19,9 @@ from llmcli.kernels.attention_decode import (
 )
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab import attention as reference
+from llmcli.lab.bounds import sum_bound
+from llmcli.lab.kv_cache import CODES, Stored, in_rows, page_table, paged, share_pages, stored, visible_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])

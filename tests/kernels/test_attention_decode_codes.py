@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from kv_codes import CODES, Stored, in_rows, stored
 from test_attention_decode import LLAMA, Problem, Result, make, run, verify
 
 from llmcli.kernels.device import Device
+from llmcli.lab.kv_cache import CODES, Stored, in_rows, stored
 
 
 def caches(problem: Problem, result: Result) -> list[Stored]:

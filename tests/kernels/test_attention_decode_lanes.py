@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kv_codes import in_rows, page_table
 from test_attention_decode import KINDS, LLAMA, make, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.kv_cache import in_rows, page_table
 
 
 @pytest.mark.cuda

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_codes import CODES
 
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.kv_cache import CODES
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 LLAMA = QkvLayout(8, 2, 64)

@@ -1,23 +1,22 @@
 """attention_prefill against float64: chunks, windows, groups, sizes, and what it must not read."""
 
-import copy
 from types import SimpleNamespace
 from typing import Any
 
-import attention_reference as reference
 import numpy as np
 import pytest
 from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
-from kv_codes import CODES, cache_arguments, page_table, paged, stored, upload_cache, visible_table
+from kv_codes import cache_arguments, upload_cache
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW, Case
+from llmcli.lab.kv_cache import CODES, page_table, paged, visible_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])
 LLAMA = QkvLayout(4, 2, 64)
-NUM_ROWS, ROW = 3, 1
 
 
 def upload(array: np.ndarray) -> Fenced:
@@ -28,37 +27,8 @@ def upload(array: np.ndarray) -> Fenced:
     return fence
 
 
-class Problem:
-    """Queries of `num_tokens` tokens from `start` on; the cache is NaN wherever none of them may look."""
-
-    def __init__(
-        self,
-        layout: QkvLayout,
-        dtype: np.dtype,
-        start: int,
-        num_tokens: int,
-        *,
-        window: int | None = None,
-        spare: int = 70,
-        magnitude: float = 1.0,
-    ) -> None:
-        generator = np.random.default_rng(start + num_tokens + layout.head_dim)
-        self.layout, self.dtype, self.start, self.num_tokens, self.window = layout, dtype, start, num_tokens, window
-        end = start + num_tokens
-        self.qkv = np.full((num_tokens, layout.width + 16), np.nan, np.float32)
-        self.qkv[:, : layout.q_size] = magnitude * generator.normal(size=(num_tokens, layout.q_size))
-        shape = (NUM_ROWS, layout.num_key_value_heads, end + spare, layout.head_dim)
-        self.keys, self.values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
-        for cache in (self.keys, self.values):
-            for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
-                cache.poison(hidden)
-        self.table = page_table(NUM_ROWS, end + spare, start)
-
-    def part(self, begin: int, end: int) -> "Problem":
-        """The tokens `begin` to `end` - 1 of this chunk as a chunk of their own."""
-        part = copy.copy(self)
-        part.start, part.num_tokens, part.qkv = self.start + begin, end - begin, self.qkv[begin:end]
-        return part
+class Problem(Case):
+    """A case on a card."""
 
     def run(self, device: Device) -> np.ndarray:
         """The kernel's output; nothing but it may change."""
@@ -89,21 +59,7 @@ class Problem:
         """Compare all tokens, or some of them, with float64."""
         actual = self.run(device)
         chosen = np.arange(self.num_tokens) if tokens is None else np.array(tokens)
-        layout = self.layout
-        query = self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim)
-        seen = slice(0, self.start + self.num_tokens)
-        expected = reference.attend(
-            reference.exact(query),
-            self.keys[ROW, :, seen].values,
-            self.values[ROW, :, seen].values,
-            self.start + chosen,
-            self.window,
-            query_error=reference.ROUNDED[self.dtype],
-            query_floor=reference.FLOOR[self.dtype],
-            weight_error=reference.ROUNDED[self.dtype],
-            tensor_cores=self.dtype != F32,
-            value_scales=self.values[ROW, :, seen].scales,
-        )
+        expected = self.expected(chosen)
         assert np.isfinite(actual).all()
         assert_within(actual[chosen], expected.value, expected.error)
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import assert_same_bits, assert_within, fenced, sum_bound, to_float64, to_storage
+from fenced import assert_same_bits, assert_within, fenced, to_float64
 
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens, matmul_cost
 from llmcli.kernels.device import Device
+from llmcli.lab.bounds import sum_bound
+from llmcli.lab.storage import to_storage
 
 
 @pytest.fixture

@@ -4,32 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import assert_same_bits, assert_within, fenced
-from tiled import StoredMatrix, random_matrix, tiles_of, upload
+from fenced import assert_same_bits, fenced
+from right import assert_right
+from uploaded import upload
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import choose_tiling, gemm_packed, gemm_packed_cost, takes
 from llmcli.kernels.tiles import tile_layout
-
-FORMATS: list[dict[str, Any]] = [
-    {"weight_type": "int8", "scale_type": "float32"},
-    {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 64, "is_symmetric": False},
-    {"weight_type": "int8", "scale_type": "float32", "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "float16"},
-    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int4", "scale_type": "float32", "group_size": 128, "is_symmetric": False},
-]
-
-
-def activations(num_tokens: int, num_inputs: int) -> np.ndarray:
-    """Tokens of different sizes; one is zero, one has an outlier."""
-    rng = np.random.default_rng(num_tokens)
-    x = (rng.standard_normal((num_tokens, num_inputs)) * 2.0 ** rng.integers(-6, 4, (num_tokens, 1))).astype(np.float16)
-    if num_tokens > 2:
-        x[1] = 0
-        x[2, num_inputs // 2] = 1e4
-    return x
+from llmcli.lab.cases.gemm_packed import FORMATS, activations, problem_of
+from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
 
 
 def run(device: Device, stored: StoredMatrix, x: np.ndarray) -> Any:
@@ -45,35 +28,25 @@ def run(device: Device, stored: StoredMatrix, x: np.ndarray) -> Any:
     return result.array
 
 
-def assert_right(device: Device, stored: StoredMatrix, num_tokens: int) -> None:
-    num_inputs = stored.values.shape[1]
-    x = activations(num_tokens, num_inputs)
-    exact = x.astype(np.float64)
-    reference = exact @ stored.weights.T
-    magnitude = np.abs(exact) @ np.abs(stored.weights).T
-    bound = (np.sqrt(num_inputs) + 4) * 2.0**-24 * magnitude + 2.0**-23 * np.abs(reference)
-    assert_within(run(device, stored, x), reference, bound)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize(("num_rows", "num_inputs"), [(16, 40), (35, 72), (100, 176), (130, 1000)])
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: "-".join(str(value) for value in form.values()))
 def test_formats_and_tails(device: Device, form: dict[str, Any], num_rows: int, num_inputs: int) -> None:
-    assert_right(device, random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form), 5)
+    assert_right(device, problem_of(random_matrix(1, num_rows=num_rows, num_inputs=num_inputs, **form), 5))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_tokens", [1, 8, 16, 17, 32, 33, 64, 65, 130])
 @pytest.mark.parametrize("form", [FORMATS[1], FORMATS[4], FORMATS[6]])
 def test_numbers_of_tokens(device: Device, form: dict[str, Any], num_tokens: int) -> None:
-    assert_right(device, random_matrix(2, num_rows=72, num_inputs=520, **form), num_tokens)
+    assert_right(device, problem_of(random_matrix(2, num_rows=72, num_inputs=520, **form), num_tokens))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("form", [FORMATS[1], FORMATS[5]])
 def test_a_real_shape_with_equal_bits(device: Device, form: dict[str, Any]) -> None:
     stored = random_matrix(3, num_rows=512, num_inputs=4096, **form)
-    assert_right(device, stored, 64)
+    assert_right(device, problem_of(stored, 64))
     x = activations(40, 4096)
     assert_same_bits(lambda: run(device, stored, x))
 

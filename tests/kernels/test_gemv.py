@@ -1,12 +1,11 @@
 """gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; rows that ignore each other."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 from fenced import Fenced, assert_within, fenced, to_host
-from tiled import StoredMatrix, random_matrix, tiles_of, upload
+from uploaded import upload
 
 from llmcli.errors import KernelCompileError
 from llmcli.kernels.compiler import compile_kernels
@@ -14,71 +13,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import STATIC_SHARED_BYTES, Epilogue, gemv, gemv_cost, gemv_name, plan_gemv, plan_passes
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
-
-# What x loses as hi + lo, of itself and of the largest in its unit; with codes that becomes 32639, give or take 2 ulp
-# of a quotient, and the rest integers.
-SPLIT_ERROR = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-UNIT_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39}
-U = 2.0**-24
-EPS = 1e-5
-
-
-@dataclasses.dataclass
-class Case:
-    """One product on the host, and what its error may be."""
-
-    stored: StoredMatrix
-    x: np.ndarray
-    norm_weight: np.ndarray | None = None
-    bias: np.ndarray | None = None
-    before: np.ndarray | None = None
-
-    def product(self) -> tuple[np.ndarray, np.ndarray]:
-        """x' @ W.T + bias and its bound, float64 [num_rows, num_outputs]."""
-        x = self.x.astype(np.float64)
-        normed = x if self.norm_weight is None else x * self.norm_weight.astype(np.float64)
-        inverse = 1.0
-        if self.norm_weight is not None:
-            inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPS)
-        weights = self.stored.weights
-        y = normed @ weights.T * inverse
-        magnitude = np.abs(normed) @ np.abs(weights).T * inverse
-        num_terms = x.shape[1]
-        # The sum, a rounding of x * w and of each scale, then x's own; the mean of the squares counts with a half.
-        bound = (np.sqrt(num_terms) + 4) * U * magnitude
-        bound += SPLIT_ERROR.get(self.stored.weight_type, 0) * magnitude
-        bound += (
-            UNIT_ERROR.get(self.stored.weight_type, 0) * inverse * self.largest_of_units(normed) @ np.abs(weights).T
-        )
-        bound += (4 + np.sqrt(num_terms) / 2 * (self.norm_weight is not None)) * U * np.abs(y)
-        if self.bias is not None:
-            y = y + self.bias.astype(np.float64)[: y.shape[1]]
-            bound += 2 * U * np.abs(y)
-        return y, bound
-
-    def largest_of_units(self, x: np.ndarray) -> np.ndarray:
-        """The largest magnitude in the unit of each input. Shapes: x, result [num_rows, num_inputs]"""
-        size = self.stored.layout.unit_inputs
-        padded = np.pad(np.abs(x), ((0, 0), (0, -x.shape[1] % size)))
-        largest = np.maximum(padded.reshape(len(x), -1, size).max(axis=2), 2.0**-100)
-        return np.asarray(np.repeat(largest, size, axis=1)[:, : x.shape[1]])
-
-
-def make_case(
-    stored: StoredMatrix, num_rows: int, seed: int = 0, has_norm: bool = False, has_bias: bool = False
-) -> Case:
-    """Rows of different sizes; with four rows or more a zero row, a constant one, and one with an outlier of 1e4."""
-    rng = np.random.default_rng(seed)
-    num_inputs = stored.values.shape[1]
-    x = rng.standard_normal((num_rows, num_inputs)).astype(np.float32)
-    x *= 2.0 ** rng.integers(-40, 40, (num_rows, 1))
-    if num_rows >= 4:
-        x[1] = 0
-        x[2] = 0.3
-        x[3, num_inputs // 2] = 1e4
-    norm_weight = rng.uniform(0.5, 2, num_inputs).astype(np.float32) if has_norm else None
-    bias = rng.standard_normal(stored.layout.padded_rows).astype(np.float32) if has_bias else None
-    return Case(stored, x, norm_weight, bias)
+from llmcli.lab.cases.gemv import EPS, FORMATS, Case, U, make_case, swiglu_of_tiles
+from llmcli.lab.matrices import random_matrix, tiles_of
 
 
 def run(
@@ -111,25 +47,6 @@ def run(
     return result
 
 
-FORMATS: list[dict[str, Any]] = [
-    {"weight_type": "int8", "scale_type": "float32"},
-    {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 64},
-    {"weight_type": "int8", "scale_type": "float32", "group_size": 32},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 16, "is_symmetric": False},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 8},
-    {"weight_type": "int8", "scale_type": "float16", "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "float16"},
-    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int4", "scale_type": "float16", "group_size": 256, "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "float32", "group_size": 64, "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 32},
-    {"weight_type": "int4", "scale_type": "float16", "group_size": 32, "is_symmetric": False},
-    {"weight_type": "int4", "scale_type": "float32", "group_size": 16, "is_symmetric": False},
-    {"weight_type": "float16"},
-    {"weight_type": "bfloat16"},
-    {"weight_type": "float32"},
-]
 FORMAT_IDS = ["-".join(str(value) for value in form.values()) for form in FORMATS]
 
 
@@ -168,15 +85,9 @@ def test_every_epilogue(device: Device, form: dict[str, Any], num_rows: int) -> 
     total = case.before + y
     assert_within(run(device, case, "add").array, total, bound + 2 * U * np.abs(total))
 
-    # A tile is 8 rows of gate and 8 of up; 44 columns leave the last tile half used.
-    tiles = y.reshape(num_rows, 6, 2, 8)
-    bounds = bound.reshape(num_rows, 6, 2, 8)
-    gate, up = (tiles[:, :, i].reshape(num_rows, 48)[:, :44] for i in (0, 1))
-    gate_bound, up_bound = (bounds[:, :, i].reshape(num_rows, 48)[:, :44] for i in (0, 1))
-    silu = gate / (1 + np.exp(-gate))
-    # The slope of silu is at most 1.1; its own exponential and quotient take 4 roundings.
-    error = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 8 * U * np.abs(silu * up)
-    assert_within(run(device, case, "swiglu", num_outputs=44).array, silu * up, error)
+    # 44 columns leave the last tile half used.
+    expected, error = swiglu_of_tiles(y, bound, 44)
+    assert_within(run(device, case, "swiglu", num_outputs=44).array, expected, error)
 
 
 @pytest.mark.cuda

@@ -1,14 +1,12 @@
 """head_norm against float64: every head size, heads inside a wider buffer, whose other columns stay as they are."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from fenced import assert_same_bits, assert_within, fenced, to_host
-from row_data import EPSILON, make_rows
+from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.head_norm import head_norm, head_norm_cost
+from llmcli.lab.cases.head_norm import case
 
 EPS = 1e-6
 
@@ -18,32 +16,7 @@ EPS = 1e-6
 @pytest.mark.parametrize(("num_rows", "num_heads"), [(1, 1), (1, 32), (7, 3), (40, 8)])
 @pytest.mark.parametrize("offset", [0, 16])
 def test_heads(device: Device, num_rows: int, num_heads: int, head_dim: int, offset: int) -> None:
-    import cupy
-
-    width = num_heads * head_dim
-    heads = make_rows(num_rows * num_heads, head_dim).reshape(num_rows, width)
-    before = np.random.default_rng(1).normal(size=(num_rows, offset + width + 16)).astype(np.float32)
-    before[:, offset : offset + width] = heads
-    weight = np.random.default_rng(2).uniform(-2, 2, head_dim).astype(np.float32)
-    weight_device = cupy.asarray(weight)
-    buffer = fenced(before.shape, np.float32)
-
-    def call() -> Any:
-        buffer.array[...] = cupy.asarray(before)
-        head_norm(device, x=buffer.array[:, offset : offset + width], weight=weight_device, eps=EPS)
-        return buffer.array
-
-    assert_same_bits(call)
-    buffer.check()
-    after = to_host(buffer.array)
-    assert np.array_equal(after[:, :offset], before[:, :offset])
-    assert np.array_equal(after[:, offset + width :], before[:, offset + width :])
-    assert np.array_equal(to_host(weight_device), weight)
-    wide = heads.reshape(num_rows, num_heads, head_dim).astype(np.float64)
-    reference = weight * wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + np.float32(EPS).astype(np.float64))
-    # Half of the sum's error; division, eps and rsqrtf (2 ulp) 5 roundings; two products, one of them the store's.
-    bound = (2 + np.sqrt(head_dim) / 2 + 7) * EPSILON * np.abs(reference) + 2.0**-150
-    assert_within(after[:, offset : offset + width].reshape(wide.shape), reference, bound)
+    assert_right(device, case(num_rows, num_heads, head_dim, offset))
 
 
 @pytest.mark.cuda

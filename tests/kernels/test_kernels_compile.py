@@ -1,16 +1,20 @@
 """Every variant of every kernel compiles for every architecture, without spills; with -s, a table of what it takes."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from llmcli.kernels.cache import KernelCache
+from llmcli.kernels import compiler, environment
 from llmcli.kernels.compiler import KernelResources
 from llmcli.kernels.gemv import STATIC_SHARED_BYTES
 from llmcli.kernels.registry import KERNELS
+from llmcli.kernels.sources import flatten
 
 # Unchanged sources are not compiled again; git ignores the folder.
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "kernels"
@@ -22,7 +26,14 @@ Builds = dict[tuple[str, str], "Future[dict[str, KernelResources]]"]
 
 def build(stem: str, arch: str) -> dict[str, KernelResources]:
     """All that one source needs in one program, so that the headers are parsed once."""
-    return KernelCache(FOLDER).get(stem, KERNELS[stem].variants, arch).resources
+    source, variants = flatten(stem), KERNELS[stem].variants
+    parts = (source, arch, *compiler.OPTIONS, environment.compiler_identity(), *variants)
+    report = FOLDER / f"{stem}-{arch}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.resources.json"
+    if not report.exists():
+        resources = compiler.compile_kernels(source, stem, variants, arch).resources
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps({name: asdict(taken) for name, taken in resources.items()}))
+    return {name: KernelResources(**taken) for name, taken in json.loads(report.read_text()).items()}
 
 
 @pytest.fixture(scope="module")

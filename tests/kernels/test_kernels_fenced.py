@@ -6,16 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fenced import (
-    FENCE_BYTES,
-    assert_same_bits,
-    assert_within,
-    fenced,
-    sum_bound,
-    to_bfloat16,
-    to_float64,
-    to_storage,
-)
+from fenced import FENCE_BYTES, assert_same_bits, assert_within, fenced, to_float64
+
+from llmcli.lab.bounds import sum_bound
+from llmcli.lab.storage import to_bfloat16, to_storage
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])

@@ -50,7 +50,7 @@ class Card(Device):
         driver = Driver()
         self.driver_launches = driver.launches
         self.shared_bytes_per_block, self.stream = 100_000, SimpleNamespace(ptr=0x1000)
-        self._can_overlap, self._started, self.trace = can_overlap, None, []
+        self._can_overlap, self._started, self.trace, self.noted = can_overlap, None, [], None
         self._driver = LaunchDriver(driver)
         self._kernels = {("a", "a<1>"): LoadedKernel(raw, static_shared_bytes=1024)}
 

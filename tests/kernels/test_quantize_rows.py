@@ -7,14 +7,13 @@ import pytest
 from fenced import assert_same_bits, fenced, to_host
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.quantize_rows import LONG_GROUP, CodeForm, quantize_rows
+from llmcli.kernels.quantize_rows import LONG_GROUP, quantize_rows, quantize_rows_cost
+from llmcli.lab.cases.quantize_rows import SCALE_TYPES, any_bits, form_of, on_the_grid, ordinary
 from llmcli.quantization import rounding
 from llmcli.quantization.floats import STORED_AS, narrow
 from llmcli.quantization.packing import pack_rows
 from llmcli.quantization.schemes import WeightScheme, packed_size
 
-SCALE_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 KINDS = [(8, True), (4, True), (4, False), (8, False)]
 # Rows that end inside a vector, a word, a block's stride; groups that end inside a thread's codes; long groups.
 SHAPES = [
@@ -27,41 +26,6 @@ SHAPES = [
     (2, 3 * (LONG_GROUP + 2), LONG_GROUP + 2),
 ]
 SHAPES += [(2, 2 * LONG_GROUP, LONG_GROUP), (37, 64, 64), (2, 11008, None), (3, 2049, None)]
-
-
-def ordinary(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Normal weights of several sizes, with outliers, zeros, rows of zeros and of one sign."""
-    generator = np.random.default_rng(7)
-    weights = generator.standard_normal(shape) * generator.choice([1e-7, 0.02, 300.0], (shape[0], 1))
-    weights[generator.random(shape) < 0.01] *= 50
-    weights[generator.random(shape) < 0.1] = 0
-    if shape[0] > 2:
-        weights[1] = 0
-        weights[2] = np.abs(weights[2])
-    weights = weights.astype(np.float16 if dtype == "F16" else np.float32).astype(np.float32)
-    bits = weights.view(np.uint32)
-    return (bits >> 16).astype(np.uint16) if dtype == "BF16" else narrow(weights, dtype)
-
-
-def any_bits(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Any finite bit patterns, subnormal ones in some rows only."""
-    generator = np.random.default_rng(8)
-    itemsize = np.dtype(STORED_AS[dtype]).itemsize
-    bits = generator.integers(0, 2 ** (8 * itemsize), shape, np.uint32)
-    mask = np.uint32(EXPONENTS[dtype])
-    bits[(bits & mask) == mask] = 0
-    bits[::3] &= ~mask
-    return bits.astype({2: np.uint16, 4: np.uint32}[itemsize]).view(STORED_AS[dtype])
-
-
-def on_the_grid(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Whole and half steps of a scale: ties, and sums that are exact."""
-    generator = np.random.default_rng(9)
-    return narrow(np.float32(generator.integers(-255, 256, shape) / 2), dtype)
-
-
-def form_of(scheme: WeightScheme) -> CodeForm:
-    return CodeForm(scheme.num_bits, scheme.code_range[0], scheme.offset, *rounding.steps_of_range(scheme))
 
 
 def run(device: Device, stored: np.ndarray, scheme: WeightScheme, scale_dtype: str) -> dict[str, Any]:
@@ -184,3 +148,9 @@ def test_arguments_are_checked(device: Device) -> None:
     ):
         with pytest.raises(ValueError, match="quantize_rows: "):
             call(**{name: wrong})
+
+
+def test_cost_counts_every_byte() -> None:
+    cost = quantize_rows_cost(num_rows=3, num_inputs=64, num_groups=2, num_bits=4, is_symmetric=False, itemsize=2)
+    assert cost.read_bytes == 2 * 3 * 64 * 2 + 3 * 2 * 5
+    assert cost.written_bytes == 3 * (32 + 20) + 3 * 2 * 5

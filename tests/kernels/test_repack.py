@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import fenced, to_host
-from tiled import DTYPES, StoredMatrix, random_matrix, tiles_of
+from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.repack import (
@@ -13,10 +13,13 @@ from llmcli.kernels.repack import (
     OUT_OF_RANGE,
     Segment,
     repack,
+    repack_cost,
     repack_scales,
     repack_zero_points,
 )
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.cases.repack import problem_of
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 
 SHAPES = [(16, 64), (1, 40), (35, 72), (40, 176), (100, 300), (33, 1001), (17, 7)]
 
@@ -66,11 +69,7 @@ def assert_equal(matrix: TiledMatrix, expected: TiledMatrix, tiles: slice = slic
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("weight_type", ["int8", "int4", "float16", "bfloat16", "float32"])
 def test_weights(device: Device, weight_type: str, shape: tuple[int, int]) -> None:
-    stored = random_matrix(1, weight_type, *shape)
-    matrix, fence = empty_matrix(stored.layout)
-    assert fill(device, stored, matrix, Segment(shape[0])) == 0
-    assert_equal(matrix, tiles_of(stored))
-    fence.check()
+    assert_right(device, problem_of(random_matrix(1, weight_type, *shape)))
 
 
 @pytest.mark.cuda
@@ -90,21 +89,13 @@ def test_sources_of_any_alignment(device: Device, weight_type: str, shift: int) 
 @pytest.mark.parametrize("scale_type", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("weight_type", "group_size"), [("int8", 32), ("int8", 96), ("int4", 64), ("int4", 256)])
 def test_groups(device: Device, weight_type: str, group_size: int, scale_type: str, is_symmetric: bool) -> None:
-    stored = random_matrix(3, weight_type, 45, 1000, group_size, scale_type, is_symmetric)
-    matrix, fence = empty_matrix(stored.layout)
-    fill(device, stored, matrix, Segment(45))
-    assert_equal(matrix, tiles_of(stored))
-    fence.check()
+    assert_right(device, problem_of(random_matrix(3, weight_type, 45, 1000, group_size, scale_type, is_symmetric)))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
 def test_one_asymmetric_group_a_row(device: Device, weight_type: str) -> None:
-    stored = random_matrix(4, weight_type, 20, 300, None, "float16", is_symmetric=False)
-    matrix, fence = empty_matrix(stored.layout)
-    fill(device, stored, matrix, Segment(20))
-    assert_equal(matrix, tiles_of(stored))
-    fence.check()
+    assert_right(device, problem_of(random_matrix(4, weight_type, 20, 300, None, "float16", is_symmetric=False)))
 
 
 @pytest.mark.cuda
@@ -209,3 +200,8 @@ def test_segments_outside_are_refused(segment: Segment) -> None:
 def test_a_segment_alone_fills_whole_tiles_and_one_of_two_only_halves() -> None:
     assert [Segment(rows).num_halves for rows in (1, 16, 17)] == [2, 2, 4]
     assert [Segment(rows, 1, 2).num_halves for rows in (1, 16, 17)] == [1, 2, 3]
+
+
+def test_cost() -> None:
+    cost = repack_cost(source_type="int4", segment=Segment(20), layout=tile_layout("int4", 20, 100, None, "float32"))
+    assert (cost.read_bytes, cost.written_bytes) == (20 * 52, 2 * 1024)

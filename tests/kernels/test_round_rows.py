@@ -4,11 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import assert_same_bits, fenced, to_host, to_storage
-from row_data import COLUMNS, STORAGE, assert_rounded, make_rows, unchanged
+from fenced import fenced, to_host
+from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.round_rows import round_rows, round_rows_cost
+from llmcli.lab.cases.round_rows import case
+from llmcli.lab.rows import COLUMNS, make_rows
+from llmcli.lab.storage import STORAGE
 
 
 @pytest.mark.cuda
@@ -16,23 +19,7 @@ from llmcli.kernels.round_rows import round_rows, round_rows_cost
 @pytest.mark.parametrize("num_rows", [1, 6, 33])
 @pytest.mark.parametrize("num_columns", COLUMNS)
 def test_rows(device: Device, num_columns: int, num_rows: int, dtype: Any) -> None:
-    import cupy
-
-    x = make_rows(num_rows, num_columns)
-    x_device = cupy.asarray(x)
-    out, row_scale = fenced(x.shape, dtype), fenced((num_rows,), np.float32)
-
-    def call() -> tuple[Any, Any]:
-        round_rows(device, x=x_device, out=out.array, row_scale=row_scale.array)
-        return out.array, row_scale.array
-
-    with unchanged(x_device):
-        assert_same_bits(call)
-    out.check()
-    row_scale.check()
-    assert_rounded(out.array, row_scale.array, x.astype(np.float64), 0.0)
-    scaled = x / to_host(row_scale.array)[:, None]
-    assert np.array_equal(to_host(out.array), to_storage(scaled, dtype))
+    assert_right(device, case(num_rows, num_columns, dtype))
 
 
 @pytest.mark.cuda

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from row_data import COLUMNS, STORAGE
 
 from llmcli.kernels import embedding, head_norm, residual_add, rms_norm, round_rows, row_reduce, scale_bias, softmax
 from llmcli.kernels import swiglu as swiglu_module
 from llmcli.kernels.registry import KERNELS
 from llmcli.kernels.rows import PACKED_FORMS, SCALAR_FORMS, row_form, row_stride
+from llmcli.lab.rows import COLUMNS
+from llmcli.lab.storage import STORAGE
 
 
 class Recorder:

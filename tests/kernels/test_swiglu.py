@@ -4,26 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import assert_same_bits, fenced, to_float64
-from row_data import COLUMNS, EPSILON, STORAGE, assert_rounded, make_rows, powers_of_two, unchanged
+from fenced import fenced, to_float64
+from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.swiglu import swiglu, swiglu_cost
-
-
-def interleave(gate: np.ndarray, up: np.ndarray, extra: int = 0) -> np.ndarray:
-    """Eight columns of gate, eight of up, and so on; what pads the last tile is NaN, and so are `extra` columns."""
-    num_rows, num_columns = gate.shape
-    padded = -(-num_columns // 8) * 8
-    tiles = np.full((2, num_rows, padded), np.nan, np.float32)
-    tiles[0, :, :num_columns], tiles[1, :, :num_columns] = gate, up
-    joined = tiles.reshape(2, num_rows, -1, 8).transpose(1, 2, 0, 3).reshape(num_rows, 2 * padded)
-    return np.concatenate([joined, np.full((num_rows, extra), np.nan, np.float32)], axis=1)
-
-
-def reference_of(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
+from llmcli.lab.cases.swiglu import case, interleave, reference_of
+from llmcli.lab.rows import COLUMNS
+from llmcli.lab.storage import STORAGE
 
 
 @pytest.mark.cuda
@@ -31,30 +19,7 @@ def reference_of(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("num_rows", "extra"), [(1, 0), (6, 16), (33, 0), (5, 3)])
 @pytest.mark.parametrize("num_columns", [*COLUMNS, 28672])
 def test_rows(device: Device, num_columns: int, num_rows: int, extra: int, dtype: Any) -> None:
-    import cupy
-
-    up = make_rows(num_rows, num_columns)
-    gate = np.random.default_rng(num_columns).normal(scale=4, size=up.shape).astype(np.float32)
-    gate[0, :: max(1, num_columns // 5)] = -80
-    scale = powers_of_two(num_rows)
-    gate_up, row_scale = cupy.asarray(interleave(gate, up, extra)), cupy.asarray(scale)
-    out, out_scale = fenced(up.shape, dtype), fenced((num_rows,), np.float32)
-
-    def call() -> tuple[Any, Any]:
-        swiglu(device, gate_up=gate_up, row_scale=row_scale, out=out.array, out_scale=out_scale.array)
-        return out.array, out_scale.array
-
-    with unchanged(gate_up, row_scale):
-        assert_same_bits(call)
-    out.check()
-    out_scale.check()
-    gate64, up64 = (values.astype(np.float64) * scale[:, None] for values in (gate, up))
-    # exp: 1 ulp, or __expf's 2 + 1.173 |g|; an ulp is 2 roundings. Sum, quotient (2 ulp), two products: 7 more.
-    exponential = 2 if dtype == np.float32 else 2 * (2 + 1.173 * np.abs(gate64))
-    # Below -87, where it is less than 2^-118, silu may be 0.
-    lost = np.where(gate64 < -87, 2.0**-118, 0.0) * np.abs(up64)
-    reference = reference_of(gate64, up64)
-    assert_rounded(out.array, out_scale.array, reference, (exponential + 7) * EPSILON, lost)
+    assert_right(device, case(num_rows, num_columns, extra, dtype))
 
 
 @pytest.mark.cuda

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tiled import aligned_zeros, random_matrix, tiles_of
 
 from llmcli.kernels.tiles import segment_offsets, stored_group_size, tile_layout
+from llmcli.lab.matrices import aligned_zeros, random_matrix, tiles_of
 
 
 def mma(a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:

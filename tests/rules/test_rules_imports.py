@@ -92,7 +92,15 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
     "llmcli.kernels": set(),
-    "llmcli.lab": {"llmcli.kernels"},
+    "llmcli.lab": {
+        "llmcli.kernels",
+        "llmcli.runners.cuda",
+        "llmcli.runners.base",
+        "llmcli.checkpoint",
+        "llmcli.quantization",
+        "llmcli.config",
+        "llmcli.sampling",
+    },
     "llmcli.measure": {
         "llmcli.kernels",
         "llmcli.engine",

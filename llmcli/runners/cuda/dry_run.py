@@ -38,13 +38,17 @@ class Started:
 
 
 class DryRun:
-    """Stands in for a `Device` and for the matrix library. It notes launches instead of making them."""
+    """Stands in for a `Device` and for the matrix library. It notes launches instead of making them.
 
-    def __init__(self, card: CardFacts):
+    With `in_order` every launch has a note of its own, in the order in which a card starts them.
+    """
+
+    def __init__(self, card: CardFacts, *, in_order: bool = False):
         self.num_multiprocessors = card.num_multiprocessors
         self.shared_bytes_per_block = card.shared_bytes_per_block
         self.can_cluster = card.can_cluster
         self._started: list[Started] = []
+        self._in_order = in_order
 
     def launch(
         self,
@@ -69,7 +73,7 @@ class DryRun:
         """Run `run`, and return its launches as something that can be started again."""
         begin = len(self._started)
         run()
-        return _Repeat(self._started[begin:])
+        return _Repeat(self._started[begin:], self._started if self._in_order else None)
 
     def take(self) -> list[Started]:
         """Return the notes since the last call, and forget them."""
@@ -79,11 +83,15 @@ class DryRun:
 
 @dataclass(frozen=True)
 class _Repeat:
-    """Stands in for a `Replay`."""
+    """Stands in for a `Replay`. `notes` get its launches anew; without them it counts."""
 
     launches: list[Started]
+    notes: list[Started] | None
 
     def start(self, addresses: Sequence[int]) -> None:
+        if self.notes is not None:
+            self.notes.extend(Started(one.launch) for one in self.launches)
+            return
         for one in self.launches:
             one.count += 1
 
@@ -111,13 +119,13 @@ def phantoms(plan: Any, number: int) -> Any:
 
 
 class DryModel:
-    """A planned model over phantoms: lists the launches of its decoding steps and prompts.
+    """A planned model over phantoms: lists the launches of its decoding steps and prompts. `in_order`: see `DryRun`.
 
     Attributes: device: takes the notes; weights: phantoms
     """
 
-    def __init__(self, plan: MemoryPlan, card: CardFacts):
-        dry_run = DryRun(card)
+    def __init__(self, plan: MemoryPlan, card: CardFacts, *, in_order: bool = False):
+        dry_run = DryRun(card, in_order=in_order)
         self.device = cast(Device, dry_run)
         self.weights: Weights[Any] = phantoms(plan.weights, 1)
         cache: Cache[Any] = phantoms(plan.cache, 2)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmcli.errors import InsufficientMemoryError
-from llmcli.kernels.cublas import Cublas
+from llmcli.kernels.cublas import Cublas, IntegerCublas
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.read_bandwidth import SPEC, num_blocks, read_bandwidth
 from llmcli.kernels.residual_add import residual_add
@@ -34,6 +34,7 @@ _CALLS_PER_REPEAT = 8
 _READ_WARM_SECONDS, _MATMUL_WARM_SECONDS = 0.2, 0.0
 # The measured product: a prompt's chunk times a matrix of a 7B model.
 _NUM_TOKENS, _NUM_ROWS, _NUM_INPUTS = 2048, 8192, 4096
+_CODE_DEVIATION = 32  # of int8 values, about as in a weight's group
 # A run of launches: _STARTS times one product and _OWN_KERNELS kernels of ours. The arrays are so small that the host
 # never waits for the card.
 _STARTS, _OWN_KERNELS = 50, 3
@@ -67,20 +68,24 @@ def measure_read_bytes(device: Device) -> float:
 
 
 def measure_flops(device: Device, kind: str) -> float:
-    """Measure the operations a second of a large product of the matrix library.
+    """Measure the operations a second of a large product of the matrix library; `int8` has int32 sums.
 
     Raises: as `measure_rates`
     """
-    dtype = ARRAY_DTYPES[kind]
-    out = _array((_NUM_TOKENS, _NUM_ROWS), "float32")
+    is_whole = kind == "int8"
+    dtype = np.dtype(np.int8) if is_whole else ARRAY_DTYPES[kind]
+    out = _array((_NUM_TOKENS, _NUM_ROWS), "int32" if is_whole else "float32")
     x, weight = _array((_NUM_TOKENS, _NUM_INPUTS), dtype), _array((_NUM_ROWS, _NUM_INPUTS), dtype)
     # Not zeros: they cost less power than weights, and would run faster.
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
-    stored = (values.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else values.astype(dtype)
+    if is_whole:
+        stored = np.clip(np.rint(values * _CODE_DEVIATION), -127, 127).astype(np.int8)
+    else:
+        stored = (values.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else values.astype(dtype)
     for target in (x, weight):
         for part in target.reshape(-1, len(stored)):
             send(device, part, stored)
-    library = Cublas(device)
+    library = IntegerCublas(device) if is_whole else Cublas(device)
 
     work = functools.partial(library.matmul, x=x, weight=weight, out=out)
     seconds = _median_seconds(device, work, _MATMUL_WARM_SECONDS)

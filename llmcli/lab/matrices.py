@@ -1,12 +1,12 @@
-"""Matrices for kernel tests: as a checkpoint stores them, as tiles by a NumPy reference, and exactly in float64."""
+"""Matrices for cases of kernels: as a checkpoint stores them, as tiles by a NumPy reference, and exactly in float64."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from fenced import to_float64, to_storage
 
 from llmcli.kernels.tiles import ALIGNMENT, TILE_ROWS, WEIGHT_BITS, TiledMatrix, TileLayout, tile_layout
+from llmcli.lab.problem import Arrays, stored_values
+from llmcli.lab.storage import to_storage
 from llmcli.quantization.packing import pack_rows, pack_zero_points
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -24,7 +24,17 @@ class StoredMatrix:
     zero_points: np.ndarray | None = None  # uint8 [num_rows, groups]
 
     @property
+    def name(self) -> str:
+        """Its format in words."""
+        parts = [self.weight_type]
+        if self.scales is not None:
+            parts += [str(self.scale_type), f"groups of {self.group_size}" if self.group_size else "one scale a row"]
+            parts += [] if self.zero_points is None else ["zero points"]
+        return ", ".join(parts)
+
+    @property
     def layout(self) -> TileLayout:
+        """Its tiles on a card."""
         rows, inputs = self.values.shape
         is_symmetric = self.zero_points is None
         return tile_layout(self.weight_type, rows, inputs, self.group_size, self.scale_type, is_symmetric)
@@ -38,6 +48,7 @@ class StoredMatrix:
 
     @property
     def packed_zero_points(self) -> np.ndarray:
+        """The zero points as on disk."""
         assert self.zero_points is not None
         return pack_zero_points(self.zero_points, WEIGHT_BITS[self.weight_type])
 
@@ -45,11 +56,11 @@ class StoredMatrix:
     def weights(self) -> np.ndarray:
         """The exact weights, float64 [num_rows, num_inputs]."""
         if self.scales is None:
-            return to_float64(self.values)
+            return stored_values(self.values)
         inputs = self.values.shape[1]
         group = np.arange(inputs) // (self.group_size or inputs)
         zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
-        return (self.values.astype(np.float64) - zeros) * to_float64(self.scales)[:, group]
+        return np.asarray((self.values.astype(np.float64) - zeros) * stored_values(self.scales)[:, group])
 
 
 def random_matrix(
@@ -79,7 +90,9 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     """The tiles by NumPy, on the host."""
     layout = stored.layout
     row_bytes = layout.num_units * 64
-    padded = np.full((layout.padded_rows, row_bytes), {"int8": 0x80, "int4": 0x88}.get(layout.weight_type, 0), np.uint8)
+    padded: np.ndarray = np.full(
+        (layout.padded_rows, row_bytes), {"int8": 0x80, "int4": 0x88}.get(layout.weight_type, 0), np.uint8
+    )
     if layout.weight_type == "int4":
         codes = np.full((layout.padded_rows, layout.num_units * layout.unit_inputs), 8, np.uint8)
         codes[: layout.num_rows, : layout.num_inputs] = stored.values
@@ -100,14 +113,15 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     return matrix
 
 
-def upload(matrix: TiledMatrix) -> TiledMatrix:
-    """The same matrix on the card."""
-    import cupy
+def arrays_of(matrix: TiledMatrix) -> dict[str, np.ndarray]:
+    """The arrays of a matrix by name, as a problem's inputs."""
+    given = {"tiles": matrix.tiles, "scales": matrix.scales, "zero_points": matrix.zero_points}
+    return {name: array for name, array in given.items() if array is not None}
 
-    def copy(array: Any) -> Any:
-        return None if array is None else cupy.asarray(array)
 
-    return TiledMatrix(matrix.layout, copy(matrix.tiles), copy(matrix.scales), copy(matrix.zero_points))
+def matrix_of(layout: TileLayout, arrays: Arrays) -> TiledMatrix:
+    """The matrix of a problem's arrays."""
+    return TiledMatrix(layout, arrays["tiles"], arrays.get("scales"), arrays.get("zero_points"))
 
 
 def aligned_zeros(num_bytes: int) -> np.ndarray:

@@ -116,7 +116,7 @@ def attend(
 
 def sum_error(num_terms: int, tensor_cores: bool) -> float:
     """Error of a sum relative to that of its terms' magnitudes."""
-    return np.ceil(num_terms / 16) * 2 * U32 if tensor_cores else np.sqrt(num_terms) * U32
+    return float(np.ceil(num_terms / 16) * 2 * U32 if tensor_cores else np.sqrt(num_terms) * U32)
 
 
 def cos_sin_table(max_seq_len: int, head_dim: int, theta: float = 10000.0) -> np.ndarray:

@@ -1,0 +1,135 @@
+"""Attention of a prompt's tokens over the cache."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.attention import FLOOR, ROUNDED, Estimate, attend, exact
+from llmcli.lab.kv_cache import cache_name, page_table, paged, stored, visible_table
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+
+ROW, NUM_ROWS = 1, 3
+_DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
+
+
+class Case:
+    """Queries of `num_tokens` tokens from `start` on; the cache is NaN wherever none of them may look."""
+
+    def __init__(
+        self,
+        layout: QkvLayout,
+        dtype: np.dtype[Any],
+        start: int,
+        num_tokens: int,
+        *,
+        window: int | None = None,
+        spare: int = 70,
+        magnitude: float = 1.0,
+    ) -> None:
+        generator = np.random.default_rng(start + num_tokens + layout.head_dim)
+        self.layout, self.dtype, self.start, self.num_tokens, self.window = layout, dtype, start, num_tokens, window
+        end = start + num_tokens
+        self.qkv = np.full((num_tokens, layout.width + 16), np.nan, np.float32)
+        self.qkv[:, : layout.q_size] = magnitude * generator.normal(size=(num_tokens, layout.q_size))
+        shape = (NUM_ROWS, layout.num_key_value_heads, end + spare, layout.head_dim)
+        self.keys, self.values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
+        for cache in (self.keys, self.values):
+            for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
+                cache.poison(hidden)
+        self.table = page_table(NUM_ROWS, end + spare, start)
+
+    def part(self, begin: int, end: int) -> "Case":
+        """The tokens `begin` to `end` - 1 of this chunk as a chunk of their own."""
+        part = copy.copy(self)
+        part.start, part.num_tokens, part.qkv = self.start + begin, end - begin, self.qkv[begin:end]
+        return part
+
+    def expected(self, chosen: np.ndarray) -> Estimate:
+        """What must come out for some of the tokens. Shapes: chosen [n]"""
+        layout = self.layout
+        query = self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim)
+        seen = slice(0, self.start + self.num_tokens)
+        return attend(
+            exact(query),
+            self.keys[ROW, :, seen].values,
+            self.values[ROW, :, seen].values,
+            self.start + chosen,
+            self.window,
+            query_error=ROUNDED[self.dtype],
+            query_floor=FLOOR[self.dtype],
+            weight_error=ROUNDED[self.dtype],
+            tensor_cores=self.dtype != np.float32,
+            value_scales=self.values[ROW, :, seen].scales,
+        )
+
+
+def problem_of(case: Case) -> Problem:
+    """All tokens of a case. The cache is the second of two layers, so that codes need no alignment."""
+    layout, last = case.layout, case.start + case.num_tokens - 1
+    inputs = {"qkv": case.qkv, "pages": visible_table(case.table, np.array([ROW]), np.array([last]))[ROW].copy()}
+    for name, cache in (("key", case.keys), ("value", case.values)):
+        pages = paged(cache, case.table)
+        inputs[f"{name}s"] = _second_layer(pages.elements)
+        if pages.scales is not None:
+            inputs[f"{name}_scales"] = _second_layer(pages.scales)
+    cached = [name for name in inputs if name not in ("qkv", "pages")]
+
+    def reference() -> dict[str, Expected]:
+        expected = case.expected(np.arange(case.num_tokens))
+        return {"out": Expected(expected.value, expected.error)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        attention_prefill(
+            device,
+            qkv=arrays["qkv"][:, : layout.width],
+            layout=layout,
+            pages=arrays["pages"],
+            start=case.start,
+            window=case.window,
+            out=arrays["out"],
+            **{name: arrays[name][1] for name in cached},
+        )
+
+    return Problem(
+        "attention_prefill",
+        {
+            "num_tokens": case.num_tokens,
+            "start": case.start,
+            "num_attention_heads": layout.num_attention_heads,
+            "num_key_value_heads": layout.num_key_value_heads,
+            "head_dim": layout.head_dim,
+        },
+        inputs=inputs,
+        outputs={"out": Output((case.num_tokens, layout.q_size))},
+        reference=reference,
+        cost=attention_prefill_cost(case.num_tokens, case.start, layout, case.dtype.itemsize, case.window),
+        solvers={ENGINE: solve},
+        label=cache_name(case.dtype) + (f", window {case.window}" if case.window else ""),
+    )
+
+
+def _second_layer(array: np.ndarray) -> np.ndarray:
+    """Behind a layer of NaN."""
+    front = np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
+    return np.stack([front, array])
+
+
+def _checks() -> Iterator[Problem]:
+    for dtype in _DTYPES:
+        for head_dim in (8, 24, 64, 80, 128, 256):
+            yield problem_of(Case(QkvLayout(2, 1, head_dim), dtype, 30, 70))
+        for start, num_tokens in ((0, 1), (62, 33), (100, 129)):
+            yield problem_of(Case(QkvLayout(3, 3, 64), dtype, start, num_tokens))
+        yield problem_of(Case(QkvLayout(8, 2, 64), dtype, 50, 100, window=65))
+
+
+def _typical() -> Problem:
+    return problem_of(Case(QkvLayout(32, 8, 128), _DTYPES[1], 0, 512))
+
+
+CASES = KernelCases("attention_prefill", _checks, _typical)

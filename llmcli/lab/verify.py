@@ -1,0 +1,67 @@
+"""Every kernel of the engine on a card, against its cases."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.kernels.device import Device
+from llmcli.kernels.registry import KERNELS
+from llmcli.lab.engine import CASES
+from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.problem import ENGINE, KernelCases, Problem
+from llmcli.lab.trial import judge
+
+
+@dataclass(frozen=True)
+class KernelVerdict:
+    """How a kernel did: its cases, how many of them are wrong, and what is wrong with the first of these.
+
+    `largest` is the largest error of all cases as a part of its bound: at most 1 if all are right, else infinite.
+    """
+
+    kernel: str
+    num_cases: int
+    num_wrong: int
+    largest: float
+    fault: str
+
+
+def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Iterator[KernelVerdict]:
+    """Run the cases of one kernel after the other; what the cache lacks of all of them is compiled first.
+
+    `on_compile` as in `Device.prepare_all`.
+
+    Raises: DeviceError for one that fails, KernelCompileError
+    """
+    wanted: dict[str, set[str]] = {}
+    for cases in CASES.values():
+        for problem in cases.checks():
+            notes: Any = Notes(device.facts)
+            problem.solvers[ENGINE](notes, phantoms_of(problem))
+            for launch in notes.launches:
+                wanted.setdefault(launch.stem, set()).add(launch.name)
+    device.prepare_all(wanted, on_compile)
+    for cases in CASES.values():
+        yield _verify(device, cases)
+
+
+def unchecked_kernels() -> list[str]:
+    """Kernels that have no cases."""
+    return sorted(KERNELS.keys() - CASES.keys())
+
+
+def _verify(device: Device, cases: KernelCases) -> KernelVerdict:
+    largest, faults = [], []
+    for problem in cases.checks():
+        judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))
+        largest.append(judgement.largest)
+        if judgement.fault:
+            faults.append(f"{_name(problem)}: {judgement.fault}")
+    return KernelVerdict(cases.stem, len(largest), len(faults), max(largest), faults[0] if faults else "")
+
+
+def _name(problem: Problem) -> str:
+    sizes = ", ".join(f"{name} {size:,}" for name, size in problem.sizes.items())
+    return f"{problem.label}, {sizes}" if problem.label else sizes

@@ -1,0 +1,191 @@
+"""The kernels that a model launches in a step of decoding and for a prompt, and what each takes. Needs no card.
+
+The launches are those of a dry run. Launches of one kernel that move and compute the same are one `Call`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmcli.checkpoint.model import Model
+from llmcli.errors import UsageError
+from llmcli.kernels.cache import KernelCache, OnCompile, say_nothing
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.embedding import SPEC as EMBEDDING
+from llmcli.kernels.launches import Launch, addresses_of
+from llmcli.kernels.occupancy import MULTIPROCESSORS
+from llmcli.kernels.spec import KernelCost
+from llmcli.lab.kernel_use import KernelUse, require_architecture, use_of
+from llmcli.runners.base import MAX_ROWS
+from llmcli.runners.cuda.dry_run import PRODUCT, DryModel
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS, MemoryPlan, plan_memory
+from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.weight_layout import Projection
+
+MAX_PROMPT = PREFILL_CHUNKS[0]  # tokens that run together
+DEFAULT_LENGTH = 512
+# Tokens that the context has beyond the depth: timing the sampler moves its row on. So many at least, and at best.
+LEAST_ROOM, BEST_ROOM = 128, 2048
+
+_CLUSTERS_FROM = 90  # sm_90
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A prompt of `prompt` tokens; a step of decoding in `rows` rows of `depth` tokens; the context they run in."""
+
+    prompt: int
+    depth: int
+    rows: int
+    context: int
+
+    @classmethod
+    def within(cls, maximum: int, prompt: int | None, depth: int | None, rows: int) -> "Lengths":
+        """What is asked for, or usual lengths, in a model whose context limit is `maximum` tokens.
+
+        Raises: UsageError
+        """
+        longest_prompt, deepest = min(MAX_PROMPT, maximum), maximum - LEAST_ROOM
+        if deepest < 1:
+            raise UsageError(f"the model's context limit is {maximum} tokens; {LEAST_ROOM + 1} are needed")
+        for flag, number, most in (
+            ("--prompt", prompt, longest_prompt),
+            ("--depth", depth, deepest),
+            ("--rows", rows, MAX_ROWS),
+        ):
+            if number is not None and number > most:
+                raise UsageError(f"{flag} is {number}, use at most {most} with this model")
+        prompt = prompt or min(DEFAULT_LENGTH, longest_prompt)
+        depth = depth or min(DEFAULT_LENGTH, deepest)
+        return cls(prompt, depth, rows, max(prompt, min(depth + BEST_ROOM, maximum)))
+
+
+@dataclass(frozen=True)
+class Call:
+    """Launches of one kernel that move and compute the same. `places` are theirs among all launches of the walk.
+
+    `launch` is the first of them. `matrix` names the linear layers whose weights it reads, such as `gate_proj up_proj`,
+    or empty. `use` is None for the matrix library's kernels.
+    """
+
+    launch: Launch
+    matrix: str
+    cost: KernelCost
+    places: tuple[int, ...]
+    use: KernelUse | None
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the matrix library computes it."""
+        return self.launch.stem == PRODUCT
+
+    @property
+    def name(self) -> str:
+        """The name expression of our kernel, or the library's name."""
+        return self.launch.name or PRODUCT
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a launch reads and writes."""
+        return self.cost.read_bytes + self.cost.written_bytes
+
+
+@dataclass(frozen=True)
+class Walk:
+    """All calls of a step of decoding or of a prompt; `labels` are stem and name of every launch in its order."""
+
+    title: str
+    labels: tuple[tuple[str, str], ...]
+    calls: tuple[Call, ...]
+
+
+def card_of(arch: str) -> CardFacts:
+    """A card of an architecture that is not here, with as many multiprocessors as the typical one.
+
+    Raises: UsageError
+    """
+    require_architecture(arch)
+    return replace(
+        TYPICAL_CARD,
+        shared_bytes_per_block=MULTIPROCESSORS[arch].shared_bytes_per_block,
+        can_cluster=int(arch.removeprefix("sm_")) >= _CLUSTERS_FROM,
+    )
+
+
+def plan_walk(model: Model, lengths: Lengths, card: CardFacts) -> MemoryPlan:
+    """The memory that the walk needs.
+
+    Raises: UnsupportedModelError
+    """
+    stored = StoredModel.of_model(model)
+    return plan_memory(stored, max_seq_len=lengths.context, num_rows=lengths.rows, chunk_tokens=MAX_PROMPT, card=card)
+
+
+def walk_model(
+    model: Model, lengths: Lengths, card: CardFacts, arch: str, on_compile: OnCompile = say_nothing
+) -> tuple[Walk, Walk]:
+    """What a model launches in a step of decoding, and for a prompt without its logits, compiled for an architecture.
+
+    Raises: UnsupportedModelError, UsageError, KernelCompileError
+    """
+    require_architecture(arch)
+    dry = DryModel(plan_walk(model, lengths, card), card, in_order=True)
+    rows = "" if lengths.rows == 1 else f" of {lengths.rows} rows"
+    steps = {
+        f"A step of decoding{rows} at depth {lengths.depth:,}": dry.step(lengths.rows, lengths.depth),
+        f"A prompt of {lengths.prompt:,} tokens, without its logits": dry.span(lengths.prompt, 0),
+    }
+    launches = {title: [one.launch for one in started] for title, started in steps.items()}
+    kernels = {(one.stem, one.name) for step in launches.values() for one in step if one.stem != PRODUCT}
+    compiled = KernelCache().get_all(sorted(kernels), arch, on_compile)
+
+    def use(launch: Launch) -> KernelUse | None:
+        return None if launch.stem == PRODUCT else use_of(launch, compiled[launch.stem, launch.name], arch)
+
+    matrices = {one.matrix.tiles.data.ptr: _linear_names(one) for one in dry.weights.projections}
+    decode, prefill = (_walk(title, step, matrices, use) for title, step in launches.items())
+    return decode, prefill
+
+
+def _walk(
+    title: str, launches: Sequence[Launch], matrices: Mapping[int, str], use: Callable[[Launch], KernelUse | None]
+) -> Walk:
+    places: dict[object, list[int]] = {}
+    read, costs = _matrices_read(launches, matrices), _costs(launches)
+    for place, (launch, matrix, cost) in enumerate(zip(launches, read, costs, strict=True)):
+        moved = cost.read_bytes, cost.written_bytes, cost.flops
+        key = launch.stem, launch.name, launch.grid, launch.block_shape, launch.shared_bytes, matrix, moved
+        places.setdefault(key, []).append(place)
+    calls = []
+    for found in places.values():
+        first = found[0]
+        calls.append(Call(launches[first], read[first], costs[first], tuple(found), use(launches[first])))
+    return Walk(title, tuple((launch.stem, launch.name) for launch in launches), tuple(calls))
+
+
+def _costs(launches: Sequence[Launch]) -> list[KernelCost]:
+    """The cost of each; equal layers share a launch, whose cost is worked out once."""
+    known: dict[int, KernelCost] = {}
+    for launch in launches:
+        if id(launch) not in known:
+            assert launch.cost is not None
+            known[id(launch)] = launch.cost()
+    return [known[id(launch)] for launch in launches]
+
+
+def _matrices_read(launches: Sequence[Launch], matrices: Mapping[int, str]) -> list[str]:
+    """The matrix that each launch reads. A product of the library reads what the kernel in front of it has widened."""
+    read: list[str] = []
+    for launch in launches:
+        if launch.stem == PRODUCT:
+            read.append(read[-1])
+        elif launch.stem == EMBEDDING.stem:  # its table may be the head's matrix
+            read.append("")
+        else:
+            names = (matrices.get(address) for address in addresses_of(launch.arguments))
+            read.append(next((name for name in names if name), ""))
+    return read
+
+
+def _linear_names(projection: Projection[Any]) -> str:
+    return " ".join(linear.module.rpartition(".")[2] for linear in projection.linears)

@@ -1,0 +1,83 @@
+"""`llmcli verify`: what it says without a card; and with the card's parts replaced, its lines, JSON and exit codes."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from results import Result
+
+from llmcli.cli import lazy, verify
+from llmcli.lab.verify import KernelVerdict
+from llmcli.measure.verify import LogitsVerdict
+
+Llmcli = Callable[..., Result]
+
+KERNELS = [KernelVerdict("rms_norm", 5, 0, 0.25, ""), KernelVerdict("embedding", 3, 0, 0.0, "")]
+WRONG = KernelVerdict("swiglu", 4, 2, math.inf, "num_rows 6: out[1, 3] is 2, expected 1 within 0.1; 1 of 9 are wrong")
+LOGITS = LogitsVerdict(32, 16, 0.01, 2.0, 0.05, 17, 99, 32)
+
+
+def test_without_a_card_it_says_so(llmcli: Llmcli) -> None:
+    llmcli("verify").expect_error(4, "no card can be used")
+    llmcli("verify", "--device", "cpu").expect_error(4, "--device cpu was given")
+    llmcli("verify", "--device", "cuda:1").expect_error(4, "--device cuda:1")
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[KernelVerdict], LogitsVerdict], None]:
+    def replace(kernels: list[KernelVerdict], logits: LogitsVerdict) -> None:
+        device: Any = SimpleNamespace(name="A card", arch="sm_90", activate=lambda: None)
+        monkeypatch.setattr(verify, "_card", lambda named: 0)
+        monkeypatch.setattr(verify, "_compare", lambda session, card, token_ids: seen.append(token_ids) or logits)
+        monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=lambda card: device), raising=False)
+        monkeypatch.setattr(lazy, "verify_kernels", lambda opened, on_compile: iter(kernels), raising=False)
+
+    seen: list[tuple[int, ...]] = []
+    replace.seen = seen  # type: ignore[attr-defined]
+    return replace
+
+
+def test_all_is_right(llmcli: Llmcli, on_card: Any) -> None:
+    on_card(KERNELS, LOGITS)
+    result = llmcli("verify", "--tokens", 300)
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "A card, sm_90"
+    assert lines[1].split() == ["rms_norm", "5", "cases", "0.25", "of", "its", "bound", "ok"]
+    assert lines[2].split() == ["embedding", "3", "cases", "exact", "ok"]
+    text = " ".join(" ".join(lines[3:]).split())
+    assert "(16 tokens together, 16 one by one): the largest difference is 0.01 at position 17, token 99" in text
+    assert "0.10 of its bound ok" in text
+    assert "the same at 32 of 32 positions" in text
+    assert [len(token_ids) for token_ids in on_card.seen] == [300]  # the text is repeated as often as needed
+
+
+def test_a_wrong_kernel_is_named(llmcli: Llmcli, on_card: Any) -> None:
+    on_card([*KERNELS, WRONG], LOGITS)
+    result = llmcli("verify")
+    assert result.exit_code == 4
+    assert "WRONG in 2: num_rows 6: out[1, 3] is 2, expected 1 within 0.1" in result.stdout
+    shown = json.loads(llmcli("verify", "--json").stdout)
+    assert (shown["is_right"], shown["logits"]["is_right"]) == (False, True)
+    assert [one["is_right"] for one in shown["kernels"]] == [True, True, False]
+    assert shown["kernels"][2]["largest"] is None
+
+
+@pytest.mark.parametrize("largest", [0.2, math.nan])
+def test_wrong_logits_are_told(llmcli: Llmcli, on_card: Any, largest: float) -> None:
+    on_card(KERNELS, dataclasses.replace(LOGITS, largest=largest))
+    result = llmcli("verify")
+    assert result.exit_code == 4
+    assert "WRONG" in result.stdout
+    result = llmcli("verify", "--json")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["logits"]["is_right"] is False
+
+
+def test_more_tokens_than_the_model_takes_are_refused(llmcli: Llmcli, on_card: Any) -> None:
+    on_card(KERNELS, LOGITS)
+    llmcli("verify", "-q", "--tokens", 10**6).expect_error(2, "--tokens is 1000000")

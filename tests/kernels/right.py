@@ -1,0 +1,13 @@
+"""Problems of the lab on a card: what every kernel must keep to, whatever it computes."""
+
+from functools import partial
+
+from llmcli.kernels.device import Device
+from llmcli.lab.problem import ENGINE, Problem
+from llmcli.lab.trial import judge
+
+
+def assert_right(device: Device, problem: Problem) -> None:
+    """Fail unless results are within their bounds and the same twice, inputs unchanged, and nothing else is written."""
+    judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))
+    assert not judgement.fault, f"{problem.name} {problem.label} {dict(problem.sizes)}: {judgement.fault}"

@@ -1,0 +1,99 @@
+"""Cases of the engine's kernels: each kernel has some, their launches are bound, and on a card they are right."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.launches import Launch, check_launch
+from llmcli.kernels.registry import KERNELS
+from llmcli.lab.engine import CASES
+from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.problem import ENGINE, Problem, find_mismatch, largest_error
+from llmcli.lab.storage import to_storage
+from llmcli.lab.trial import judge
+
+# Kernels whose references still stand in tests/kernels alone. This list only becomes shorter.
+WITHOUT_CASES = {
+    "append_tokens",
+    "attention_decode",
+    "read_bandwidth",
+    "sample_token",
+}
+
+
+def launches(problem: Problem) -> list[Launch]:
+    notes: Any = Notes()
+    problem.solvers[ENGINE](notes, phantoms_of(problem))
+    for launch in notes.launches:
+        check_launch(launch, notes.shared_bytes_per_block)
+    return list(notes.launches)
+
+
+def test_every_kernel_has_cases() -> None:
+    assert set(CASES) == KERNELS.keys() - WITHOUT_CASES
+    assert all(cases.stem == stem for stem, cases in CASES.items())
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_launches_are_of_that_kernel(stem: str) -> None:
+    """Checks need several of its variants, unless it has but one."""
+    started = set()
+    for problem in (*CASES[stem].checks(), CASES[stem].typical()):
+        assert problem.name == stem
+        assert problem.num_bytes > 0
+        found = launches(problem)
+        assert found
+        assert {launch.stem for launch in found} == {stem}
+        started |= {launch.name for launch in found}
+    assert len(started) > 1 or len(KERNELS[stem].variants) == 1
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_references_pass_themselves_and_nothing_else(stem: str) -> None:
+    """What must come out is right once it is stored; an output nobody wrote is wrong, and so is one wrong element."""
+    for problem in CASES[stem].checks():
+        right = {name: stored(one.values, problem.outputs[name].dtype) for name, one in problem.expected.items()}
+        assert set(right) == set(problem.outputs)
+        assert find_mismatch(problem, right) is None, problem
+        assert largest_error(problem, right) <= 1
+        untouched = {name: before(problem, name) for name in problem.outputs}
+        assert find_mismatch(problem, untouched) is not None, problem
+        for name, array in right.items():
+            expected = problem.expected[name]
+            place = np.unravel_index(np.argmax(np.isfinite(expected.values)), expected.values.shape)
+            if np.isfinite(expected.values[place]):
+                bound = np.broadcast_to(expected.bound, expected.values.shape)[place]
+                wrong = {**right, name: array.copy()}
+                value = expected.values[place]
+                step = 1.0 if array.dtype.kind in "iu" and array.dtype != np.uint16 else 4 * bound + 1 + abs(value)
+                wrong[name][place] = stored(value + step, array.dtype)
+                mismatch = find_mismatch(problem, wrong)
+                assert mismatch is not None, (problem, name)
+                assert (mismatch.output, mismatch.index) == (name, place)
+
+
+def stored(values: np.ndarray, dtype: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(to_storage(np.asarray(values), dtype))
+
+
+def before(problem: Problem, name: str) -> np.ndarray:
+    """What an output holds before anything is launched."""
+    output = problem.outputs[name]
+    if output.initial:
+        return problem.inputs[output.initial]
+    if output.holds_zeros:
+        return np.zeros(output.shape, output.dtype)
+    size = int(np.prod(output.shape)) * np.dtype(output.dtype).itemsize
+    return np.full(size, 0xFF, np.uint8).view(output.dtype).reshape(output.shape)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("stem", CASES)
+def test_the_kernel_is_right(device: Device, stem: str) -> None:
+    for problem in CASES[stem].checks():
+        judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))
+        assert not judgement.fault, (problem.sizes, problem.label)
