@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.cli.tables import format_table
@@ -13,6 +14,25 @@ from llmcli.cli.units import size
 if TYPE_CHECKING:
     from llmcli.lab.compare import Finding, KernelUse, Measured
     from llmcli.lab.study_file import Study
+
+
+_USE = ("BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS", "OCCUPANCY", "LIMITED BY")
+_LEAST_SHOWN = 0.1  # where no rung reaches it, a rate says nothing of the study
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """A rate in billions a second; 0 where nothing was measured."""
+
+    name: str
+    count: Callable[[Measured], int]
+
+    def of(self, one: Measured) -> float:
+        return self.count(one) / one.times.median / 1e9 if one.times else 0.0
+
+
+_GIGABYTES = _Rate("GB/s", lambda one: one.num_bytes)
+_GIGAFLOPS = _Rate("GFLOP/s", lambda one: one.num_operations)
 
 
 def study_text(study: Study, measured: Sequence[Measured]) -> str:
@@ -37,17 +57,28 @@ def times_table(measured: Sequence[Measured]) -> str:
 
 def use_table(measured: Sequence[Measured]) -> str:
     """What the rungs reach, and what their kernels take of a multiprocessor, at one choice of sizes."""
-    is_measured = measured[0].times is not None
-    rates = ("GB/s", "GFLOP/s") if is_measured else ()
-    header = ("RUNG", *rates, "BLOCKS", "THREADS", "REGISTERS", "SHARED", "SPILLS", "OCCUPANCY", "LIMITED BY")
+    rates = [rate for rate in (_GIGABYTES, _GIGAFLOPS) if any(rate.of(one) >= _LEAST_SHOWN for one in measured)]
+    header = (
+        "RUNG",
+        *(rate.name for rate in rates),
+        "BLOCKS",
+        "THREADS",
+        "REGISTERS",
+        "SHARED",
+        "SPILLS",
+        "OCCUPANCY",
+        "LIMITED BY",
+    )
     rows = []
     for one in measured:
-        reached = _rates(one) if is_measured else ()
+        reached = [f"{rate.of(one):,.1f}" for rate in rates]
         for number, use in enumerate(one.uses or (None,)):
             first = (one.rung, *reached) if number == 0 else ("", *("" for _ in reached))
-            rows.append((*first, *(_use_cells(use) if use else ("-",) * 7)))
+            rows.append((*first, *(_use_cells(use) if use else ("-",) * len(_USE))))
     sizes = ", ".join(f"{name} {number:,}" for name, number in measured[0].sizes.items())
-    return f"At {sizes}\n{format_table(header, rows)}"
+    intensity = measured[0].num_operations / measured[0].num_bytes
+    note = f": {intensity:,.1f} operations for each byte that has to be moved" if _GIGAFLOPS in rates else ""
+    return f"At {sizes}{note}\n{format_table(header, rows)}"
 
 
 def finding_text(finding: Finding) -> str:
@@ -117,11 +148,6 @@ def _json_of(one: Measured) -> dict[str, object]:
             for use in one.uses
         ],
     }
-
-
-def _rates(one: Measured) -> tuple[str, str]:
-    seconds = one.times.median if one.times else float("inf")
-    return f"{one.num_bytes / seconds / 1e9:,.1f}", f"{one.num_operations / seconds / 1e9:,.1f}"
 
 
 def _use_cells(use: KernelUse) -> tuple[str, ...]:

@@ -3,9 +3,14 @@
 from llmcli.errors import UsageError
 from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
+from llmcli.lab.problems.bias_gelu import BIAS_GELU
 from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.int8_product import INT8_PRODUCT
 from llmcli.lab.problems.laplacian import LAPLACIAN
+from llmcli.lab.problems.launches import LAUNCHES
 from llmcli.lab.problems.layer_norm import LAYER_NORM
+from llmcli.lab.problems.masked_softmax import MASKED_SOFTMAX
+from llmcli.lab.problems.matmul import MATMUL
 from llmcli.lab.problems.relaxation import BRANCHES, UNEVEN_LOOPS
 from llmcli.lab.problems.rms_norm import RMS_NORM
 from llmcli.lab.problems.row_sum import ROW_SUM
@@ -14,11 +19,16 @@ from llmcli.lab.problems.top1 import TOP1
 from llmcli.lab.problems.transpose import TRANSPOSE
 
 _KINDS = (
+    BIAS_GELU,
     BRANCHES,
     COPY,
     GELU,
+    INT8_PRODUCT,
     LAPLACIAN,
+    LAUNCHES,
     LAYER_NORM,
+    MASKED_SOFTMAX,
+    MATMUL,
     RMS_NORM,
     ROW_SUM,
     SILU,

@@ -125,7 +125,7 @@ def compare_rungs(
         on_progress(done, total)
         problem = make_problem(study.problem, dict(sizes))
         starts = {rung.name: partial(solve, device, rung, sources[rung.name], problem) for rung in rungs}
-        times = measure(device, problem, starts)
+        times = measure(device, problem, starts, by_stream={rung.name for rung in rungs if rung.by_stream})
         for rung in rungs:
             uses = _uses(rung, sources[rung.name], problem, device.arch, cache, device.facts)
             measured.append(_measured(rung, problem, uses, times[rung.name]))
@@ -155,11 +155,12 @@ def _measured(rung: Rung, problem: Problem, uses: tuple[KernelUse, ...], times: 
 def _uses(
     rung: Rung, source: Source, problem: Problem, arch: str, cache: KernelCache, card: CardFacts
 ) -> tuple[KernelUse, ...]:
-    """The kernels that a rung launches, compiled for an architecture."""
+    """The kernels that a rung launches, compiled for an architecture; launches that are alike are one."""
     notes = Notes(card)
     solve(notes, rung, source, problem, phantoms_of(problem))
     compiled = cache.get_all({(launch.stem, launch.name) for launch in notes.launches}, arch)
-    return tuple(_use(launch, compiled[launch.stem, launch.name], arch) for launch in notes.launches)
+    uses = (_use(launch, compiled[launch.stem, launch.name], arch) for launch in notes.launches)
+    return tuple(dict.fromkeys(uses))
 
 
 def _use(launch: Launch, kernels: CachedKernels, arch: str) -> KernelUse:

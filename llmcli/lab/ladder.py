@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ class Launches(Protocol):
         block: int | tuple[int, ...],
         arguments: tuple[Any, ...],
         shared_bytes: int = 0,
+        overlaps: bool = False,
     ) -> None:
         """Start a kernel."""
 
@@ -42,7 +44,7 @@ class Source:
     text: str
     path: Path | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> Mapping[str, tuple[Parameter, ...]]:
         """The parameters of its kernels."""
         return kernel_parameters(self.text)
@@ -54,10 +56,11 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str) -> tuple[Study, Source]:
-    """A study by name, and its source.
+    """A study by name, whose words may be joined by `-`, and its source.
 
     Raises: UsageError
     """
+    name = name.replace("-", "_")
     path = _folder() / f"{name}.cu"
     if name not in study_names():
         raise UsageError(f"there is no study {name!r}; there are {', '.join(study_names())}")
@@ -114,6 +117,7 @@ def _launch(device: Launches, call: KernelCall, source: Source, problem: Problem
         block=tuple(evaluate(size, problem.sizes) for size in call.block),
         arguments=tuple(parameter.argument(values, function) for parameter in source.parameters[function]),
         shared_bytes=evaluate(call.shared_bytes, problem.sizes),
+        overlaps=call.overlaps,
     )
 
 

@@ -1,5 +1,6 @@
 """A device that takes notes: which kernels a rung would launch, with which blocks. Needs no card."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ class Notes:
     ) -> None:
         """Note a launch."""
         self.launches.append(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost))
+
+    def start(self, product: Any, addresses: Sequence[int]) -> None:
+        """Leave out a product of the matrix library: what its kernels take is not known here."""
 
 
 def phantoms_of(problem: Problem) -> dict[str, Phantom]:

@@ -13,29 +13,38 @@ from llmcli.errors import UsageError
 _FIELD = re.compile(r"(Shapes|Problem|Sizes|Check|Claim|Note): *(.*)")
 _RUNG = re.compile(r"rung ([a-z][a-z0-9_]*): *(.*)")
 _LAUNCH = re.compile(r"launch: *(.*)")
-_CHEVRONS = re.compile(r"(.+?)<<<(.+)>>>")
+_START = re.compile(r"start: *stream")
+_CHEVRONS = re.compile(r"(.+?)<<<(.+)>>>(?: (\d+) times)?( overlapping)?")
 _TITLE = re.compile(r"(?:studies/)?([\w-]+): (.+?)(?: {2,}Source: (.+))?$")
 _CLAIM = re.compile(r"(\w+) < (\w+)(?: at ([^:]+))?: (.+)")
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch as CUDA writes it, `name<<<grid, block, shared>>>`: the numbers are expressions over the sizes."""
+    """One launch as CUDA writes it, `name<<<grid, block, shared>>>`: the numbers are expressions over the sizes.
+
+    With `overlaps` it may start before the one in front ends, on cards that can.
+    """
 
     name: str
     grid: tuple[str, ...]
     block: tuple[str, ...]
     shared_bytes: str = "0"
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to solve the problem: launches in turn, or the name of a solver (`llmcli`, `cublas`)."""
+    """One way to solve the problem: launches in turn, or the name of a solver (`llmcli`, `cublas`).
+
+    `by_stream`: the host starts every launch by itself when it is timed; else a CUDA graph holds them.
+    """
 
     name: str
     text: str
     calls: tuple[KernelCall | str, ...]
     line: int
+    by_stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,25 +172,30 @@ def _rungs(lines: Sequence[str], first_line: int, path: str) -> list[Rung]:
 
 
 def _rung(name: str, first: str, comment: Sequence[str], line: int, path: str) -> Rung:
-    text, calls = [first], []
+    text, by_stream = [first], False
+    calls: list[KernelCall | str] = []
     for part in comment:
         if match := _LAUNCH.fullmatch(part):
-            calls.append(_call(match[1], f"{path}:{line}"))
+            calls += _calls(match[1], f"{path}:{line}")
+        elif _START.fullmatch(part):
+            by_stream = True
         else:
             text.append(part)
     if not calls:
         raise UsageError(f"{path}:{line}: rung {name} has no `// launch: kernel<<<grid, block>>>`")
-    return Rung(name, " ".join(" ".join(text).split()), tuple(calls), line)
+    return Rung(name, " ".join(" ".join(text).split()), tuple(calls), line, by_stream)
 
 
-def _call(text: str, place: str) -> KernelCall | str:
+def _calls(text: str, place: str) -> list[KernelCall | str]:
     if text.isidentifier():
-        return text
+        return [text]
     match = _CHEVRONS.fullmatch(text)
     parts = _split_commas(match[2]) if match else []
     if match is None or not 2 <= len(parts) <= 3:
         raise UsageError(f"{place}: a launch is `kernel<<<grid, block>>>` or `kernel<<<grid, block, bytes>>>`")
-    return KernelCall(match[1].strip(), _dimensions(parts[0]), _dimensions(parts[1]), *parts[2:])
+    shared_bytes = parts[2] if len(parts) == 3 else "0"
+    call = KernelCall(match[1].strip(), _dimensions(parts[0]), _dimensions(parts[1]), shared_bytes, bool(match[4]))
+    return [call] * int(match[3] or 1)
 
 
 def _dimensions(text: str) -> tuple[str, ...]:

@@ -1,14 +1,19 @@
-"""Runs kernels on a card for the lab: outputs between canaries, then times over rotating copies of the arrays."""
+"""Runs kernels on a card for the lab: outputs between canaries, then times over rotating copies of the arrays.
+
+Launches are timed inside a CUDA graph, where no host is in the way; or by stream, each started by the host.
+"""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from llmcli.errors import DeviceError
 from llmcli.kernels.device import Device, device_errors
+from llmcli.kernels.replay import base_addresses
 from llmcli.lab.problem import Arrays, Output, Problem
 
 FENCE_BYTES = 512  # on each side of an output; a multiple of every vector's width
@@ -45,18 +50,26 @@ def run_once(device: Device, problem: Problem, start: Start) -> dict[str, np.nda
         return {name: fences[name][0].get() for name in problem.outputs}
 
 
-def measure(device: Device, problem: Problem, starts: Mapping[str, Start], num_rounds: int = 7) -> dict[str, Times]:
+def measure(
+    device: Device,
+    problem: Problem,
+    starts: Mapping[str, Start],
+    num_rounds: int = 7,
+    by_stream: Collection[str] = (),
+) -> dict[str, Times]:
     """The times of several ways to solve a problem; rounds alternate between them.
 
     Raises: DeviceError
     """
     with device.stream, device_errors():
         copies = _copies(problem)
-        graphs = {name: _capture(device, start, copies) for name, start in starts.items()}
+        runs = {
+            name: (_record if name in by_stream else _capture)(device, start, copies) for name, start in starts.items()
+        }
         times: dict[str, list[float]] = {name: [] for name in starts}
         for _ in range(num_rounds):
-            for name, (graph, count) in graphs.items():
-                times[name].append(_replay(device, graph) / count)
+            for name, (run, count) in runs.items():
+                times[name].append(_seconds(device, run) / count)
         return {name: Times(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
 
 
@@ -94,24 +107,47 @@ def _copies(problem: Problem) -> list[dict[str, Any]]:
     return [first, *({name: array.copy() for name, array in first.items()} for _ in range(count - 1))]
 
 
-def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Any, int]:
+def _capture(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
     """A graph of so many solutions that a clock can measure it, and their number."""
-    start(copies[0])  # compiles, and finds whether the kernel runs at all
-    begin = device.now()
-    for arrays in copies[:2]:
-        start(arrays)
-    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
-    count = max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+    count = _count(device, start, copies)
     device.stream.begin_capture()
     for number in range(count):
         start(copies[number % len(copies)])
     graph = device.stream.end_capture()
-    _replay(device, graph)
-    return graph, count
+    run = partial(graph.launch, device.stream)
+    _seconds(device, run)
+    return run, count
 
 
-def _replay(device: Device, graph: Any) -> float:
-    """Seconds that one launch of the graph takes."""
+def _record(device: Device, start: Start, copies: Sequence[Arrays]) -> tuple[Callable[[], None], int]:
+    """As many solutions, each launch started by the host as the engine does outside of graphs."""
+    count = _count(device, start, copies)
+    recorded = []
+    for arrays in copies:
+        own = list(arrays.values())
+        recorded.append((device.record(partial(start, arrays), own), base_addresses(own)))
+
+    def run() -> None:
+        for number in range(count):
+            replay, addresses = recorded[number % len(recorded)]
+            replay.start(addresses)
+
+    _seconds(device, run)
+    return run, count
+
+
+def _count(device: Device, start: Start, copies: Sequence[Arrays]) -> int:
+    """Run a solution, which compiles it and finds whether it runs at all, and say how often to repeat it."""
+    start(copies[0])
     begin = device.now()
-    graph.launch(device.stream)
+    for arrays in copies[:2]:
+        start(arrays)
+    once = max(begin.seconds_until(device.now()) / 2, 1e-6)
+    return max(len(copies), min(_MAX_LAUNCHES, int(_GRAPH_SECONDS / once)))
+
+
+def _seconds(device: Device, run: Callable[[], None]) -> float:
+    """The time of one run."""
+    begin = device.now()
+    run()
     return begin.seconds_until(device.now())

@@ -1,6 +1,7 @@
 """`llmcli kernels compare` without a card: what it lists, prints, compiles and refuses; its tables and sentences."""
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -58,6 +59,16 @@ def test_an_architecture_needs_no_card(llmcli: Llmcli) -> None:
     (kernel,) = rungs["one_warp"]["kernels"]
     assert (kernel["threads"], kernel["blocks"], kernel["limited_by"]) == (32, 1, ["blocks"])
     assert kernel["occupancy"] == pytest.approx(16 * 32 / 1536)  # 16 blocks of a warp, of 1,536 threads
+
+
+def test_launches_that_are_alike_are_one_line(llmcli: Llmcli) -> None:
+    told = json.loads(llmcli("kernels", "compare", "launch", "--arch", "sm_90", "--json").stdout)
+    names = {one["rung"]: [kernel["name"] for kernel in one["kernels"]] for one in told["rungs"]}
+    assert names["sixty_four"] == ["empty", "finish"]
+
+
+def test_words_of_a_study_may_be_joined_by_hyphens(llmcli: Llmcli) -> None:
+    assert "rung fastllm" in llmcli("kernels", "compare", "gemm-int8", "--show", "fastllm").stdout
 
 
 def test_what_show_prints_can_be_tried(llmcli: Llmcli, tmp_path: Path) -> None:
@@ -129,8 +140,16 @@ def test_tables_have_one_column_for_each_choice_of_sizes() -> None:
         ["plain", "2.00", "20.00"],
         ["packed", "1.00", "19.80"],
     ]
-    assert lines[5] == "At m 1, n 2,000"
+    assert lines[5] == "At m 1, n 2,000: 0.1 operations for each byte that has to be moved"
     assert lines[7].split()[:3] == ["plain", "1.2", "0.1"]  # 24,000 bytes and 2,000 operations in 20 us
+
+
+def test_a_study_of_launches_has_no_rates() -> None:
+    """Where next to nothing is moved or computed, rates would be noise."""
+    nothing = [dataclasses.replace(one, num_bytes=4, num_operations=0) for one in MEASURED]
+    table = study_text(STUDY, nothing).splitlines()[5:]
+    assert table[0] == "At m 1, n 2,000"
+    assert table[1].split()[:2] == ["RUNG", "BLOCKS"]
 
 
 def test_csv_and_json_have_seconds() -> None:

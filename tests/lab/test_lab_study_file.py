@@ -54,6 +54,14 @@ def test_a_study_is_read() -> None:
     assert (second.faster, second.sizes) == ("plain", {"n": 1000})
 
 
+def test_launches_are_repeated_and_overlap() -> None:
+    text = "// rung mine: many\n// launch: f<<<n, 32>>> 3 times\n// launch: f<<<1, 32, 8>>> 2 times overlapping\n"
+    plain, late = KernelCall("f", ("n",), ("32",)), KernelCall("f", ("1",), ("32",), "8", overlaps=True)
+    rung = parse_rung(text, "mine.cu")
+    assert (rung.calls, rung.by_stream, rung.text) == ((plain, plain, plain, late, late), False, "many")
+    assert parse_rung(f"{text}// start: stream\n", "mine.cu").by_stream
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
@@ -67,6 +75,7 @@ def test_a_study_is_read() -> None:
         ("// launch: add<<<(n + 255) / 256, 256>>>\n", "", "rung plain"),
         ("add<<<(n + 255) / 256, 256>>>", "add(n)", "kernel<<<grid, block>>>"),
         ("add<<<(n + 255) / 256, 256>>>", "add<<<256>>>", "kernel<<<grid, block>>>"),
+        ("256>>>", "256>>> often", "kernel<<<grid, block>>>"),
     ],
 )
 def test_a_study_that_is_not_one_is_refused(old: str, new: str, named: str) -> None:

@@ -51,8 +51,8 @@ def make_swiglu(num_rows: int, num_columns: int) -> Problem:
 
     `gate_up` holds a row of gates, then that of ups; `gate_up_tiles` the same as the engine has it, eight of each in
     turn. A kernel reads one of them.
-    Shapes: out [num_rows, num_columns]; gate_up [num_rows, 2 * num_columns]; gate_up_tiles [num_rows, 16 *
-    ceil(num_columns / 8)]; all float32
+    Shapes: out, activated (scratch) [num_rows, num_columns]; gate_up [num_rows, 2 * num_columns]; gate_up_tiles
+    [num_rows, 16 * ceil(num_columns / 8)]; all float32
     """
     gate = _gates(num_rows, num_columns)
     up = np.random.default_rng([1, num_rows, num_columns]).standard_normal(gate.shape, np.float32)
@@ -68,7 +68,7 @@ def make_swiglu(num_rows: int, num_columns: int) -> Problem:
         outputs={"out": Output(gate.shape)},
         reference=lambda: {"out": _silu_times(gate.astype(np.float64), up.astype(np.float64))},
         cost=KernelCost(8 * count, 4 * count, 5 * count),
-        scratch={"out_scale": Output((num_rows,))},
+        scratch={"activated": Output(gate.shape), "out_scale": Output((num_rows,))},
         solvers={ENGINE: _solve_swiglu},
     )
 
