@@ -20,13 +20,12 @@ A study is a ladder of kernels that compute the same thing, the plainest first, 
 
     llmcli kernels compare rmsnorm
 
-compiles the rungs, checks each against a float64 reference, and measures them side by side. Written by
-`python -m scripts.studies_doc` from the studies in `kernels/studies` and from what was measured, which lies in
-`measured/`. {cards}
+compiles the rungs, checks each against a float64 reference, and measures them side by side. These pages are written by
+`python -m scripts.studies_doc` from `kernels/studies` and from what was measured, in `measured/`. {cards}
 
-Times are medians of seven rounds in which the rungs take turns, each a CUDA graph over copies of the arrays that do not
-fit into L2 together, as far as 64 copies reach. A rung is faster where it takes at least 3 % less time. GB/s and
-GFLOP/s count every byte and every operation that the problem needs once, whatever a rung does.
+Times are medians of seven rounds in which the rungs take turns, each in a CUDA graph unless it says otherwise, over
+copies of the arrays that do not fit into L2 together, as far as 64 copies reach. Less than 3 % of difference counts as
+none. GB/s and GFLOP/s count every byte and every operation that the problem needs once, whatever a rung does.
 
 ## All studies
 
@@ -71,11 +70,11 @@ def study_page(study: Study, results: Sequence[Results]) -> str:
         f"| rung | what it does |\n|---|---|\n{rungs}".rstrip()
     )
     parts += [_card_text(study, one) for one in results] or ["## Measured\n\nThis study was not measured yet."]
-    last = study.rungs[-1].name if study.rungs[-1].calls[0] != "llmcli" else study.rungs[-2].name
+    own = [rung for rung in study.rungs if not any(isinstance(call, str) for call in rung.calls)]
     commands = [
         f"llmcli kernels compare {study.name}",
         f"llmcli kernels compare {study.name} --arch sm_86           # registers and occupancy, without a card",
-        f"llmcli kernels compare {study.name} --show {last} >mine.cu",
+        f"llmcli kernels compare {study.name} --show {own[-1].name} >mine.cu",
         f"llmcli kernels compare {study.name} --try mine.cu          # your own rung, beside these",
     ]
     parts.append("## See it yourself\n\n" + "\n".join(f"    {command}" for command in commands))
@@ -124,5 +123,5 @@ def _summary(study: Study, results: Results) -> str:
 def _escaped(text: str) -> str:
     """Words for Markdown: signs that it would take for its own are escaped, but not in code."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"[\\|*_<]", r"\\\g<0>", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"[\\|*<]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9])", r"\\\g<0>", part) for part in parts[::2]]
     return "`".join(parts)
