@@ -21,7 +21,8 @@ A study is a ladder of kernels that compute the same thing, the plainest first, 
     llmcli kernels compare rmsnorm
 
 compiles the rungs, checks each against a float64 reference, and measures them side by side. These pages are written by
-`python -m scripts.studies_doc` from `kernels/studies` and from what was measured, in `measured/`. {cards}
+`python -m scripts.studies_doc` from `kernels/studies` and from what was measured, in `measured/`.
+{cards}
 
 Times are medians of seven rounds in which the rungs take turns, each in a CUDA graph unless it says otherwise, over
 copies of the arrays that do not fit into L2 together, as far as 64 copies reach. Less than 3 % of difference counts as
