@@ -64,7 +64,7 @@ def test_info_of_a_tied_model_reads_its_one_matrix_once(llmcli: Callable[..., Re
 
 
 def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
-    lines = {line[:22].strip(): line[22:] for line in llmcli("info", tiny_llama).stdout.splitlines()}
+    lines = {line[:28].strip(): line[28:] for line in llmcli("info", tiny_llama).stdout.splitlines()}
     assert lines["attention"] == "8 heads over 2 key-value heads of 8"
     assert lines["begins with"] == "<|begin|>"
     assert lines["ends with"] == "<|end|> (257)"
