@@ -14,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from llmcli.cli.terminal import OnProgress, terminal, visible
@@ -46,9 +47,11 @@ class _Note(ProgressColumn):
 @contextmanager
 def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Iterator[OnProgress]:
     """A bar with what is done, the time left and the note, which goes away at the end. `first` is the first note."""
-    done_column = _Bytes(binary_units=True) if unit == "bytes" else _Count()
+    # On a narrow terminal the bar gets shorter; a figure on two lines could not be read.
+    whole = Column(no_wrap=True)
+    done_column = _Bytes(binary_units=True, table_column=whole) if unit == "bytes" else _Count(table_column=whole)
     name = TextColumn(visible(what), markup=False)
-    columns = (name, BarColumn(), done_column, TimeRemainingColumn(), _Note())
+    columns = (name, BarColumn(), done_column, TimeRemainingColumn(table_column=whole), _Note(table_column=whole))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, note=first)
         yield lambda done, total: bar.update(task, completed=done, total=total, note=note())

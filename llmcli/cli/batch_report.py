@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from llmcli.batch.estimate import estimate_seconds
@@ -9,6 +10,7 @@ from llmcli.batch.rows_over_time import RowsOverTime
 from llmcli.batch.run import Progress, Usage
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import duration, size
@@ -38,7 +40,7 @@ def show_check(job: Job) -> None:
         "memory": f"{size(memory.total_bytes)} needed, {size(memory.available_bytes)} free",
         "time": f"{needed}: estimated for texts of full length, in {rows}",
     }
-    terminal.write("".join(f"{name:<15}{text}\n" for name, text in facts.items()))
+    terminal.write(fact_lines(facts.items(), 15, sys.stdout))
 
 
 def _plan(job: Job) -> TargetPlan:

@@ -39,7 +39,10 @@ def run_job(job: Job) -> None:
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
     _settle_record(job, loaded.runner.description)
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer)
-    terminal.info(f"{num_prompts} prompts, {scheduler.usage.num_rows} side by side")
+    num_rows = scheduler.usage.num_rows
+    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+    terminal.info(f"{counted}, {how}")
     progress, rows = Progress(), RowsOverTime()
     start_time = time.perf_counter()
     with _Sink(job) as sink:
@@ -72,6 +75,8 @@ def run_job(job: Job) -> None:
             remedy = "" if job.output is None else "; run the same command again to resume"
             terminal.info(f"Interrupted: {ended} of {num_prompts} prompts are done{remedy}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
+    if job.output is not None and not progress.num_failed:
+        terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded.load_seconds, time.perf_counter() - start_time)
     if progress.num_failed:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.tables import format_table
 from llmcli.cli.units import duration, rate
 
@@ -23,7 +25,7 @@ def facts_text(report: BenchReport) -> str:
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
         ("energy", _energy_fact(report)),
     )
-    return "".join(f"{name:<18}{value}\n" for name, value in facts)
+    return fact_lines(facts, 18, sys.stdout)
 
 
 def tables_text(report: BenchReport) -> str:

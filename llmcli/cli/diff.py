@@ -16,7 +16,7 @@ from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import DeviceOptions, MessageOptions
 from llmcli.cli.output.page_kit import PAGE, write_page
-from llmcli.cli.output.tokens import show_piece
+from llmcli.cli.output.tokens import SPACE, show_piece
 from llmcli.cli.progress import progress
 from llmcli.cli.prompt import read_prompt
 from llmcli.cli.scoring import require_same_tokenizer
@@ -104,12 +104,16 @@ def diff(
         terminal.write_json({"tokens": entries, **dataclasses.asdict(numbers)})
         return
     with_color = has_color(sys.stdout)
+    if sys.stdout.isatty():
+        _show_legend(with_color)
+    terminal.show_prompt(text)
     decoder = StreamDecoder(tokenizer, at_start=False)
     for token in tokens:
         other = show_piece(tokenizer, token.second_choice)
-        terminal.write(_styled(token, decoder.push(token.token_id), other, with_color), is_drawn=with_color)
-    terminal.write(f"{decoder.flush()}\n")
-    terminal.write(f"{_sentence(numbers)}\n")
+        styled = _styled(token, decoder.push(token.token_id), other, with_color)
+        terminal.write(styled, is_drawn=with_color, wraps=True)
+    terminal.write(f"{decoder.flush()}\n", wraps=True)
+    terminal.write(f"{_sentence(numbers)}\n", wraps=True)
 
 
 def _follow(
@@ -141,14 +145,29 @@ def _follow(
     return facts, tokens, lazy.verdict(tokens)
 
 
+def _show_legend(with_color: bool) -> None:
+    """What the marks in the text mean."""
+    terminal.info("A's text; [token>other] where B would choose another token")
+    if with_color:
+        tints = f"{MORE_LIKELY}more{RESET} or {LESS_LIKELY}less{RESET}"
+        terminal.info(f"tinted where B finds A's token {tints} likely", is_drawn=True)
+
+
 def _styled(token: DiffToken, text: str, other: str, with_color: bool) -> str:
     """A token's text; it is empty while a character that spans tokens is unfinished."""
-    marked = text if token.agrees else f"[{text}>{other}]"
+    shown = text if token.agrees else marked(text, other)
     if not with_color:
-        return marked
+        return shown
     change = token.second_probability - token.first_probability
     style = MORE_LIKELY if change >= NOTABLE_CHANGE else LESS_LIKELY if change <= -NOTABLE_CHANGE else ""
-    return f"{style}{visible(marked)}{RESET}" if style else visible(marked)
+    return f"{style}{visible(shown)}{RESET}" if style else visible(shown)
+
+
+def marked(text: str, other: str) -> str:
+    """A's token and B's in its place; a space that both begin with stands before them, so that lines break there."""
+    if text.startswith(" ") and other.startswith(SPACE):
+        return f" [{text[1:]}>{other[1:]}]"
+    return f"[{text.replace(' ', SPACE)}>{other}]"
 
 
 def _agreement(num_tokens: int) -> str:

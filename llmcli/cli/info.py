@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
 from llmcli.cli.session import open_session
@@ -40,7 +42,7 @@ def info(
     if json_:
         terminal.write_json(dataclasses.asdict(facts))
     else:
-        terminal.write("".join(f"{name:<22}{value}\n" for name, value in _rows(facts)))
+        terminal.write(fact_lines(_rows(facts), 28, sys.stdout))
 
 
 def _inspect(name: str | None, context: int | None) -> ModelInfo:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     AUTO,
@@ -118,7 +120,7 @@ def plan(
         terminal.write_json(_as_json(facts))
         return
     source = "as given" if card.memory is not None else "measured"
-    terminal.write("".join(f"{name:<18}{value}\n" for name, value in _lines(facts, source)))
+    terminal.write(fact_lines(_lines(facts, source), 18, sys.stdout))
     terminal.write("\n" + format_table(*_decode_table(facts)), is_drawn=True)
     if facts.prompts[0].first_token_seconds is not None:
         terminal.write("\n" + format_table(*_prompt_table(facts)), is_drawn=True)

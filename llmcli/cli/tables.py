@@ -15,7 +15,7 @@ from llmcli.cli.terminal import has_color, visible
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for stdout, its columns flush right; on a terminal it is drawn, see `Terminal`."""
     if sys.stdout.isatty():
-        table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(*header, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column in table.columns:
             column.justify = "right"
         for row in rows:

@@ -39,7 +39,7 @@ class Terminal:
         self.is_quiet = False
         self.is_debug = bool(os.environ.get("LLMCLI_DEBUG"))
         self.doing = ""
-        self._wrap = WordWrap(lambda: _columns(sys.stdout if sys.stdout.isatty() else sys.stderr))
+        self._wrap = WordWrap(lambda: columns_of(sys.stdout if sys.stdout.isatty() else sys.stderr))
 
     def write(self, text: str, *, is_drawn: bool = False, wraps: bool = False) -> None:
         """Generated text."""
@@ -52,7 +52,7 @@ class Terminal:
     def info(self, line: str, *, is_drawn: bool = False) -> None:
         """A line about the run, on stderr; nothing with --quiet."""
         if not self.is_quiet:
-            self._emit(sys.stderr, f"{line}\n", is_drawn)
+            self._emit_line(line, is_drawn)
 
     def show(self, text: str, *, is_drawn: bool = False, wraps: bool = False) -> None:
         """Text that was asked for beside the result, on stderr; also with --quiet."""
@@ -60,11 +60,11 @@ class Terminal:
 
     def warn(self, line: str) -> None:
         """Something the user should know though the run goes on; also with --quiet."""
-        self._emit(sys.stderr, f"warning: {line}\n")
+        self._emit_line(f"warning: {line}")
 
     def error(self, line: str) -> None:
         """Why the run ended."""
-        self._emit(sys.stderr, f"error: {line}\n")
+        self._emit_line(f"error: {line}")
 
     def show_prompt(self, prompt: str) -> None:
         """Show the prompt before its continuation, if both streams are one terminal: a pipe gets only what is new."""
@@ -73,6 +73,14 @@ class Terminal:
         dim, reset = ("\x1b[2m", "\x1b[0m") if has_color(sys.stderr) else ("", "")
         shown = self._wrap.push(f"{dim}{visible(prompt)}{reset}") + self._wrap.settle()
         _send(sys.stderr, shown)
+
+    def _emit_line(self, line: str, is_drawn: bool = False) -> None:
+        """A message: on a terminal it breaks between words."""
+        if sys.stderr.isatty():
+            wrap = WordWrap(lambda: columns_of(sys.stderr))
+            line = wrap.push(line if is_drawn else visible(line)) + wrap.flush()
+            is_drawn = True
+        self._emit(sys.stderr, f"{line}\n", is_drawn)
 
     def _emit(self, stream: TextIO, text: str, is_drawn: bool = False, wraps: bool = False) -> None:
         if stream.isatty():
@@ -102,7 +110,8 @@ def give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _columns(stream: TextIO) -> int:
+def columns_of(stream: TextIO) -> int:
+    """The width of a terminal, in columns."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or COLUMNS_UNKNOWN
     except OSError:

@@ -19,10 +19,10 @@ with progress("loading x", {unit!r}, first="importing torch") as on_progress:
 """
 
 
-def drawn_by(program: str) -> str:
+def drawn_by(program: str, columns: int = 100) -> str:
     """What a program draws on its terminal, without the control sequences."""
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env={"COLUMNS": "100"})
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env={"COLUMNS": str(columns)})
     os.close(slave)
     drawn = b""
     with contextlib.suppress(OSError), open(master, "rb", buffering=0) as terminal:  # its end is an error on Linux
@@ -64,3 +64,16 @@ def test_the_bar_counts_what_is_compiled() -> None:
 def test_without_a_terminal_one_line_tells_of_compiling() -> None:
     process = subprocess.run([sys.executable, "-c", COMPILED], stderr=subprocess.PIPE, text=True, check=True)
     assert process.stderr == "compiling 2 kernels for this card, once\n"
+
+
+NARROW = """
+import time
+from llmcli.cli.progress import progress
+with progress("loading a-model-of-some-name") as on_progress:
+    on_progress(15 << 20, 21 << 20)
+    time.sleep(0.3)
+"""
+
+
+def test_figures_stay_on_one_line_of_a_narrow_terminal() -> None:
+    assert "15.0/21.0 MiB" in drawn_by(NARROW, columns=60)

@@ -341,7 +341,9 @@ def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny
         output = tmp_path / rows
         told = llmcli("batch", common[0], output, *common[1:], "--rows", rows)
         assert told.exit_code == 0, told.stderr
-        assert f"7 prompts, {num_rows} side by side\n" in told.stderr
+        how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+        assert f"7 prompts, {how}\n" in told.stderr
+        assert f"Done: {output} holds all 7 results\n" in told.stderr
         found.append([without_times(value) for value in results(output).values()])
         stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-8:]}
         computed, shared = (int(part.split()[0]) for part in stats["prompt tokens"].split(","))

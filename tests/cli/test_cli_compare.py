@@ -10,6 +10,7 @@ import torch
 from results import Result
 from tiny_models import write_tiny_llama
 
+from llmcli.cli.diff import marked
 from llmcli.cli.terminal import visible
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -97,6 +98,14 @@ def test_diff_marks_divergences(
     tinted = llmcli(*arguments).stdout
     assert tinted != result.stdout
     assert re.sub(r"\x1b\[[\d;]*m", "", tinted) == visible(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [(" cub", "·called", " [cub>called]"), (" M", "B", "[·M>B]"), ("ar", "et", "[ar>et]"), (",", "·is", "[,>·is]")],
+)
+def test_a_space_that_both_choices_begin_with_stands_before_them(first: str, second: str, shown: str) -> None:
+    assert marked(first, second) == shown
 
 
 def test_diff_of_a_model_with_itself(llmcli: Callable[..., Result], tiny_llama: Path) -> None:

@@ -64,7 +64,7 @@ def test_info_of_a_tied_model_reads_its_one_matrix_once(llmcli: Callable[..., Re
 
 
 def test_info_table(llmcli: Callable[..., Result], tiny_llama: Path) -> None:
-    lines = {line[:22].strip(): line[22:] for line in llmcli("info", tiny_llama).stdout.splitlines()}
+    lines = {line[:28].strip(): line[28:] for line in llmcli("info", tiny_llama).stdout.splitlines()}
     assert lines["attention"] == "8 heads over 2 key-value heads of 8"
     assert lines["begins with"] == "<|begin|>"
     assert lines["ends with"] == "<|end|> (257)"
@@ -81,8 +81,8 @@ def test_info_of_windows_and_layers_without_rotary(llmcli: Callable[..., Result]
     windows = {"use_sliding_window": True, "sliding_window": 16}
     folder = write_tiny_llama(tmp_path / "model", **smollm3, **windows)
     text = llmcli("info", folder).stdout
-    assert "without rotary        1 of 3 layers\n" in text
-    assert "sliding window        16 tokens, in 1 of 3 layers\n" in text
+    assert "without rotary              1 of 3 layers\n" in text
+    assert "sliding window              16 tokens, in 1 of 3 layers\n" in text
 
 
 def test_info_errors_like_generate(llmcli: Callable[..., Result], tmp_path: Path, tiny_llama: Path) -> None:

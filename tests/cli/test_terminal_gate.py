@@ -124,6 +124,29 @@ def test_diff_marks_on_a_terminal_are_our_own(tmp_path, model):
     assert not [part for part in run.text.split("\x1b")[1:] if not part.startswith(("[38;5;", "[7m", "[0m"))]
 
 
+@pytest.mark.parametrize("write", [Terminal.info, Terminal.warn, Terminal.error])
+def test_messages_break_between_words(write, monkeypatch, capsys):
+    line = "the folder /tmp/a-long-name cannot be read: it is not a folder; name one that exists"
+    pretend_terminal(monkeypatch)
+    monkeypatch.setattr("llmcli.cli.terminal.columns_of", lambda stream: 30)
+    write(Terminal(), line)
+    rows = capsys.readouterr().err.splitlines()
+    assert " ".join(rows).endswith(line)
+    assert len(rows) == 3 + (len(" ".join(rows)) > 90)
+    assert max(map(len, rows)) <= 30
+
+
+def test_diff_says_what_its_marks_mean_and_shows_the_prompt(tmp_path, model):
+    other = write_tiny_llama(tmp_path / "other", seed=5)
+    flags = ("--max-new-tokens", "4", "--threads", "1")
+    told = PseudoTerminal("diff", model, other, "Hello there", *flags).text
+    assert "[token>other] where B would choose another token" in told
+    assert "tinted" not in told  # without colours
+    assert "Hello there" in told
+    assert "where B finds A's token \x1b[" in PseudoTerminal("diff", model, other, "Hi", *flags, NO_COLOR="").text
+    assert "where B would" not in PseudoTerminal("diff", model, other, "Hi", *flags, "-q").text
+
+
 def test_names_in_errors_and_in_info_are_escaped(tmp_path, model):
     run = PseudoTerminal("info", f"{tmp_path}/{OSC_52}")
     assert run.exit_code == 3

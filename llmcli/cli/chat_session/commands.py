@@ -1,9 +1,12 @@
 """The table of commands, and how a line is told to be one."""
 
+import sys
+
 from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
 from llmcli.cli.chat_session.outcome import Command, Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -18,7 +21,7 @@ def show_help(state: ChatSession, argument: str) -> Outcome:
         "a space first": "Sends a message that begins with a slash.",
     }
     width = max(map(len, rows))
-    terminal.show("".join(f"{name:<{width}}  {text}\n" for name, text in rows.items()))
+    terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))
     return Outcome()
 
 

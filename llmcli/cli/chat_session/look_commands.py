@@ -9,6 +9,7 @@ from llmcli.cli.chat_session.answer import describe
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.chat_session.turn_commands import first_line
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.errors import UsageError
@@ -26,12 +27,12 @@ def history(state: ChatSession, argument: str) -> Outcome:
     """Show what was said."""
     conversation = state.chat.conversation
     if conversation.system is not None:
-        terminal.show(f"[system]\n{conversation.system}\n\n")
+        terminal.show(f"[system]\n{conversation.system}\n\n", wraps=True)
     for number, turn in enumerate(conversation.turns, start=1):
         unseen = ", no longer seen by the model" if number <= conversation.num_dropped else ""
-        terminal.show(f"[{number}{unseen}]\n{turn.user}\n\n")
+        terminal.show(f"[{number}{unseen}]\n{turn.user}\n\n", wraps=True)
         if turn.answer is not None:
-            terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n")
+            terminal.show(f"[answer {number}]\n{turn.answer.content}\n\n", wraps=True)
     if not conversation.turns:
         terminal.show("no messages yet\n")
     return Outcome()
@@ -100,7 +101,9 @@ def copy_code(state: ChatSession, argument: str) -> Outcome:
         terminal.show(code)
         return Outcome()
     terminal.show(f"\x1b]52;c;{base64.b64encode(code.encode()).decode()}\x07", is_drawn=True)
-    terminal.info(f"copied {len(code.splitlines())} lines, if your terminal lets programs write to the clipboard")
+    count = len(code.splitlines())
+    lines = "1 line" if count == 1 else f"{count} lines"
+    terminal.info(f"copied {lines}, if your terminal lets programs write to the clipboard")
     return Outcome()
 
 
@@ -114,5 +117,4 @@ def _last_code(state: ChatSession) -> str:
 
 def _show_table(rows: dict[str, str]) -> None:
     width = max(map(len, rows))
-    for name, text in rows.items():
-        terminal.show(f"{name:<{width}}  {text}\n")
+    terminal.show(fact_lines(rows.items(), width + 2, sys.stderr))

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.state import ChatSession
 from llmcli.cli.output.color import terminal_tints, tinted
-from llmcli.cli.output.tokens import level_names, likelihood_level, percent, show_piece
-from llmcli.cli.terminal import has_color, terminal, visible
+from llmcli.cli.output.tokens import as_many_as_fit, level_names, likelihood_level, percent, show_piece
+from llmcli.cli.terminal import columns_of, has_color, terminal, visible
 from llmcli.errors import UsageError
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -34,17 +34,19 @@ def probs(state: ChatSession, argument: str) -> Outcome:
     if has_color(sys.stderr):
         _show_tinted(state, probabilities)
 
-    rows = [("#", "token", "model", "likeliest")]
+    rows = [("#", "token", "model", ["likeliest"])]
     least = sorted(range(len(known)), key=lambda index: probabilities[index])[:num_shown]
     for index in sorted(least):
         chosen, alternatives = known[index]
         likeliest = [f"{show_piece(tokenizer, one.token_id)} {percent(math.exp(one.logprob))}" for one in alternatives]
         piece = show_piece(tokenizer, chosen.token_id)
-        rows.append((str(index + 1), piece, percent(probabilities[index]), "  ".join(likeliest)))
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+        rows.append((str(index + 1), piece, percent(probabilities[index]), likeliest))
+    widths = [max(cell_len(str(row[column])) for row in rows) for column in range(3)]
+    room = columns_of(sys.stderr) - sum(widths) - 2 * len(widths)
     for number, piece, probability, likeliest_tokens in rows:
         space = " " * (widths[1] - cell_len(piece))
-        terminal.show(f"{number:>{widths[0]}}  {piece}{space}  {probability:>{widths[2]}}  {likeliest_tokens}\n")
+        shown = as_many_as_fit(likeliest_tokens, room)
+        terminal.show(f"{number:>{widths[0]}}  {piece}{space}  {probability:>{widths[2]}}  {shown}\n")
     if len(least) < len(known):
         terminal.info(f"the {len(least)} least likely of {len(known)} tokens; /probs N lists more")
     return Outcome()

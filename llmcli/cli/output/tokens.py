@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
 
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -128,3 +131,14 @@ def percent(probability: float) -> str:
 def chosen_probability(token: Token) -> float | None:
     """What the model itself gave the chosen token, or None if nobody looked."""
     return None if token.inspection is None else math.exp(token.inspection.chosen.logprob)
+
+
+def as_many_as_fit(notes: Sequence[str], room: int) -> str:
+    """The first notes in a row, at least one, so that a narrow terminal breaks no line that need not be broken."""
+    text = ""
+    for note in notes:
+        longer = f"{text}  {note}" if text else note
+        if text and cell_len(longer) > room:
+            break
+        text = longer
+    return text

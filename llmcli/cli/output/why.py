@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 
 from llmcli.cli.output.color import terminal_tints, tinted
-from llmcli.cli.output.tokens import NUM_LEVELS, likelihood_level, percent, show_piece
+from llmcli.cli.output.tokens import NUM_LEVELS, as_many_as_fit, likelihood_level, percent, show_piece
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Token
 
@@ -105,14 +105,23 @@ class WhyOutput:
             yield _Row(("", "", "", "draw", "", "", ""), (f"passed over {self._note(last.likeliest)}",), level)
 
     def _lines(self, rows: list[_Row]) -> Iterator[str]:
-        """The table with its heading, each column as wide as its widest cell."""
+        """The table with its heading, each column as wide as its widest cell.
+
+        Where a narrow terminal has no room for the notes, they stand on a line of their own.
+        """
         widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *(row.cells for row in rows), strict=True)]
         room = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns - sum(widths) - 2 * len(widths)
-        yield tinted("  ".join([*_padded(HEADINGS, widths), NOTES_HEADING]), self._dim)
+        indent = " " * (widths[0] + 2)
+        is_narrow = any(cell_len(row.notes[0]) > room for row in rows if row.notes)
+        if is_narrow:
+            room += sum(widths[1:]) + 2 * (len(widths) - 1)
+        gap = f"\n{indent}" if is_narrow else "  "
+        yield tinted("  ".join(_padded(HEADINGS, widths)) + gap + NOTES_HEADING, self._dim)
         for row in rows:
             number, piece, *cells = _padded(row.cells, widths)
-            notes = tinted(_as_many_as_fit(row.notes, room), self._dim)
-            yield "  ".join([number, tinted(piece, self._tints[row.level]), *cells, notes]).rstrip()
+            notes = tinted(as_many_as_fit(row.notes, room), self._dim)
+            line = "  ".join([number, tinted(piece, self._tints[row.level]), *cells])
+            yield f"{line.rstrip() if is_narrow else line}{gap}{notes}" if row.notes else line.rstrip()
 
     def _piece(self, token_id: int) -> str:
         piece = show_piece(self._facts.tokenizer, token_id)
@@ -141,14 +150,3 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
         space = " " * (width - cell_len(cell))
         padded.append(cell + space if heading in LEFT_ALIGNED else space + cell)
     return padded
-
-
-def _as_many_as_fit(notes: Sequence[str], room: int) -> str:
-    """The first notes in a row, at least one, so that a narrow terminal breaks no line that need not be broken."""
-    text = ""
-    for note in notes:
-        longer = f"{text}  {note}" if text else note
-        if text and cell_len(longer) > room:
-            break
-        text = longer
-    return text
