@@ -21,9 +21,6 @@ from scripts.studies_doc.articles import article_text, read_articles
 from scripts.studies_doc.figure import figure
 from scripts.studies_doc.results import FOLDER, MEASURED, read_results
 
-# Studies that the articles ask for, and that are still to come.
-AWAITED = {"gemv", "gemv_int4", "gemv_int8", "rotary", "rotary_adjacent", "rotary_two_parts"}
-
 STUDY = parse_study(
     """\
 // toy: out[i] = x[i], twice  Source: a book
@@ -156,11 +153,11 @@ def test_bars_are_as_long_as_their_times(tmp_path: Path) -> None:
     assert right + 50 < float(root.get("width", "0"))
 
 
-def test_articles_ask_for_studies_that_exist_or_are_awaited() -> None:
+def test_articles_ask_for_studies_that_exist() -> None:
     found = read_articles()
     assert len(found) == 5
     named = {name for article in found for claim in article.claims for name in claim.studies}
-    assert named - set(study_names()) <= AWAITED
+    assert named <= set(study_names())
 
 
 @pytest.fixture
