@@ -154,7 +154,8 @@ def test_the_driver_agrees_with_the_occupancy(device: Device, name: str, form: s
                 if call.use is None:
                     continue
                 launch, block = call.launch, math.prod(call.launch.block_shape)
-                cached = cache.get(launch.stem, [launch.name], device.arch)
+                kernel = launch.stem, launch.name
+                cached = cache.get_all([kernel], device.arch)[kernel]
                 function = cupy.RawModule(path=str(cached.cubin)).get_function(cached.lowered[launch.name])
                 if launch.shared_bytes:
                     function.max_dynamic_shared_size_bytes = launch.shared_bytes
