@@ -43,8 +43,8 @@ class ChatTerminal:
         )
 
     def expect(self, pattern: str) -> str:
-        """Wait for a pattern and return what it matched."""
-        while self.child.expect([CURSOR_REQUEST, pattern]) == 0:
+        """Wait for a pattern, whose blanks may be ends of lines, and return what it matched."""
+        while self.child.expect([CURSOR_REQUEST, pattern.replace(" ", r"\s+")]) == 0:
             self.child.send("\x1b[12;1R")
         return str(self.child.match[0])
 

@@ -144,7 +144,7 @@ def test_refusals(chat: Callable[..., Result], flags: tuple[str, ...], parts: tu
     chat("--quiet", *flags).expect_error(2, *parts)
 
 
-@pytest.mark.parametrize(("lines", "part"), [(b"\xff\n", "0xff in line 1"), (b'"""one\ntwo\n', "within a block")])
+@pytest.mark.parametrize(("lines", "part"), [(b"\xff\n", "0xff in line 1"), (b'"""one\ntwo\n', "inside a")])
 def test_broken_input(chat: Callable[..., Result], lines: bytes, part: str) -> None:
     chat("--quiet", lines=lines).expect_error(2, part)
 

@@ -201,7 +201,7 @@ def test_bytes_that_are_not_text_in_a_terminal(open_terminal: Callable[..., Chat
         os.write(terminal.child.child_fd, line)
         time.sleep(0.2)
         os.write(terminal.child.child_fd, b"\r")
-        terminal.expect("error: the line has bytes that are not UTF-8")
+        terminal.expect("error: bytes that are not UTF-8 became question marks")
         terminal.prompt()
         os.write(terminal.child.child_fd, b"\x03")  # away with the draft
     terminal.command("And now?", "continue resumes it")

@@ -99,7 +99,7 @@ def test_a_line_that_is_not_text_comes_up_again_as_text(
     llmcli: Callable[..., Result], talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, editor = open_talk(llmcli, talker, tmp_path / "home", monkeypatch)("caf\udce9 au lait", "", "/history")
-    assert "error: the line has bytes that are not UTF-8" in result.stderr
+    assert "error: bytes that are not UTF-8 became question marks" in result.stderr
     assert editor.drafts == ["", "caf? au lait", "", ""]
     assert "[1]\ncaf? au lait\n" in result.stderr
 

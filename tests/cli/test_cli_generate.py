@@ -333,7 +333,7 @@ def test_a_model_larger_than_memory(
 ) -> None:
     monkeypatch.setattr("llmcli.runners.host.memory.available_memory", lambda num_threads: 100_000)
     result = llmcli("generate", "Hi", "-m", tiny_llama)
-    result.expect_error(4, "at float32 with context 512 needs 0.00 GiB", "is available", "use a smaller model")
+    result.expect_error(4, "at float32 with context 512 needs 0.01 GiB", "is available", "use a smaller model")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"caf\xe9"])
