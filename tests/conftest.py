@@ -14,10 +14,27 @@ from hub_server import HubServer
 from huggingface_hub import constants
 from tiny_models import write_tiny_llama
 
+from llmcli.kernels import environment
+from llmcli.kernels.device import Device
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Tiny matrices gain nothing from more threads, and waiting for a busy second core costs far more than it brings.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    """For tests that compile: scripts/test installs what they need."""
+    version = environment.nvrtc_version()
+    if isinstance(version, str) or environment.header_folder() is None:
+        pytest.skip("needs CuPy, NVRTC and the CUDA headers: the extra compile, cuda12 or cuda13")
+
+
+@pytest.fixture(scope="session")
+def opened_device() -> Device:
+    """Card 0. Tests that ask for it are marked `cuda`; without a card they fail rather than pass unseen."""
+    return Device.open(0)
 
 
 @pytest.fixture

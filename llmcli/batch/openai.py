@@ -47,7 +47,7 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
             "name this run's model, or leave the key out"
         )
     if body.get("body.n", 1) != 1 or isinstance(body.get("body.n"), bool):
-        raise UsageError(f"body.n is {shown(body['body.n'])}, expected 1; for more texts write more lines")
+        raise UsageError(f"body.n is {shown(body['body.n'])}, expected 1; write one line for each text")
     return Line(
         number,
         text_of("custom_id", values["custom_id"]),

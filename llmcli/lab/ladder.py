@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llmcli.errors import UsageError
 from llmcli.kernels.sources import flatten_text, kernels_folder
@@ -17,23 +17,6 @@ from llmcli.reading import CUDA_SOURCE
 
 _FOLDER = "studies"
 _UNSAFE = re.compile(r"[^\w.-]")  # in names that compilers repeat
-
-
-class Launches(Protocol):
-    """What a rung needs of a device."""
-
-    def launch(
-        self,
-        stem: str,
-        name: str,
-        *,
-        grid: tuple[int, ...],
-        block: int | tuple[int, ...],
-        arguments: tuple[Any, ...],
-        shared_bytes: int = 0,
-        overlaps: bool = False,
-    ) -> None:
-        """Start a kernel."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +88,7 @@ def solve(device: Any, rung: Rung, source: Source, problem: Problem, arrays: Arr
             _solver(problem, call)(device, arrays)
 
 
-def _launch(device: Launches, call: KernelCall, source: Source, problem: Problem, arrays: Arrays) -> None:
+def _launch(device: Any, call: KernelCall, source: Source, problem: Problem, arrays: Arrays) -> None:
     function = call.name.partition("<")[0]
     if function not in source.parameters:
         raise UsageError(f"{source.stem}.cu defines no kernel {function!r}; it has {', '.join(source.parameters)}")

@@ -8,35 +8,22 @@ import numpy as np
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.spec import Cost
 from llmcli.lab.problem import Problem
+from llmcli.runners.cuda.dry_run import DryRun
 
 _ALIGNMENT = 4096  # of the addresses that phantoms pretend to have
 
 
-class Notes:
-    """Stands in for a `Device`. `launches` are those that were asked for."""
+class Notes(DryRun):
+    """Stands in for a `Device`, as the dry run of a model does, for any card."""
 
     def __init__(self, card: CardFacts = TYPICAL_CARD) -> None:
-        self.num_multiprocessors = card.num_multiprocessors
-        self.shared_bytes_per_block = card.shared_bytes_per_block
-        self.can_cluster = card.can_cluster
-        self.launches: list[Launch] = []
+        super().__init__(card)
 
-    def launch(
-        self,
-        stem: str,
-        name: str,
-        *,
-        grid: tuple[int, ...],
-        block: int | tuple[int, ...],
-        arguments: tuple[Any, ...],
-        shared_bytes: int = 0,
-        overlaps: bool = False,
-        cost: Cost | None = None,
-    ) -> None:
-        """Note a launch."""
-        self.launches.append(Launch(stem, name, grid, block, arguments, shared_bytes, overlaps, cost))
+    @property
+    def launches(self) -> list[Launch]:
+        """What was asked for so far."""
+        return [started.launch for started in self._started]
 
     def start(self, product: Any, addresses: Sequence[int]) -> None:
         """Leave out a product of the matrix library: what its kernels take is not known here."""

@@ -48,8 +48,8 @@ def test_of_many_differences_three_are_named() -> None:
         (None, "out exists, but out.run.json with its settings is missing; name another output"),
         ("", "is not valid JSON"),
         ("[]", "holds a JSON list, expected an object"),
-        ("{}", "is not the record of a batch, or of another version"),
-        ('{"format": "llmcli batch", "version": 2}', "is not the record of a batch, or of another version"),
+        ("{}", "is not a batch record that this version can read"),
+        ('{"format": "llmcli batch", "version": 2}', "is not a batch record that this version can read"),
         ('{"format": "llmcli batch", "version": 1}', "is damaged: settings, seed or runner is missing"),
     ],
 )
