@@ -18,7 +18,12 @@ Document = list[tuple[str, str]]
 _FRAGMENTS, _FOREIGN, _QUESTIONS = (
     tuple(read_text(f"strange/{name}.txt").splitlines()) for name in ("fragments", "foreign", "questions")
 )
-_BRIDGES = {name: POOLS.parse(f"{{@{name}}}") for name in ("torn", "torn2", "oneword", "asked_this")}
+_BRIDGES = {
+    name: POOLS.parse(f"{{@{name}}}") for name in ("torn", "torn2", "after_and", "cut", "oneword", "asked_this")
+}
+# A clause follows these; anything but a stop follows those.
+_JOINERS = ("and", "and", "and", "but", "so", "then", "when", "because")
+_OPEN_WORDS = ("the", "a", "of", "to", "with", "in", "my", "his", "that", "is", "was", "had", "for", "very")
 _PAGES = [POOLS.parse("{@diary}"), POOLS.parse("{@letter}")]
 _RARE_CHARACTERS = "àéîõüßçñøåþðłžšćœæΩλжщдאבغ中文日本語の한국어ไทยहि€£¥§©™°±²½“”‘’–—…•★☃😀🎉🚀"
 _WRITTEN = string.ascii_letters + string.digits + string.punctuation
@@ -59,11 +64,26 @@ def _strange_text(random: Random) -> str:
         text = f"{random.choice(_FRAGMENTS)} {_words(random).lower()}"
     if random.random() < 0.25 and len(text) > 8:
         text = text[: random.randrange(4, len(text))]
+    if random.random() < 0.3:
+        return f"{text.rstrip(' .,!?')} {random.choice(_JOINERS if random.random() < 0.6 else _OPEN_WORDS)}"
     return text + random.choice(("", "", "", "", ".", "!", ",", " "))
 
 
-def _fill(story: Story, name: str, random: Random) -> str:
-    return fix_articles(Values(story.values).fill(_BRIDGES[name], random.random))
+def _bridge_after(given: str) -> str:
+    """The pool of sentences that make something of a strange text: whole, open for a clause, or cut before a word."""
+    last = given.split()[-1].lower() if given.strip() else ""
+    if given.rstrip()[-1:] in tuple(".!?…:;)]}"):
+        return "torn2"
+    if last in _JOINERS:
+        return "after_and"
+    return "cut" if last in _OPEN_WORDS or last.endswith(",") else "torn"
+
+
+def _bridge(story: Story, name: str, given: str, random: Random) -> str:
+    """A sentence of a pool that follows what was given, with a space where a word begins it or a comma is behind."""
+    sentence = fix_articles(Values(story.values).fill(_BRIDGES[name], random.random)).strip()
+    is_joined = given[-1] == " " or (sentence[0] in ",.!?" and given[-1] != ",")
+    return sentence if is_joined else f" {sentence}"
 
 
 def strange_beginning(random: Random, split: str) -> tuple[Document, Story]:
@@ -72,16 +92,13 @@ def strange_beginning(random: Random, split: str) -> tuple[Document, Story]:
     roll = random.random()
     if roll < 0.55:
         given = _strange_text(random)
-        is_whole = given.rstrip()[-1:] in tuple(".!?…:;)]}")
-        bridge = _fill(story, "torn2" if is_whole else "torn", random)
-    elif roll < 0.8:
+        bridge = _bridge(story, _bridge_after(given), given, random)
+    elif roll < 0.75:
         given = random.choice(_QUESTIONS)
-        bridge = _fill(story, "asked_this", random)
+        bridge = _bridge(story, "asked_this", given, random)
     else:
         given = random.choice((capitalise(random.choice(everyday_words())), invent_word(random), _words(random)))
-        bridge = _fill(story, "oneword", random)
-    if given.endswith(" "):
-        bridge = bridge.lstrip(" ")
+        bridge = _bridge(story, "oneword", given, random)
     return [("given", given), ("", f"{bridge}\n\n{story.text}")], story
 
 

@@ -100,9 +100,12 @@ def phrase_request(random: Random, story: Story) -> str:
     return _untidy(random, story.values.fill(_T["story_request"], random.random))
 
 
-def story_turn(random: Random, split: str = "train", plot: Plot | None = None, is_open: bool = False) -> Turn:
-    """A request and the story that honours it."""
-    story = tell(random, split, plot, 0.0 if is_open else RARE_SHARE)
+def story_turn(
+    random: Random, split: str = "train", plot: Plot | None = None, is_open: bool = False,
+    rare_share: float = RARE_SHARE,
+) -> Turn:  # fmt: skip
+    """A request and the story that honours it; an open one names nobody, so nobody in it has a rare name."""
+    story = tell(random, split, plot, 0.0 if is_open else rare_share)
     if is_open:
         user = _untidy(random, story.values.fill(_T["open_request"], random.random))
     else:
@@ -170,6 +173,15 @@ def chat_turn(random: Random, topic: str, values: Values) -> Turn:
     return Turn(topic, user, values.fill(_T[answer], random.random))
 
 
+def untold_turn(random: Random, story: Story) -> Turn:
+    """A question that other stories answer and this one does not, or one that no story answers."""
+    untold = [question for question in GENERAL_QUESTIONS if not story.facts.get(question.key)]
+    turn = chat_turn(random, "unknown", story.values)
+    if untold and random.random() < 0.5:
+        turn.user = _untidy(random, story.values.fill(random.choice(untold).ask, random.random))
+    return turn
+
+
 def converse(random: Random, split: str = "train", num_turns: int | None = None) -> Dialogue:
     """A conversation of two to six turns; exchanges before the story are small talk, those after it are about it."""
     rand = random.random
@@ -193,7 +205,7 @@ def converse(random: Random, split: str = "train", num_turns: int | None = None)
         elif roll < 0.84:
             turns.append(chat_turn(random, "sequel", story.values))
         elif roll < 0.89:
-            turns.append(chat_turn(random, "unknown", story.values))
+            turns.append(untold_turn(random, story))
         elif roll < 0.92:
             turns.append(chat_turn(random, random.choice(("who", "offtopic")), story.values))
         elif roll < 0.94 and len(turns) < 4:

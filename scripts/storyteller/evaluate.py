@@ -27,6 +27,8 @@ from .tellers import Message, PooledTeller, Teller
 
 HERE = Path(__file__).resolve().parent
 PRESET = "story"
+# What people ask for: fewer rare names and things than the training text has.
+ASKED_RARE_SHARE = 0.15
 CHECKS = ("wish", "ended", "no repeats", "pronouns", "no stumbles", "few images")
 SHOWN_KEYS = 10  # facts asked for at least this often have a figure of their own
 
@@ -64,7 +66,7 @@ def held_out_requests(num_stories: int, seed: int) -> list[tuple[str, Wish]]:
     random = Random(f"requests/{seed}")
     requests: list[tuple[str, Wish]] = []
     while len(requests) < num_stories:
-        turn = story_turn(random, "test")
+        turn = story_turn(random, "test", rare_share=ASKED_RARE_SHARE)
         wish = wish_of(turn)
         if wish.name and wish.thing:
             requests.append((turn.user, wish))

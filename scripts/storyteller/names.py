@@ -1,4 +1,4 @@
-"""Names of characters: common first names with a known gender, rare ones, and names invented from syllables."""
+"""Names of characters: common first names with a known gender, and rare ones, blended or invented."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ def odd_word(random: Random) -> str:
     return random.choice(everyday_words())[:4] + word
 
 
+def blend_name(random: Random) -> str:
+    """A name that begins as one name does and ends as another: `Marcia` of Marcus and Alicia, in lower case.
+
+    Whoever only knows the list completes such a name to one that stands there; it has to be copied to its end.
+    """
+    names = (*GIRLS, *BOYS, *PET_NAMES)
+    while True:
+        first, second = random.choice(names).lower(), random.choice(names).lower()
+        head = first[: random.randint(2, max(2, len(first) - 1))]
+        tail = second[random.randrange(len(second)) :] if random.random() < 0.8 else ""
+        word = head + tail
+        if 3 <= len(word) <= 11 and word.isalpha() and capitalise(word) not in names and word not in _FUNCTION_WORDS:
+            return word
+
+
 def invent_word(random: Random) -> str:
     """Make up a word of one to three syllables that can be said aloud, in lower case."""
     rand = random.random
@@ -85,11 +100,12 @@ def invent_word(random: Random) -> str:
 def choose_name(random: Random, split: str, rare_share: float, is_child: bool) -> tuple[str, str]:
     """Choose a name of the split; return it with its gender: `she`, `he`, or empty where a name has none.
 
-    A share of names is rare: invented, or a word that is no name.
+    A share of names is rare: blended of two, invented, or a word that is no name.
     """
     while True:
         if random.random() < rare_share:
-            name, gender = capitalise(invent_word(random) if random.random() < 0.4 else odd_word(random)), ""
+            make = random.choices((blend_name, invent_word, odd_word), (0.45, 0.25, 0.3))[0]
+            name, gender = capitalise(make(random)), ""
         else:
             roll = random.random()
             if roll < (0.48 if is_child else 0.36):

@@ -25,7 +25,7 @@ from .sentences import repeated_sentences
 from .things import choose_thing
 
 # Rare names and things teach copying. They stand only where a request names them, so that nobody meets them unasked.
-RARE_SHARE = 0.15
+RARE_SHARE = 0.4
 INVENTED_KINDS = 0.015
 THREAD_SHARE = 0.5
 LAST_SHARE = 0.25

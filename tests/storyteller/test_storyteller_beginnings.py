@@ -47,6 +47,24 @@ def test_strange_text_is_of_many_kinds():
     assert sum(" " not in text for text in given) > 50
 
 
+def test_what_goes_on_never_sticks_to_what_was_given():
+    random = Random(3)
+    for _ in range(1000):
+        ((_, given), (_, told)), _ = strange_beginning(random, "train")
+        assert not re.match(r"\w", told) or given[-1] == " ", f"{given}{told}"
+        assert not (given[-1] == " " and told[0] == " "), f"{given}{told}"
+        assert "  " not in told[:200], told
+        assert not re.match(r"[,.!?]", told) or given[-1] != ",", f"{given}{told}"
+
+
+def test_a_clause_follows_a_joining_word():
+    random = Random(5)
+    documents = (strange_beginning(random, "train")[0] for _ in range(3000))
+    told = [told for (_, given), (_, told) in documents if given.endswith(" and")]
+    assert len(told) > 50
+    assert all(re.match(r' ["A-Za-z]', text) for text in told)
+
+
 def test_pages_are_letters_and_diaries():
     random = Random(4)
     texts = [page(random, "train")[0][0][1] for _ in range(200)]
