@@ -57,7 +57,7 @@ def test_revisions(revision: str) -> None:
 @pytest.mark.parametrize(
     "revision",
     [
-        *({*BAD_NAMES} - {"a/b"}),
+        *(name for name in BAD_NAMES if name != "a/b"),
         *("a/../b", "a/..", "a//b", "a/", "a..b", "x.lock", "a b", "refs/.x", "ä" * 128, "a" * 256),
     ],
 )
