@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,15 +92,17 @@ def test_a_redirected_file_joins_and_a_device_does_not(tmp_path: Path, monkeypat
             assert prompt.read_prompt("Once", None) == expected
 
 
-def test_a_pipe_that_says_nothing_is_waited_for_with_a_word(
-    pipe: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_that_says_nothing_is_waited_for_with_a_word(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        fill(pipe, b"late")  # else nothing would ever come
+
     monkeypatch.setattr(prompt, "_PATIENCE_SECONDS", 0.01)
-    writer = threading.Timer(0.3, fill, (pipe, b"late"))
-    writer.start()
+    monkeypatch.setattr(prompt.terminal, "info", say)
     assert prompt.read_prompt("Once", None) == "Once\n\nlate"
-    assert "waiting for standard input, to append it to the prompt" in capsys.readouterr().err
-    writer.join()
+    assert [message[:57] for message in said] == ["waiting for standard input, to append it to the prompt; a"]
 
 
 def test_an_evaluation_takes_no_pipe_beside_its_file(pipe: int, tmp_path: Path) -> None:
