@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
