@@ -12,6 +12,7 @@ from llmcli.cli.command import Command, Group
 from llmcli.cli.kernel_options import LengthOptions
 from llmcli.cli.kernels_bench import bench_kernels
 from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
+from llmcli.cli.kernels_profile import profile_kernel
 from llmcli.cli.kernels_roofline import roofline
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.progress import progress
@@ -28,6 +29,7 @@ kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, si
 _COMMANDS = (
     kernels_app.command("list", cls=Command)(list_kernels),
     kernels_app.command("bench", cls=Command)(bench_kernels),
+    kernels_app.command("profile", cls=Command)(profile_kernel),
     kernels_app.command("roofline", cls=Command)(roofline),
 )
 

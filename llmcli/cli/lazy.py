@@ -32,6 +32,7 @@ PLACES = {
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "PICTURE": "cli.roofline_figure:PICTURE",
+    "ProfileRequest": "lab.profile:ProfileRequest",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
@@ -47,6 +48,7 @@ PLACES = {
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
+    "choose_call": "lab.profile:choose_call",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_logits": "measure.verify:compare_logits",
@@ -69,6 +71,8 @@ PLACES = {
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
+    "find_limit": "lab.limit:find_limit",
+    "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
@@ -100,6 +104,7 @@ PLACES = {
     "plan_subject": "measure.subject:plan_subject",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
+    "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_rung": "lab.ladder:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
@@ -158,6 +163,9 @@ if TYPE_CHECKING:
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.limit import find_limit
+    from llmcli.lab.nsight import find_ncu
+    from llmcli.lab.profile import ProfileRequest, choose_call, profile
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels

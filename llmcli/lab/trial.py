@@ -111,6 +111,22 @@ def time_launches(
         return Times(statistics.median(seconds), min(seconds))
 
 
+def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int) -> None:
+    """Make `count` launches, in turn of these, and mark them for a profiler that waits for the mark.
+
+    Raises: DeviceError
+    """
+    from cupy.cuda import runtime
+
+    with device.stream, device_errors():
+        device.synchronize()
+        runtime.profilerStart()
+        for number in range(count):
+            starts[number % len(starts)]()
+        device.synchronize()
+        runtime.profilerStop()
+
+
 @dataclass(frozen=True)
 class _Run:
     """Outputs, and a sentence on bytes written beside them and one on inputs that changed, empty if there is none."""
