@@ -48,7 +48,7 @@ def list_json(
             {"kernel": spec.stem, "op": spec.op, "variants": list(spec.variants), "is_launched": spec.stem in launched}
             for spec in kernels.values()
         ],
-        "steps": [{"title": walk.title, "calls": [call_json(call) for call in walk.calls]} for walk in walks],
+        "steps": [{"title": walk.title, "calls": [_call_json(call) for call in walk.calls]} for walk in walks],
     }
 
 
@@ -86,7 +86,7 @@ def bench_json(
                 "alone_seconds": step.alone_seconds,
                 "calls": [
                     {
-                        **call_json(call),
+                        **_call_json(call),
                         "median_seconds": times.median,
                         "fastest_seconds": times.fastest,
                         "ceiling_share": ceilings.least_seconds(call) / times.median,
@@ -113,19 +113,6 @@ def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[
                 figures = (len(call.places), call.num_bytes, call.cost.flops, times.median, times.fastest, share)
                 writer.writerow([step.walk.title, call.launch.stem, call.name, call.matrix, *figures])
     return text.getvalue()
-
-
-def call_json(call: Call) -> dict[str, object]:
-    """One call of a walk."""
-    return {
-        "kernel": call.launch.stem,
-        "name": call.name,
-        "matrix": call.matrix,
-        "launches": len(call.places),
-        "bytes": call.num_bytes,
-        "operations": call.cost.flops,
-        "use": None if call.use is None else use_json(call.use),
-    }
 
 
 def _ops_text(specs: Sequence[KernelSpec]) -> str:
@@ -216,6 +203,18 @@ def _whole_text(step: StepTimes) -> str:
 
 def _is_chosen(call: Call, names: Collection[str]) -> bool:
     return not names or call.launch.stem in names
+
+
+def _call_json(call: Call) -> dict[str, object]:
+    return {
+        "kernel": call.launch.stem,
+        "name": call.name,
+        "matrix": call.matrix,
+        "launches": len(call.places),
+        "bytes": call.num_bytes,
+        "operations": call.cost.flops,
+        "use": None if call.use is None else use_json(call.use),
+    }
 
 
 def _millions(number: float) -> str:

@@ -76,7 +76,7 @@ def compare(
         return
     told, source = lazy.load_study(study)
     if show is not None:
-        terminal.write(lazy.excerpt(_rung(told, show), source))
+        terminal.write(lazy.excerpt(lazy.find_rung(told, show), source))
         return
     if json_ and csv_:
         raise UsageError("--json and --csv cannot be combined")
@@ -97,13 +97,6 @@ def _list_studies() -> None:
     for name in lazy.study_names():
         study, _ = lazy.load_study(name)
         terminal.write(f"{name:<14} {study.title} ({study.source})\n")
-
-
-def _rung(study: Study, name: str) -> Rung:
-    for rung in study.rungs:
-        if rung.name == name:
-            return rung
-    raise UsageError(f"study {study.name} has no rung {name!r}; it has {', '.join(one.name for one in study.rungs)}")
 
 
 def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:

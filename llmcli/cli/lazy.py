@@ -32,17 +32,18 @@ PLACES = {
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
     "PICTURE": "cli.roofline_figure:PICTURE",
-    "ProfileRequest": "lab.profile:ProfileRequest",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
+    "RungRequest": "lab.profile:RungRequest",
     "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Scratch": "measure.scratch:Scratch",
     "SourceState": "checkpoint.export_source:SourceState",
+    "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
@@ -74,6 +75,7 @@ PLACES = {
     "find_limit": "lab.limit:find_limit",
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
+    "find_rung": "lab.ladder:find_rung",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
@@ -114,6 +116,7 @@ PLACES = {
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
     "save_receipt": "receipt.file:save_receipt",
@@ -162,10 +165,10 @@ if TYPE_CHECKING:
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.ladder import find_rung, load_study, own_sources, read_rung, study_names
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
-    from llmcli.lab.profile import ProfileRequest, choose_call, profile
+    from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmcli.cli.facts import fact_lines
-from llmcli.cli.kernel_report import call_json, ceilings_text
+from llmcli.cli.kernel_report import ceilings_text
+from llmcli.cli.study_report import use_json
 from llmcli.cli.terminal import visible
 from llmcli.cli.units import size
 
 if TYPE_CHECKING:
     from llmcli.lab.counters import Counters
     from llmcli.lab.limit import Limit
-    from llmcli.lab.profile import Chosen
     from llmcli.lab.roofline import Ceilings
+    from llmcli.lab.walk import Call
 
 _FIGURE, _VALUE = 23, 20  # columns
 _MANY_BYTES = 1.2  # times those that are needed, from where the sentence tells of them
@@ -44,13 +46,19 @@ _STALLS = {
 
 
 class Profiled(NamedTuple):
-    """All that is known of a call: the launch, what was counted, what the card could do."""
+    """All that is known of a kernel: what it is in words and in JSON, its launch, what was counted, what could be.
 
-    model: str
+    `subject` is the model or the study; `where` says which of its launches; `facts` say the same in JSON.
+    """
+
+    name: str
+    subject: str
+    where: str
+    facts: Mapping[str, object]
+    call: Call
     device: str
     arch: str
     num_multiprocessors: int
-    chosen: Chosen
     ceilings: Ceilings
     counters: Counters
     limit: Limit
@@ -58,14 +66,12 @@ class Profiled(NamedTuple):
 
 def profile_text(one: Profiled) -> str:
     """A line for each figure, and what limits the kernel."""
-    call, walk = one.chosen.call, one.chosen.walk
-    on = f" on {call.matrix}" if call.matrix else ""
-    title = f"{one.model} on {one.device}, {one.arch}, {one.num_multiprocessors} multiprocessors"
+    title = f"{one.subject} on {one.device}, {one.arch}, {one.num_multiprocessors} multiprocessors"
     rows = [(f"{name:<{_FIGURE}}{value:>{_VALUE}}  ", meaning) for name, value, meaning in _figures(one)]
     return (
         f"{visible(title)}\n{ceilings_text(one.ceilings)}\n\n"
-        f"{walk.title}: {call.launch.stem}{on}, launches: {len(call.places)}\n"
-        f"{call.name}\n"
+        f"{one.where}\n"
+        f"{one.call.name}\n"
         f"Medians of {one.counters.num_launches} launches, each alone and with empty caches\n\n"
         f"{fact_lines(rows, _FIGURE + _VALUE + 2, sys.stdout)}\n"
         f"{fact_lines([('', limit_text(one))], 0, sys.stdout)}"
@@ -75,13 +81,16 @@ def profile_text(one: Profiled) -> str:
 def profile_json(one: Profiled) -> dict[str, object]:
     """The same as an object, in seconds, bytes and shares of 1; null where this profiler counts nothing."""
     return {
-        "model": one.model,
+        **one.facts,
         "device": one.device,
         "arch": one.arch,
         "num_multiprocessors": one.num_multiprocessors,
-        "step": one.chosen.walk.title,
-        "call": call_json(one.chosen.call),
-        "least_seconds": one.ceilings.least_seconds(one.chosen.call),
+        "kernel": one.name,
+        "name": one.call.name,
+        "bytes": one.call.num_bytes,
+        "operations": one.call.cost.flops,
+        "use": None if one.call.use is None else use_json(one.call.use),
+        "least_seconds": one.ceilings.least_seconds(one.call),
         "profiled_launches": one.counters.num_launches,
         "figures": _values(one.counters),
         "stalls": dict(one.counters.stalls),
@@ -94,16 +103,15 @@ def profile_csv(one: Profiled) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["kernel", "matrix", "figure", "value"])
-    call = one.chosen.call
     stalls = {f"stall_{state}": share for state, share in one.counters.stalls.items()}
     for name, value in {**_values(one.counters), **stalls}.items():
-        writer.writerow([call.launch.stem, call.matrix, name, value])
+        writer.writerow([one.name, one.call.matrix, name, value])
     return text.getvalue()
 
 
 def limit_text(one: Profiled) -> str:
     """The sentence that names what limits the kernel."""
-    counters, use = one.counters, one.chosen.call.use
+    counters, use = one.counters, one.call.use
     if one.limit == "memory":
         return f"Limited by memory: it is busy at {_share(counters.memory_share)} of its peak{_extra_bytes(one)}."
     if one.limit == "L2":
@@ -114,42 +122,37 @@ def limit_text(one: Profiled) -> str:
     if one.limit == "blocks" and use is not None:
         blocks = "1 block" if use.num_blocks == 1 else f"{use.num_blocks:,} blocks"
         return (
-            f"Limited by its size: {blocks} for {one.num_multiprocessors} multiprocessors; most of them have no work."
+            f"Limited by its size: {blocks} for {one.num_multiprocessors} multiprocessors, most of which have no work."
         )
     if one.limit == "occupancy" and use is not None:
         return (
             f"Limited by occupancy: {_share(counters.occupancy)} of the warps are there on average, of "
             f"{_share(use.occupancy.share)} that could be; blocks end unevenly, or too few follow."
         )
-    if one.limit == "latency":
-        state, part = next(iter(counters.stalls.items()))
+    if one.limit == "latency" and counters.largest_stall is not None:
+        state, part = counters.largest_stall
         return f"Limited by latency: nothing is busy, and warps spend {_share(part)} of their time {_STALLS[state]}."
     return "The profiler counts too little on this card to name what limits the kernel."
 
 
 def _figures(one: Profiled) -> list[tuple[str, str, str]]:
     """Name, value and meaning of each."""
-    counters, call = one.counters, one.chosen.call
-    least = one.ceilings.least_seconds(call)
+    counters, call = one.counters, one.call
     moved = counters.num_bytes
     figures = [
-        ("duration", "-" if counters.seconds is None else f"{counters.seconds * 1e6:,.2f} us", _ceiling(one, least)),
+        ("duration", "-" if counters.seconds is None else f"{counters.seconds * 1e6:,.2f} us", _duration(one)),
         (
             "memory traffic",
             "-" if moved is None else size(moved),
-            f"bytes read from memory and written to it; {size(call.num_bytes)} are the least for this kernel",
+            f"read from memory and written to it; the kernel needs {size(call.num_bytes)}, each byte once",
         ),
-        ("memory throughput", _share(counters.memory_share), "of the memory's peak"),
-        ("L2 throughput", _share(counters.l2_share), "of the L2 cache's peak"),
-        ("compute throughput", _share(counters.compute_share), "of the peak of a multiprocessor's busiest unit"),
-        (
-            "L1 hit rate",
-            _share(counters.l1_hit_share),
-            "of the requests to L1 found their data there",
-        ),
-        ("L2 hit rate", _share(counters.l2_hit_share), "of the requests to L2 found their data there"),
+        ("memory throughput", _share(counters.memory_share), "of the memory's peak; about 90% is as busy as it gets"),
+        ("L2 throughput", _share(counters.l2_share), "of the L2 cache's peak; what comes from memory passes it, too"),
+        ("compute throughput", _share(counters.compute_share), "of the peak of the multiprocessors' busiest unit"),
+        ("L1 hit rate", _share(counters.l1_hit_share), "of what was asked of L1 was there; what is read once never is"),
+        ("L2 hit rate", _share(counters.l2_hit_share), "of what was asked of L2 was there; it was empty at first"),
         ("achieved occupancy", *_occupancy(one)),
-        ("cycles that issue", _share(counters.issue_share), "of a scheduler's cycles started an instruction"),
+        ("issuing", _share(counters.issue_share), "of the cycles start an instruction; in the others all warps wait"),
     ]
     for state, share in list(counters.stalls.items())[:_SHOWN_STALLS]:
         if share >= _LEAST_STALL:
@@ -159,26 +162,23 @@ def _figures(one: Profiled) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _ceiling(one: Profiled, least: float) -> str:
-    meaning = f"of a launch on the card; the ceilings allow {least * 1e6:,.2f} us"
-    if one.counters.seconds is None:
-        return meaning
-    return f"{meaning}, so it reaches {least / one.counters.seconds:.1%} of them"
+def _duration(one: Profiled) -> str:
+    least, seconds = one.ceilings.least_seconds(one.call), one.counters.seconds
+    share = "" if seconds is None else f", and reaches {least / seconds:.1%} of it"
+    return f"of one launch; it would take {least * 1e6:,.2f} us at the ceiling{share}"
 
 
 def _occupancy(one: Profiled) -> tuple[str, str]:
-    achieved, use = _share(one.counters.occupancy), one.chosen.call.use
+    achieved, use = _share(one.counters.occupancy), one.call.use
     if use is None:
-        return achieved, "of the warps that a multiprocessor could hold were there"
-    limits = ", ".join(use.occupancy.limits)
-    return (
-        f"{achieved} of {_share(use.occupancy.share)}",
-        f"warps that were there, of those that a multiprocessor can hold of this kernel; limited by {limits}",
-    )
+        return achieved, "of the warps that a multiprocessor can hold were there"
+    limits = " and ".join(use.occupancy.limits)
+    allowed = _share(use.occupancy.share)
+    return f"{achieved} of {allowed}", f"warps that were there, of all that fit; {limits} allow {allowed}"
 
 
 def _extra_bytes(one: Profiled) -> str:
-    moved, needed = one.counters.num_bytes, one.chosen.call.num_bytes
+    moved, needed = one.counters.num_bytes, one.call.num_bytes
     if moved is None or moved < _MANY_BYTES * needed:
         return ""
     return f", and it moves {moved / needed:.1f} times the bytes that it needs"

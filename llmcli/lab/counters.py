@@ -24,6 +24,7 @@ _METRICS = {
     "issue_share": "smsp__issue_active.avg.pct_of_peak_sustained_active",
 }
 _SELECTED = "selected"  # no stall: the warp issues
+_NOT_SELECTED = "not_selected"  # nothing to wait for: another warp issues
 _STATES = (
     "barrier",
     "branch_resolving",
@@ -37,7 +38,7 @@ _STATES = (
     "mio_throttle",
     "misc",
     "no_instruction",
-    "not_selected",
+    _NOT_SELECTED,
     _SELECTED,
     "short_scoreboard",
     "sleeping",
@@ -86,6 +87,11 @@ class Counters:
             return None
         return self.read_bytes + self.written_bytes
 
+    @property
+    def largest_stall(self) -> tuple[str, float] | None:
+        """What warps wait for most, and its share of their time."""
+        return next(((state, share) for state, share in self.stalls.items() if state != _NOT_SELECTED), None)
+
 
 def metrics_for(arch: str) -> list[str]:
     """The metrics to ask for on an architecture such as `sm_90`."""
@@ -119,10 +125,12 @@ def counters_of(launches: Sequence[Launched]) -> Counters:
         if (warps := _median(launches, _metric_of(state), has_unit=False)) is not None
     }
     total = sum(states.values())
-    stalls = {
-        state: warps / total for state, warps in sorted(states.items(), key=lambda one: -one[1]) if state != _SELECTED
-    }
-    return Counters(num_launches=len(launches), **figures, stalls=stalls if total > 0 else {})
+    stalls = sorted(states.items(), key=lambda one: -one[1]) if total > 0 else []
+    return Counters(
+        num_launches=len(launches),
+        **figures,
+        stalls={state: warps / total for state, warps in stalls if state != _SELECTED},
+    )
 
 
 def _metric_of(state: str) -> str:

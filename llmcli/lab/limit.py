@@ -32,4 +32,4 @@ def find_limit(counters: Counters, use: KernelUse | None, num_multiprocessors: i
         return "blocks"
     if use is not None and counters.occupancy is not None and counters.occupancy < _LOW * use.occupancy.share:
         return "occupancy"
-    return "latency" if counters.stalls else "unknown"
+    return "latency" if counters.largest_stall else "unknown"

@@ -112,19 +112,31 @@ def time_launches(
 
 
 def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int) -> None:
-    """Make `count` launches, in turn of these, and mark them for a profiler that waits for the mark.
+    """Make one of these launches, which compiles, then `count` in turn, and mark those for a profiler that waits.
 
     Raises: DeviceError
     """
     from cupy.cuda import runtime
 
     with device.stream, device_errors():
+        starts[0]()
         device.synchronize()
         runtime.profilerStart()
         for number in range(count):
             starts[number % len(starts)]()
         device.synchronize()
         runtime.profilerStop()
+
+
+def upload_copies(device: Device, problem: Problem) -> Sequence[Arrays]:
+    """Copies of all arrays of a problem, so many that they do not fit in L2 together, as far as that makes sense.
+
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        copies = _copies(problem)
+        device.synchronize()
+    return copies
 
 
 @dataclass(frozen=True)
