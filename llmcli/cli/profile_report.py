@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmcli.lab.roofline import Ceilings
     from llmcli.lab.walk import Call
 
-_FIGURE, _VALUE = 23, 20  # columns
+_FIGURE, _VALUE = 26, 16  # columns
 _MANY_BYTES = 1.2  # times those that are needed, from where the sentence tells of them
 _SHOWN_STALLS, _LEAST_STALL = 3, 0.05
 _STALLS = {
@@ -156,9 +156,8 @@ def _figures(one: Profiled) -> list[tuple[str, str, str]]:
     ]
     for state, share in list(counters.stalls.items())[:_SHOWN_STALLS]:
         if share >= _LEAST_STALL:
-            figures.append(
-                ("stall: " + state.replace("_", " "), _share(share), f"of their time warps are {_STALLS[state]}")
-            )
+            name = f"stall: {state.replace('_', ' ')}"
+            figures.append((name, _share(share), f"of their time, warps are {_STALLS[state]}"))
     return figures
 
 
@@ -171,10 +170,9 @@ def _duration(one: Profiled) -> str:
 def _occupancy(one: Profiled) -> tuple[str, str]:
     achieved, use = _share(one.counters.occupancy), one.call.use
     if use is None:
-        return achieved, "of the warps that a multiprocessor can hold were there"
-    limits = " and ".join(use.occupancy.limits)
-    allowed = _share(use.occupancy.share)
-    return f"{achieved} of {allowed}", f"warps that were there, of all that fit; {limits} allow {allowed}"
+        return achieved, "warps at work, of all that a multiprocessor holds"
+    allowed, limits = _share(use.occupancy.share), " and ".join(use.occupancy.limits)
+    return f"{achieved} of {allowed}", f"warps at work, of all that a multiprocessor holds; {limits} allow {allowed}"
 
 
 def _extra_bytes(one: Profiled) -> str:

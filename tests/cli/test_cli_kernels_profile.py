@@ -226,6 +226,8 @@ def test_every_stall_has_a_meaning() -> None:
     for metric in asked:
         (state,) = re.findall(STALL.format("(.*)"), metric)
         told = PROFILED._replace(counters=replace(COUNTERS, stalls={state: 0.5}), limit="latency")
+        line = f"stall: {state.replace('_', ' ')} +50.0%  of their time, warps are "
+        assert re.search(rf"^{line}", profile_text(told), re.MULTILINE), state
         assert re.search(r"of their time (waiting|ready|asleep|held) ?.*\w\.$", limit_text(told)), state
 
 

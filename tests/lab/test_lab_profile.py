@@ -204,7 +204,8 @@ def test_launches_are_marked_for_the_profiler(monkeypatch: pytest.MonkeyPatch) -
 def test_the_process_says_why_it_fails(
     request_: ProfileRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the profiler starts it, in a folder with a package of the same name; no card is seen."""
+    """As the profiler starts it, in a folder with modules of the same names; no card is seen."""
+    (tmp_path / "json.py").write_text("raise SystemExit('another module')")
     (tmp_path / "llmcli").mkdir()
     (tmp_path / "llmcli" / "__init__.py").write_text("raise SystemExit('another package')")
     commands = []
