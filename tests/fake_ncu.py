@@ -44,7 +44,8 @@ if does == "hang":
 asked = [metric for metric in metrics if metric in unknown]
 if asked:
     for metric in asked:
-        print(f"==ERROR== Failed to find metric {{metric}}")
+        name = metric if does != "regex" else "regex:^" + metric.partition(".")[0] + "\\\\.(sum|min|max|avg|pct|ratio)$"
+        print(f"==ERROR== Failed to find metric {{name}}")
     print("==ERROR== Failed to create the profiler.")
     sys.exit(9)
 for number in range(3):

@@ -30,7 +30,6 @@ _STATES = (
     "branch_resolving",
     "dispatch_stall",
     "drain",
-    "imc_miss",
     "lg_throttle",
     "long_scoreboard",
     "math_pipe_throttle",
@@ -45,7 +44,8 @@ _STATES = (
     "tex_throttle",
     "wait",
 )
-_STATES_OF = {"sm_90": ("gmma",)}  # states that only some architectures have
+# States that only some architectures have: the first and the last compute capability, as the profiler's sections say.
+_STATES_WITHIN = {"gmma": (90, 90), "imc_miss": (80, 90)}
 _UNITS = {
     "%": 1e-2,
     **{f"{prefix}byte": scale for prefix, scale in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))},
@@ -95,7 +95,9 @@ class Counters:
 
 def metrics_for(arch: str) -> list[str]:
     """The metrics to ask for on an architecture such as `sm_90`."""
-    return [*_METRICS.values(), *(_metric_of(state) for state in (*_STATES, *_STATES_OF.get(arch, ())))]
+    capability = int(arch.removeprefix("sm_"))
+    others = (state for state, (first, last) in _STATES_WITHIN.items() if first <= capability <= last)
+    return [*_METRICS.values(), *(_metric_of(state) for state in (*_STATES, *others))]
 
 
 def read_launches(text: str) -> list[Launched]:
@@ -121,7 +123,7 @@ def counters_of(launches: Sequence[Launched]) -> Counters:
     # Warps in each state for an instruction that is issued: their sum is the time that it took.
     states = {
         state: warps
-        for state in (*_STATES, *(one for others in _STATES_OF.values() for one in others))
+        for state in (*_STATES, *_STATES_WITHIN)
         if (warps := _median(launches, _metric_of(state), has_unit=False)) is not None
     }
     total = sum(states.values())

@@ -23,7 +23,7 @@ _OPTIONS = (
     *("--clock-control", "none"),  # the clocks of a real run, and no right to set them is needed
     *("--cache-control", "all"),  # empty caches: each launch is repeated for every few metrics, and would find its data
 )
-_UNKNOWN_METRIC = re.compile(r"Failed to find metric ([\w.]+)")
+_UNKNOWN_METRIC = re.compile(r"Failed to find metric (.+)")  # a name, or regex:^NAME\.(sum|min|...)$
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _LAST_LINES = 3
 _NOISE = "==PROF=="
@@ -68,10 +68,17 @@ def count(ncu: Path, program: Sequence[str], arch: str) -> Counters:
         launches = read_launches(output)
         if launches and exit_code == 0:
             return counters_of(launches)
-        unknown = {name.rstrip(".") for name in _UNKNOWN_METRIC.findall(output)}.intersection(metrics)
+        unknown = _unknown_metrics(output, metrics)
         if not unknown or len(unknown) == len(metrics):
             raise DeviceError(_failure(ncu, exit_code, output))
         metrics = [metric for metric in metrics if metric not in unknown]
+
+
+def _unknown_metrics(output: str, metrics: Sequence[str]) -> set[str]:
+    """Those that the profiler says it does not find, by their names with or without what follows the first point."""
+    lines = _UNKNOWN_METRIC.findall(output)
+    words = {word.rstrip(".") for line in lines for word in re.findall(r"[\w.]+", line)}
+    return {metric for metric in metrics if not words.isdisjoint((metric, metric.partition(".")[0]))}
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:

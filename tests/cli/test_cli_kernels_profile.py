@@ -250,10 +250,11 @@ def test_a_real_profile(llmcli: Llmcli, name: str, options: tuple[str, ...]) -> 
     figures = told["figures"]
     assert told["profiled_launches"] == 5
     assert 0.5e-6 < figures["seconds"] < 10e-3
+    # Hits and requests may be counted in different runs of a short launch, so their rates may pass 1; clocks may rise.
     shares = {key: value for key, value in figures.items() if key not in ("seconds", "read_bytes", "written_bytes")}
-    assert all(0 <= value <= 1.001 for value in shares.values()), shares
-    # Caches are empty: what must be read comes from memory, but for what fits into registers from the start.
-    assert figures["read_bytes"] > 0
+    assert all(0 <= value <= 1.1 for value in shares.values()), shares
+    # Caches are empty: most of what must be read comes from memory.
+    assert figures["read_bytes"] > told["bytes"] / 3
     assert figures["achieved_occupancy"] <= told["use"]["occupancy"] + 0.01
     assert 0.5 < sum(told["stalls"].values()) <= 1
     assert told["limit"] != "unknown"

@@ -81,9 +81,10 @@ def test_stalls_that_were_never_seen_are_no_shares() -> None:
     assert counters_of(read_launches(table({STALL.format("wait"): ("0", "inst")}))).stalls == {}
 
 
-def test_only_hopper_is_asked_for_warp_group_products() -> None:
+def test_an_architecture_is_asked_for_the_states_that_it_has() -> None:
     metrics = {arch: metrics_for(arch) for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")}
     assert {arch for arch, names in metrics.items() if STALL.format("gmma") in names} == {"sm_90"}
+    assert {arch for arch, names in metrics.items() if STALL.format("imc_miss") in names} == {"sm_80", "sm_89", "sm_90"}
     for names in metrics.values():
         assert len(set(names)) == len(names)
         assert VALUES.keys() <= set(names)

@@ -82,9 +82,11 @@ def test_what_it_is_asked_for(ncu: FakeNcu) -> None:
         assert options[options.index(option) + 1] == value
 
 
-def test_metrics_that_it_does_not_know_are_left_out(ncu: FakeNcu) -> None:
+@pytest.mark.parametrize("does", ["", "regex"])
+def test_metrics_that_it_does_not_know_are_left_out(ncu: FakeNcu, does: str) -> None:
+    """Both ways in which versions of it name them."""
     gmma, memory = STALL.format("gmma"), "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-    ncu.write(unknown=(gmma, memory))
+    ncu.write(does, unknown=(gmma, memory))
     counters = count(ncu.path, ["program"], "sm_90")
     assert counters.memory_share is None
     assert counters.seconds == pytest.approx(9.312e-6)
