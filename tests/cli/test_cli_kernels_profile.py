@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from fake_ncu import STALL, VALUES, FakeNcu
 from results import Result
 
+from llmcli.checkpoint.model import open_model
 from llmcli.cli import kernels_profile
 from llmcli.cli.profile_report import Profiled, limit_text, profile_text
 from llmcli.kernels.compiler import KernelResources
@@ -24,7 +26,7 @@ from llmcli.lab.counters import Counters, metrics_for
 from llmcli.lab.kernel_use import KernelUse
 from llmcli.lab.profile import RungRequest, StepRequest, read_request
 from llmcli.lab.roofline import Ceilings
-from llmcli.lab.walk import Call, card_of
+from llmcli.lab.walk import Call, card_of, walk_model
 
 Llmcli = Callable[..., Result]
 
@@ -78,7 +80,10 @@ def test_a_kernel_as_a_user_profiles_it(llmcli: Llmcli, card: FakeNcu) -> None:
     asked = request_of(card)
     assert isinstance(asked, StepRequest)
     assert (asked.lengths.rows, asked.lengths.depth, asked.step) == (2, 300, 0)
-    assert asked.folder.endswith("storyteller")
+    model = open_model(Path(asked.folder))
+    call = walk_model(model, asked.lengths, card_of("sm_90"), "sm_90")[asked.step].calls[asked.call]
+    assert call.launch.stem == "gemv"
+    assert f": gemv on {call.matrix}, launches: {len(call.places)}\n{call.name}\n" in text
 
 
 @pytest.mark.usefixtures("nvrtc")
