@@ -10,6 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
 import huggingface_hub
 import pytest
 import torch
+from fake_ncu import FakeNcu
 from hub_server import HubServer
 from huggingface_hub import constants
 from tiny_models import write_tiny_llama
@@ -35,6 +36,15 @@ def nvrtc() -> None:
 def opened_device() -> Device:
     """Card 0. Tests that ask for it are marked `cuda`; without a card they fail rather than pass unseen."""
     return Device.open(0)
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
+    """Stands for Nsight Compute: the only program on PATH."""
+    folder = tmp_path / "ncu_bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return FakeNcu(folder)
 
 
 @pytest.fixture

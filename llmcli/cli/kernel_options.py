@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +10,10 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.completion import complete_subject
+from llmcli.cli.kernel_report import LIBRARY
 from llmcli.cli.options import MODEL_PANEL
 from llmcli.cli.targets import open_subject
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.lab.walk import Lengths
@@ -57,3 +60,13 @@ class LengthOptions:
 def open_walked(name: str | None, form: str | None) -> Subject:
     """The model or shape of that name, else the usual shape. Raises: as `open_subject`"""
     return open_subject(name or DEFAULT_SHAPE, form)
+
+
+def require_kernels(names: Iterable[str]) -> None:
+    """Refuse what is not the name of a kernel or of the matrix library.
+
+    Raises: UsageError
+    """
+    for name in names:
+        if name not in (*lazy.KERNELS, LIBRARY):
+            raise UsageError(f"there is no kernel {name!r}; llmcli kernels list names them")

@@ -12,6 +12,7 @@ from llmcli.cli.command import Command, Group
 from llmcli.cli.kernel_options import LengthOptions
 from llmcli.cli.kernels_bench import bench_kernels
 from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
+from llmcli.cli.kernels_profile import profile_kernel
 from llmcli.cli.kernels_roofline import roofline
 from llmcli.cli.options import DebugOption, QuietOption
 from llmcli.cli.progress import progress
@@ -28,6 +29,7 @@ kernels_app = typer.Typer(cls=Group, help="See why kernels are fast: studies, si
 _COMMANDS = (
     kernels_app.command("list", cls=Command)(list_kernels),
     kernels_app.command("bench", cls=Command)(bench_kernels),
+    kernels_app.command("profile", cls=Command)(profile_kernel),
     kernels_app.command("roofline", cls=Command)(roofline),
 )
 
@@ -74,7 +76,7 @@ def compare(
         return
     told, source = lazy.load_study(study)
     if show is not None:
-        terminal.write(lazy.excerpt(_rung(told, show), source))
+        terminal.write(lazy.excerpt(lazy.find_rung(told, show), source))
         return
     if json_ and csv_:
         raise UsageError("--json and --csv cannot be combined")
@@ -95,13 +97,6 @@ def _list_studies() -> None:
     for name in lazy.study_names():
         study, _ = lazy.load_study(name)
         terminal.write(f"{name:<14} {study.title} ({study.source})\n")
-
-
-def _rung(study: Study, name: str) -> Rung:
-    for rung in study.rungs:
-        if rung.name == name:
-            return rung
-    raise UsageError(f"study {study.name} has no rung {name!r}; it has {', '.join(one.name for one in study.rungs)}")
 
 
 def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:

@@ -12,8 +12,8 @@ from llmcli.cli import lazy
 from llmcli.cli.bench import ReportOptions
 from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.groups import with_groups
-from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked
-from llmcli.cli.kernel_report import LIBRARY, bench_csv, bench_json, bench_text
+from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked, require_kernels
+from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
 from llmcli.cli.options import FormatOption, MessageOptions
 from llmcli.cli.progress import progress
 from llmcli.cli.targets import subject_files
@@ -65,9 +65,7 @@ def bench_kernels(
     llmcli kernels bench gemv attention_decode -m Llama-2-7B --rows 8
     """
     chosen = names or []
-    for name in chosen:
-        if name not in (*lazy.KERNELS, LIBRARY):
-            raise UsageError(f"there is no kernel {name!r}; llmcli kernels list names them")
+    require_kernels(chosen)
     subject = open_walked(model, form)
     tokens = lengths.within(subject)
     device, ceilings, steps = measure_subject_kernels(subject, tokens, scratch)
@@ -84,6 +82,19 @@ def bench_kernels(
         terminal.write(bench_text(title, steps, ceilings, chosen), is_drawn=True)
 
 
+def open_card() -> Device:
+    """Card 0, current in this thread.
+
+    Raises: DeviceError saying what can be had without a card
+    """
+    problem = lazy.find_problem()
+    if problem is not None:
+        raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
+    device = lazy.Device.open()
+    device.activate()
+    return device
+
+
 def measure_subject_kernels(
     subject: Subject, lengths: Lengths, scratch: Path | None
 ) -> tuple[Device, Ceilings, Sequence[StepTimes]]:
@@ -91,11 +102,7 @@ def measure_subject_kernels(
 
     Raises: DeviceError without a card; LLMCliError and its subclasses
     """
-    problem = lazy.find_problem()
-    if problem is not None:
-        raise DeviceError(f"CUDA cannot be used: {problem}; llmcli kernels list needs no card")
-    device = lazy.Device.open()
-    device.activate()
+    device = open_card()
     walks = lazy.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
     rates = lazy.measure_rates(device, CEILING_TYPES)
     with subject_files(subject, scratch, keep=False) as model, progress("measuring", "kernels") as on_measure:

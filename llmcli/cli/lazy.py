@@ -36,17 +36,20 @@ PLACES = {
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
+    "RungRequest": "lab.profile:RungRequest",
     "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Scratch": "measure.scratch:Scratch",
     "SourceState": "checkpoint.export_source:SourceState",
+    "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
+    "choose_call": "lab.profile:choose_call",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_logits": "measure.verify:compare_logits",
@@ -69,7 +72,10 @@ PLACES = {
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
+    "find_limit": "lab.limit:find_limit",
+    "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
+    "find_rung": "lab.ladder:find_rung",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
@@ -100,6 +106,7 @@ PLACES = {
     "plan_subject": "measure.subject:plan_subject",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
+    "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
     "read_rung": "lab.ladder:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
@@ -109,6 +116,7 @@ PLACES = {
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
     "save_receipt": "receipt.file:save_receipt",
@@ -157,7 +165,10 @@ if TYPE_CHECKING:
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.ladder import find_rung, load_study, own_sources, read_rung, study_names
+    from llmcli.lab.limit import find_limit
+    from llmcli.lab.nsight import find_ncu
+    from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels

@@ -51,6 +51,17 @@ def load_study(name: str) -> tuple[Study, Source]:
     return parse_study(text, f"kernels/studies/{name}.cu"), Source(f"{_FOLDER}/{name}", text)
 
 
+def find_rung(study: Study, name: str) -> Rung:
+    """The rung of that name.
+
+    Raises: UsageError
+    """
+    for rung in study.rungs:
+        if rung.name == name:
+            return rung
+    raise UsageError(f"study {study.name} has no rung {name!r}; it has {', '.join(one.name for one in study.rungs)}")
+
+
 def read_rung(path: Path) -> tuple[Rung, Source]:
     """A reader's own file with one rung.
 

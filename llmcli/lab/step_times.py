@@ -60,7 +60,28 @@ def measure_steps(
 
     Raises: LLMCliError and its subclasses; DeviceError if the card launches something else than the walks say
     """
-    runner = load(
+    runner = load_to_note(device, model, lengths, on_compile=on_compile, on_load=on_load)
+    total, done = len(decode.calls) + len(prefill.calls), 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_measure(done, total)
+
+    on_measure(0, total)
+    decode_times = _time(device, decode, note_decode(device, runner, lengths), lengths, count)
+    prefill_times = _time(device, prefill, note_prompt(device, runner, lengths), lengths, count)
+    return decode_times, prefill_times
+
+
+def load_to_note(
+    device: Device, model: Model, lengths: Lengths, *, on_compile: OnCompile, on_load: OnProgress
+) -> Runner:
+    """Load a model whose steps are to be noted.
+
+    Raises: LLMCliError and its subclasses
+    """
+    return load(
         model,
         max_seq_len=lengths.context,
         num_rows=lengths.rows,
@@ -70,20 +91,9 @@ def measure_steps(
         on_progress=on_load,
         device=device,
     )
-    total, done = len(decode.calls) + len(prefill.calls), 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_measure(done, total)
-
-    on_measure(0, total)
-    decode_times = _time(device, decode, _note_decode(device, runner, lengths), lengths, count)
-    prefill_times = _time(device, prefill, _note_prompt(device, runner, lengths), lengths, count)
-    return decode_times, prefill_times
 
 
-def _note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
+def note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     """What a step of all rows starts. The rows keep no page, but the card still has their tables."""
     sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
     rows = []
@@ -102,7 +112,7 @@ def _note_decode(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     return noted
 
 
-def _note_prompt(device: Device, runner: Runner, lengths: Lengths) -> Noted:
+def note_prompt(device: Device, runner: Runner, lengths: Lengths) -> Noted:
     """What a prompt starts."""
     prompt = _prompt(runner, lengths.prompt, seed=lengths.rows)
     row = runner.open(prompt)
@@ -125,14 +135,22 @@ def _note(device: Device, run: Callable[[], object]) -> Noted:
     return noted
 
 
-def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Callable[[], None]) -> StepTimes:
+def starts_of(walk: Walk, noted: Noted) -> list[Callable[[], None]]:
+    """Every launch of a step that was noted, to be made again.
+
+    Raises: DeviceError if they are not those of the walk
+    """
     labels = tuple(starter.label or (PRODUCT, "") for starter, _ in noted)
     if labels != walk.labels:
         raise DeviceError(
             f"{walk.title.lower()} starts {len(labels)} kernels, {len(walk.labels)} were expected: "
             "the times would mean nothing; please report it"
         )
-    starts = [partial(starter.start, addresses) for starter, addresses in noted]
+    return [partial(starter.start, addresses) for starter, addresses in noted]
+
+
+def _time(device: Device, walk: Walk, noted: Noted, lengths: Lengths, count: Callable[[], None]) -> StepTimes:
+    starts = starts_of(walk, noted)
 
     def run_all() -> None:
         for start in starts:

@@ -111,6 +111,34 @@ def time_launches(
         return Times(statistics.median(seconds), min(seconds))
 
 
+def run_marked(device: Device, starts: Sequence[Callable[[], None]], count: int) -> None:
+    """Make one of these launches, which compiles, then `count` in turn, and mark those for a profiler that waits.
+
+    Raises: DeviceError
+    """
+    from cupy.cuda import runtime
+
+    with device.stream, device_errors():
+        starts[0]()
+        device.synchronize()
+        runtime.profilerStart()
+        for number in range(count):
+            starts[number % len(starts)]()
+        device.synchronize()
+        runtime.profilerStop()
+
+
+def upload_copies(device: Device, problem: Problem) -> Sequence[Arrays]:
+    """Copies of all arrays of a problem, so many that they do not fit in L2 together, as far as that makes sense.
+
+    Raises: DeviceError
+    """
+    with device.stream, device_errors():
+        copies = _copies(problem)
+        device.synchronize()
+    return copies
+
+
 @dataclass(frozen=True)
 class _Run:
     """Outputs, and a sentence on bytes written beside them and one on inputs that changed, empty if there is none."""

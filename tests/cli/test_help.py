@@ -10,7 +10,7 @@ from results import Result
 
 from llmcli.cli.commands import COMMANDS
 
-GROUPS = {"models": ("list", "rm"), "kernels": ("compare",)}
+GROUPS = {"models": ("list", "rm"), "kernels": ("compare", "profile")}
 NAMES = [command.name for command in COMMANDS if command.name not in GROUPS]
 CALLS = [
     (),

@@ -123,8 +123,8 @@ def test_the_steps_that_are_noted(tiny_llama: Path, rows: int) -> None:
     lengths = Lengths(prompt=16, depth=33, rows=rows, context=64)
     runner = load(open_model(tiny_llama), max_seq_len=64, num_rows=rows)
     watched, free = Watched(runner, SimpleNamespace(noted=None)), runner.free_pages
-    step_times._note_decode(watched.device, watched, lengths)  # type: ignore[arg-type]
-    step_times._note_prompt(watched.device, watched, lengths)  # type: ignore[arg-type]
+    step_times.note_decode(watched.device, watched, lengths)  # type: ignore[arg-type]
+    step_times.note_prompt(watched.device, watched, lengths)  # type: ignore[arg-type]
     decode, prompt = watched.spans
     assert [(depth, count) for _, depth, count in decode] == [(33, 0)] * rows
     assert [(begin, count) for _, begin, count in prompt] == [(0, 16)]
