@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -134,6 +135,15 @@ def test_messages_break_between_words(write, monkeypatch, capsys):
     assert " ".join(rows).endswith(line)
     assert len(rows) == 3 + (len(" ".join(rows)) > 90)
     assert max(map(len, rows)) <= 30
+
+
+def test_the_prompt_stands_before_each_sample(model):
+    flags = ("-m", model, "-n", "3", "--max-new-tokens", "8", "--seed", "1", "--threads", "1")
+    samples = re.split(r"--- sample \d ---\r\n", PseudoTerminal("generate", "Hello there", *flags).text)
+    assert len(samples) == 3
+    assert [sample.count("Hello there") for sample in samples] == [1, 1, 1]
+    assert all(sample.startswith("Hello there") for sample in samples[1:])
+    assert "Hello there" not in PseudoTerminal("generate", "Hello there", *flags, "-q").text
 
 
 def test_diff_says_what_its_marks_mean_and_shows_the_prompt(tmp_path, model):
