@@ -114,6 +114,8 @@ def diff(
         styled = _styled(token, decoder.push(token.token_id), other, with_color)
         terminal.write(styled, is_drawn=with_color, wraps=True)
     terminal.write(f"{decoder.flush()}\n", wraps=True)
+    if sys.stdout.isatty():
+        terminal.write("\n")
     terminal.write(f"{_sentence(numbers)}\n", wraps=True)
 
 

@@ -152,6 +152,7 @@ def test_diff_says_what_its_marks_mean_and_shows_the_prompt(tmp_path, model):
     told = PseudoTerminal("diff", model, other, "Hello there", *flags).text
     assert "[token>other] where B would choose another token" in told
     assert "tinted" not in told  # without colours
+    assert told.rpartition("\r\n\r\n")[2].startswith(("the ", "they ", "B "))  # the verdict, apart from the text
     assert "Hello there" in told
     assert "where B finds A's token \x1b[" in PseudoTerminal("diff", model, other, "Hi", *flags, NO_COLOR="").text
     assert "where B would" not in PseudoTerminal("diff", model, other, "Hi", *flags, "-q").text
