@@ -65,8 +65,8 @@ def refuse_status(response: httpx2.Response, hub_id: HubId) -> None:
 def offline_error(hub_id: HubId) -> CheckpointError:
     """What there is to say where a download is needed and forbidden."""
     return CheckpointError(
-        f"{hub_id} is incomplete in the cache {hub_settings().cache}, and HF_HUB_OFFLINE forbids downloads; "
-        "unset HF_HUB_OFFLINE"
+        f"{hub_id} is neither a local folder nor complete in the cache {hub_settings().cache}, "
+        "and HF_HUB_OFFLINE forbids downloads; unset HF_HUB_OFFLINE"
     )
 
 

@@ -13,7 +13,7 @@ from llmcli.cli.batch_job import Job
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import terminal
-from llmcli.cli.units import duration, size
+from llmcli.cli.units import estimated_duration, size
 
 if TYPE_CHECKING:
     from llmcli.measure.subject import TargetPlan
@@ -32,7 +32,7 @@ def show_check(job: Job) -> None:
     memory, predictor, num_rows = planned.memory, planned.predictor, planned.num_rows
     seconds = estimate_seconds(predictor, sizes, num_rows)
     rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
-    needed = "unknown" if seconds is None else f"about {duration(seconds)}"
+    needed = "unknown" if seconds is None else estimated_duration(seconds)
     facts = {
         "prompts": f"{len(lengths)}" + (f", {len(sizes)} left to run" if len(sizes) < len(lengths) else ""),
         "prompt tokens": f"{sum(lengths)}, the longest prompt {max(lengths)} (line {longest.line.number})",

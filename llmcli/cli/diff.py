@@ -22,6 +22,7 @@ from llmcli.cli.prompt import read_prompt
 from llmcli.cli.scoring import require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import has_color, terminal, visible
+from llmcli.cli.units import divergence
 from llmcli.errors import UsageError
 from llmcli.tokenizer.stream import StreamDecoder
 
@@ -113,6 +114,8 @@ def diff(
         styled = _styled(token, decoder.push(token.token_id), other, with_color)
         terminal.write(styled, is_drawn=with_color, wraps=True)
     terminal.write(f"{decoder.flush()}\n", wraps=True)
+    if sys.stdout.isatty():
+        terminal.write("\n")
     terminal.write(f"{_sentence(numbers)}\n", wraps=True)
 
 
@@ -186,6 +189,6 @@ def _sentence(numbers: Verdict) -> str:
             f"{numbers.num_divergences} of {numbers.num_tokens}"
         )
     return (
-        f"{parting}; mean KL divergence {numbers.mean_kl:.3g} nats, "
+        f"{parting}; mean KL divergence {divergence(numbers.mean_kl)} nats, "
         f"probability of a token changed by {numbers.mean_change:.2%} on average: {numbers.kinship}"
     )

@@ -1,11 +1,13 @@
 """`llmcli doctor`: is this machine ready?"""
 
 import dataclasses
+import sys
 from typing import Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.options import DebugOption
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError
@@ -32,7 +34,9 @@ def doctor(
     else:
         marks = {"ok": "ok", "absent": "--", "problem": "!!"}
         for check in checks:
-            fix = f"\n{'':<19}fix: {check.fix}" if check.fix else ""
-            terminal.write(f"{marks[check.state]}  {check.name:<14} {check.detail}{fix}\n")
+            lines = [(f"{marks[check.state]}  {check.name}", check.detail)]
+            if check.fix:
+                lines.append(("", f"fix: {check.fix}"))
+            terminal.write(fact_lines(lines, 19, sys.stdout))
     if any(check.state == "problem" for check in checks):
         raise typer.Exit(DeviceError.exit_code)

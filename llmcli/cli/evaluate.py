@@ -17,6 +17,7 @@ from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models, require_same_tokenizer
 from llmcli.cli.session import Session, open_session
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import divergence
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def evaluate(
     if json_:
         terminal.write_json(_as_json(models, evaluations, comparison))
         return
-    terminal.write(_as_text(models, evaluations, comparison))
-    terminal.write(f"{evaluations[0].num_tokens} tokens, windows of {window}, stride {stride}\n")
+    terminal.write(_as_text(models, evaluations, comparison), wraps=True)
+    terminal.write(f"{evaluations[0].num_tokens} tokens scored, windows of {window}, stride {stride}\n")
 
 
 def _as_json(
@@ -129,14 +130,22 @@ def _as_json(
 def _as_text(
     models: Sequence[tuple[str, str]], evaluations: Sequence[Evaluation], comparison: Comparison | None
 ) -> str:
-    lines = []
+    lines: list[str] = []
     for (name, cache), evaluation in zip(models, evaluations, strict=True):
         shown = name if cache == AUTO else f"{name}, KV cache {cache}"
-        lines.append(f"{shown}: perplexity {evaluation.perplexity:.4f}\n")
+        change = _change(evaluations[0].perplexity, evaluation.perplexity) if lines else ""
+        lines.append(f"{shown}: perplexity {evaluation.perplexity:.4f}{change}\n")
     if comparison is not None:
-        change = evaluations[1].perplexity / evaluations[0].perplexity - 1
         lines.append(
-            f"change of perplexity {change:+.3%}, mean KL divergence {comparison.mean_kl:.3g} nats per token, "
+            f"mean KL divergence {divergence(comparison.mean_kl)} nats per token, "
             f"top-1 agreement {comparison.top1_agreement:.2%}\n"
         )
     return "".join(lines)
+
+
+def _change(before: float, after: float) -> str:
+    """How the second perplexity differs, and what that means."""
+    size = f"{abs(after / before - 1):.3%}"
+    if size == "0.000%":
+        return ", the same"
+    return f", {size} higher (worse)" if after > before else f", {size} lower (better)"

@@ -14,6 +14,7 @@ from llmcli.cli.prompt import read_text
 from llmcli.cli.scoring import evaluate_models
 from llmcli.cli.session import model_folder, open_session, shown_name
 from llmcli.cli.terminal import terminal
+from llmcli.cli.units import divergence
 from llmcli.resources import resource_folder
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def evaluate_export(source: str, destination: Path, text: str, options: RunnerOp
     terminal.info(
         f"perplexity {before.perplexity:.4f} -> {after.perplexity:.4f} "
         f"({after.perplexity / before.perplexity - 1:+.3%}), "
-        f"mean KL {comparison.mean_kl:.3g} nats, top-1 agreement {comparison.top1_agreement:.2%}, on {name}"
+        f"mean KL {divergence(comparison.mean_kl)} nats, top-1 agreement {comparison.top1_agreement:.2%}, on {name}"
     )
 
 

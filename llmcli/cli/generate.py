@@ -196,7 +196,7 @@ def generate(
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted)
     if output.shows_text:
-        terminal.show_prompt("" if prompt.chat else text)
+        terminal.show_prompt(facts.lead)
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 

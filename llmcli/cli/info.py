@@ -15,7 +15,7 @@ from llmcli.cli.groups import with_groups
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
 from llmcli.cli.session import open_session
 from llmcli.cli.terminal import terminal
-from llmcli.cli.units import size
+from llmcli.cli.units import divergence, size
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ def _quality_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
         before, after = evaluation["perplexity_before"], evaluation["perplexity_after"]
         rows += [
             ("perplexity", f"{before:.4f} before, {after:.4f} now, on {evaluation['text']}"),
-            ("", f"mean KL {evaluation['mean_kl']:.3g} nats, top-1 agreement {evaluation['top1_agreement']:.2%}"),
+            (
+                "",
+                f"mean KL {divergence(evaluation['mean_kl'])} nats, top-1 agreement {evaluation['top1_agreement']:.2%}",
+            ),
         ]
     return rows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.study_report import use_json
 from llmcli.cli.tables import format_table
 from llmcli.cli.terminal import visible
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "cublas"
 _LIBRARY_OP = "tokens times a matrix, by CUDA's matrix library"
+_NAME_WIDTH = 19  # of the longest kernel's name, and two spaces
 _MILLION = 1e6
 
 
@@ -28,7 +31,7 @@ def list_text(title: str, walks: Sequence[Walk], kernels: Mapping[str, KernelSpe
     launched = {stem for walk in walks for stem, _ in walk.labels}
     parts = [f"{visible(title)}\n", _ops_text([spec for spec in kernels.values() if spec.stem in launched])]
     if LIBRARY in launched:
-        parts[-1] += f"{LIBRARY:<18}{_LIBRARY_OP}\n"
+        parts[-1] += _named_lines([(LIBRARY, _LIBRARY_OP)])
     parts += [f"{walk.title}: {len(walk.labels)} launches\n{_use_table(walk)}" for walk in walks]
     others = [spec for spec in kernels.values() if spec.stem not in launched]
     parts.append(f"Not launched in these steps:\n{_ops_text(others)}")
@@ -116,10 +119,14 @@ def bench_csv(steps: Sequence[StepTimes], ceilings: Ceilings, names: Collection[
 
 
 def _ops_text(specs: Sequence[KernelSpec]) -> str:
-    return "".join(
-        f"{spec.stem:<18}{spec.op} ({len(spec.variants)} variant{'s' if len(spec.variants) > 1 else ''})\n"
+    return _named_lines(
+        (spec.stem, f"{spec.op} ({len(spec.variants)} variant{'s' if len(spec.variants) > 1 else ''})")
         for spec in specs
     )
+
+
+def _named_lines(rows: Iterable[tuple[str, str]]) -> str:
+    return fact_lines(rows, _NAME_WIDTH, sys.stdout)
 
 
 def _use_table(walk: Walk) -> str:
@@ -191,7 +198,7 @@ def _short_names(calls: Sequence[Call]) -> dict[str, str]:
 def _names_text(calls: Sequence[Call], shown: Sequence[Call] | None = None) -> str:
     """What the short names of a table stand for, where that is another name."""
     shorts, names = _short_names(calls), dict.fromkeys(call.name for call in (calls if shown is None else shown))
-    return "".join(f"{shorts[name]:<18}{name}\n" for name in names if shorts[name] != name)
+    return _named_lines((shorts[name], name) for name in names if shorts[name] != name)
 
 
 def _whole_text(step: StepTimes) -> str:

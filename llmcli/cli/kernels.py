@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.command import Command, Group
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.kernel_options import LengthOptions
 from llmcli.cli.kernels_bench import bench_kernels
 from llmcli.cli.kernels_list import ArchOption, list_kernels, show_kernels
@@ -21,6 +24,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
+    from llmcli.lab.compare import Measured
     from llmcli.lab.ladder import Source
     from llmcli.lab.study_file import Rung, Study
 
@@ -94,9 +98,9 @@ def compare(
 
 
 def _list_studies() -> None:
-    for name in lazy.study_names():
-        study, _ = lazy.load_study(name)
-        terminal.write(f"{name:<14} {study.title} ({study.source})\n")
+    studies = {name: lazy.load_study(name)[0] for name in lazy.study_names()}
+    rows = ((name, f"{study.title} ({study.source})") for name, study in studies.items())
+    terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
 
 
 def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:
@@ -114,11 +118,9 @@ def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_:
         terminal.write(as_csv(measured))
     else:
         count = len(study.check_sizes)
-        terminal.write(
-            f"{_title(study)}{device.name}, {device.arch}, {device.num_multiprocessors} multiprocessors; every rung is "
-            f"right at {count} choices of sizes\n\n{study_text(study, measured)}\n"
-        )
-        terminal.write("".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
+        place = f"{device.name}, {device.arch}, {device.num_multiprocessors} multiprocessors"
+        _show(study, f"{place}; every rung is right at {count} choices of sizes", measured)
+        terminal.write("\n" + "".join(f"{finding_text(one)}\n" for one in findings), wraps=True)
 
 
 def _inspect(study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str, json_: bool, csv_: bool) -> None:
@@ -128,8 +130,10 @@ def _inspect(study: Study, rungs: list[Rung], sources: dict[str, Source], arch: 
     elif csv_:
         terminal.write(as_csv(measured))
     else:
-        terminal.write(f"{_title(study)}{arch}, compiled and not measured\n\n{study_text(study, measured)}")
+        _show(study, f"{arch}, compiled and not measured", measured)
 
 
-def _title(study: Study) -> str:
-    return f"{study.name}: {study.title} ({study.source})\n" + (f"{study.note}\n" if study.note else "")
+def _show(study: Study, place: str, measured: Sequence[Measured]) -> None:
+    lines = (f"{study.name}: {study.title} ({study.source})", *([study.note] if study.note else []), place)
+    terminal.write("".join(f"{line}\n" for line in lines) + "\n", wraps=True)
+    terminal.write(study_text(study, measured), is_drawn=True)

@@ -1,10 +1,12 @@
 """`llmcli presets`: the named sets of sampling parameters."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.facts import fact_lines
 from llmcli.cli.options import DebugOption
 from llmcli.cli.terminal import terminal
 from llmcli.resources import user_presets_folder
@@ -37,5 +39,6 @@ def presets(
         return
     for preset in found:
         values = "  ".join(f"{name} {value}" for name, value in preset.sampling.items())
-        terminal.write(f"{preset.name}\n  {preset.description}\n  {values}\n  {preset.path}\n")
+        lines = (("", preset.description), ("", values), ("", str(preset.path)))
+        terminal.write(f"{preset.name}\n{fact_lines(lines, 2, sys.stdout)}")
     terminal.info(f"your own presets go to {user_presets_folder()}")

@@ -282,7 +282,7 @@ def _generate(
     if not options.json:
         facts = run.facts(runner, receipt.prompt.text, prompt, request.samples, None, Timeline())
         outputs.append(TextOutput(facts))
-        terminal.show_prompt("" if receipt.prompt.chat else receipt.prompt.text)
+        terminal.show_prompt(facts.lead)
     if not show_all(run.session.generation(runner.runner, request), outputs):
         raise typer.Exit(EXIT_INTERRUPTED)
     return collector.finished

@@ -121,6 +121,7 @@ class Run:
             model=self.model,
             name=self.session.name,
             prompt=text,
+            lead="" if prompt.at_start else text,
             prompt_token_ids=prompt.token_ids,
             sampling=self.sampling,
             seed=self.seed,

@@ -2,30 +2,71 @@
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.cli.terminal import has_color, visible
+from llmcli.cli.terminal import columns_of, has_color, visible
+
+GAP = 2  # columns of the terminal between two of the table
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for stdout, its columns flush right; on a terminal it is drawn, see `Terminal`."""
+    """A table for stdout, its columns flush right; on a terminal it is drawn, see `Terminal`.
+
+    Columns that a terminal has no room for stand in another table below, behind the first column again.
+    """
     if sys.stdout.isatty():
-        table = Table(*header, box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for column in table.columns:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=True, no_color=not has_color(sys.stdout))
-        console.print(table)
-        return text.getvalue().lstrip("\n")
+        columns = [[visible(cell) for cell in column] for column in zip(header, *rows, strict=True)]
+        room = columns_of(sys.stdout)
+        return "\n".join(_drawn([columns[0], *block], room) for block in _blocks(columns, room))
     lines = [header, *rows]
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
     return "".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines
     )
+
+
+def _blocks(columns: Sequence[Sequence[str]], room: int) -> Iterator[list[Sequence[str]]]:
+    """The columns behind the first, as many at a time as there is room for."""
+    block: list[Sequence[str]] = []
+    for column in columns[1:]:
+        if block and _width(_least(one) for one in (columns[0], *block, column)) > room:
+            yield block
+            block = []
+        block.append(column)
+    yield block
+
+
+def _drawn(columns: Sequence[Sequence[str]], room: int) -> str:
+    widths = [_longest(column) for column in columns]
+    for index, column in enumerate(columns):  # words go to lines of their own only where that makes it fit
+        excess = max(_width(widths) - room, 0)
+        widths[index] = max(widths[index] - excess, _least(column))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(Text(column[0]), width=width, justify="right")
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    text = io.StringIO()
+    Console(file=text, width=room, force_terminal=True, no_color=not has_color(sys.stdout)).print(table)
+    return text.getvalue().lstrip("\n")
+
+
+def _width(widths: Iterable[int]) -> int:
+    each = list(widths)
+    return sum(each) + GAP * (len(each) - 1)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    return max(cell_len(text) for text in texts)
+
+
+def _least(column: Sequence[str]) -> int:
+    """How narrow a column can be: words may stand below each other, figures stay with their units."""
+    has_figures = any(character.isdigit() for text in column for character in text)
+    return _longest(column) if has_figures else _longest([word for text in column for word in text.split()] or [""])

@@ -94,7 +94,7 @@ def plan_tour(*, with_color: bool) -> tuple[Step, ...]:
             "Keep the page",
             "You can also ask for a story. This command saves it as a page for your browser, "
             "which shows what else could have stood at each token.",
-            f'llmcli generate --chat "Tell me a story about a fox who found a silver key." --seed 2 --html {_PAGE}',
+            f'llmcli generate --chat "Tell me a story about a fox." --seed 2 --html {_PAGE}',
         ),
     )
 

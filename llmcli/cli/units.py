@@ -1,4 +1,8 @@
-"""Sizes, times and rates as people read them."""
+"""Sizes, times, rates and divergences as people read them."""
+
+from decimal import Decimal
+
+_LEAST_DIVERGENCE = 1e-6  # in nats; below it stands what rounding leaves of none
 
 
 def size(num_bytes: float) -> str:
@@ -19,6 +23,20 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def estimated_duration(seconds: float) -> str:
+    """A time that is only estimated, in whole seconds or more."""
+    if seconds < 1:
+        return "less than a second"
+    return f"about {seconds:.0f} s" if seconds < 120 else f"about {duration(seconds)}"
+
+
+def divergence(nats: float, digits: int = 3) -> str:
+    """A KL divergence, never with an exponent."""
+    if 0 < abs(nats) < _LEAST_DIVERGENCE:
+        return f"under {Decimal(str(_LEAST_DIVERGENCE)):f}"
+    return f"{Decimal(f'{nats:.{digits}g}'):f}"
 
 
 def rate(per_second: float) -> str:

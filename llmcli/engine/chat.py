@@ -132,9 +132,7 @@ class Chat:
 
         Raises: UsageError if there is none, and as `send`.
         """
-        last = self._conversation.last.answer
-        sample = (last.sample + 1) % NUM_SAMPLES if last else 0
-        return self._answer(self._conversation.with_answer(None), sample)
+        return self._answer(self._conversation.with_answer(None), self._next_sample())
 
     def answer_several(self, count: int) -> Iterator[SeveralEvent]:
         """Answer the last message again, `count` times side by side, with the next sample indices.
@@ -142,8 +140,7 @@ class Chat:
         The first answer becomes that of the conversation; until the next change, `choose` takes another.
         Raises: UsageError if there is no message, and as `send`.
         """
-        last = self._conversation.last.answer
-        first = last.sample + 1 if last else 0
+        first = self._next_sample()
         conversation = self._conversation.with_answer(None)
         fitted = self._fit(conversation)
         self._close_row()
@@ -159,6 +156,12 @@ class Chat:
         for event in generation.events():
             yield from several.take(event)
         self._end_several(several)
+
+    def _next_sample(self) -> int:
+        """The index behind those of all answers that there are to choose from."""
+        last = self._conversation.last.answer
+        used = (last, *self._choices) if last else ()
+        return (max((answer.sample for answer in used), default=-1) + 1) % NUM_SAMPLES
 
     @property
     def choices(self) -> tuple[Answer, ...]:

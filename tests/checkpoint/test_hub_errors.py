@@ -80,7 +80,10 @@ def test_an_answer_of_failure(tiny_hub: HubServer, status: int) -> None:
 
 def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    expected = f"org/tiny is incomplete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids downloads"
+    expected = (
+        f"org/tiny is neither a local folder nor complete in the cache {constants.HF_HUB_CACHE}, "
+        "and HF_HUB_OFFLINE forbids downloads"
+    )
     assert refusal("org/tiny").startswith(expected)
     assert not tiny_hub.requests
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

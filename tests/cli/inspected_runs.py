@@ -53,6 +53,7 @@ def make_facts(
         model="models/tiny",
         name="models/tiny",
         prompt=prompt,
+        lead=prompt,
         prompt_token_ids=prompt_token_ids,
         sampling=resolve({"temperature": 1.0, "top_p": 1.0, **params}, {}, "", {}),
         seed=7,

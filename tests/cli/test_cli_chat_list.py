@@ -1,5 +1,6 @@
 """Kept chats: their names, the list of them, going on with one by name or number, and which are removed."""
 
+import io
 import json
 import os
 import subprocess
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 from results import Result
+from rich.cells import cell_len
 from scripted_talk import Talk, answers, open_talk
 
 from llmcli.cli.chat_session import keeping, kept_names
+from llmcli.cli.chat_session.chat_list import _table
 from llmcli.cli.chat_session.keeping import Keeper
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
@@ -79,6 +82,28 @@ def test_the_list(talk: Talk, llmcli: Callable[..., Result], talker: Path, folde
     # The number in the list is the one that --resume takes.
     resumed, _ = talk(flags=("--resume", "3"))
     assert "> Two..." in resumed.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 80, 95, 96, 120])
+def test_the_list_on_a_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for module in ("chat_session.chat_list", "facts"):
+        monkeypatch.setattr(f"llmcli.cli.{module}.columns_of", lambda stream: columns)
+    monkeypatch.setattr("sys.stdout", Screen())
+    heading = ("", "NAME", "WHEN", "TURNS", "MODEL", "BEGINS")
+    begins = "Tell me a story about a fox and a key."
+    rows = [heading, ("1", f"{TODAY}-fox", f"{TODAY} 09:30", "1", "storyteller", begins)]
+    rows.append(("12", "日本", f"{TODAY} 09:31", "2", "m", "Two"))
+    lines = _table(rows).splitlines()
+    assert max(cell_len(line) for line in lines) <= columns
+    if columns > 95:
+        assert [len(line.split()) for line in lines] == [5, 16, 7]
+    else:
+        assert lines[:3] == [f"1   {TODAY}-fox", f"    {TODAY} 09:30, 1 turn, storyteller", f"    {begins}"]
+        assert lines[3:] == ["12  日本", f"    {TODAY} 09:31, 2 turns, m", "    Two"]
 
 
 def test_going_on_by_name_and_number(talk: Talk, llmcli: Callable[..., Result], folder: Path) -> None:

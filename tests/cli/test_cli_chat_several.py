@@ -43,6 +43,12 @@ def test_several_answers_are_those_of_regen(talk: Talk, folder: Path, rows: str)
     assert answers(edited)[1] == at_once[4] == second.answer.content
 
 
+def test_another_answer_is_none_of_those_that_were_shown(talk: Talk) -> None:
+    one_by_one = answers(talk("One", *["/regen"] * 6)[0])
+    assert answers(talk("One", "/n 3", "/regen", "/n 2")[0]) == one_by_one
+    assert answers(talk("One", "/n 3", "/choose 2", "/n 3")[0]) == one_by_one
+
+
 def test_only_what_is_there_can_be_chosen(talk: Talk) -> None:
     result, _ = talk("/n 3", "One", "/choose 1", "/n", "/n 1", "/n 17", "/n x", "/n 2", "/choose 3", "/choose", "Two")
     for part in (

@@ -56,6 +56,14 @@ def test_messages_of_several_lines_and_commands(
     assert terminal.finish() == 0
 
 
+def test_an_empty_line_ends_an_answer(open_terminal: Callable[..., ChatTerminal], talker: Path) -> None:
+    terminal = open_terminal(talker, "--max-new-tokens", 12)
+    terminal.command("one", AT_LIMIT + r"\r\n\r\n")
+    terminal.command("/n 2", r"changes that\)\r\n\r\n")
+    terminal.child.send(CTRL_D)
+    assert terminal.finish() == 0
+
+
 def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless: Path, tmp_path: Path) -> None:
     terminal = open_terminal(endless)
     terminal.enter("Tell me a story")

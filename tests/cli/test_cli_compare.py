@@ -12,6 +12,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.cli.diff import marked
 from llmcli.cli.terminal import visible
+from llmcli.cli.units import divergence
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -33,7 +34,7 @@ def test_eval_of_one_model(llmcli: Callable[..., Result], tiny_llama: Path, text
     result = llmcli("eval", tiny_llama, "--file", text_file, "--context", 64)
     first, second = result.stdout.splitlines()
     assert first.startswith("tiny-llama: perplexity ")
-    assert second == f"{len(TEXT)} tokens, windows of 64, stride 32"
+    assert second == f"{len(TEXT)} tokens scored, windows of 64, stride 32"
     answer = json.loads(llmcli("eval", tiny_llama, "--file", text_file, "--context", 64, "--json").stdout)
     (model,) = answer["models"]
     assert first == f"tiny-llama: perplexity {model['perplexity']:.4f}"
@@ -47,7 +48,14 @@ def test_eval_against_another(llmcli: Callable[..., Result], tiny_llama: Path, c
     assert 0 < answer["mean_kl"] < 0.01
     assert 0.9 < answer["top1_agreement"] <= 1
     text = llmcli(*arguments).stdout
-    assert f"mean KL divergence {answer['mean_kl']:.3g} nats per token" in text
+    assert f"mean KL divergence {divergence(answer['mean_kl'])} nats per token" in text
+    before, after = (model["perplexity"] for model in answer["models"])
+    direction = "higher (worse)" if after > before else "lower (better)"
+    assert f"coarse: perplexity {after:.4f}, {abs(after / before - 1):.3%} {direction}\n" in text
+    back = llmcli("eval", coarse, "--against", tiny_llama, *arguments[4:]).stdout
+    assert ("lower (better)" if after > before else "higher (worse)") in back
+    same = llmcli("eval", coarse, "--against", coarse, *arguments[4:]).stdout
+    assert f"coarse: perplexity {after:.4f}, the same\n" in same
     assert f"top-1 agreement {answer['top1_agreement']:.2%}" in text
 
 
@@ -65,7 +73,7 @@ def test_eval_of_an_int8_cache(llmcli: Callable[..., Result], tiny_llama: Path, 
     assert answer["models"][1]["perplexity"] != usual["perplexity"]
     assert 0 < answer["mean_kl"] < 1e-3
     lines = llmcli(*arguments).stdout.splitlines()
-    assert lines[1] == f"tiny-llama, KV cache int8: perplexity {answer['models'][1]['perplexity']:.4f}"
+    assert lines[1].startswith(f"tiny-llama, KV cache int8: perplexity {answer['models'][1]['perplexity']:.4f}, ")
     pair = json.loads(llmcli(*arguments, "--against", coarse, "--json").stdout)
     assert [(model["model"], model["kv_cache"]) for model in pair["models"]] == [
         ("tiny-llama", "auto"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from results import Result
 
+from llmcli.cli.kernels import _show
 from llmcli.cli.study_report import as_csv, as_json, finding_text, study_text
 from llmcli.lab.compare import Measured, find_claims
 from llmcli.lab.ladder import study_names
@@ -17,6 +18,12 @@ from llmcli.lab.study_file import parse_study
 from llmcli.lab.trial import Times
 
 Llmcli = Callable[..., Result]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
 
 STUDY = parse_study(
     """\
@@ -45,6 +52,17 @@ def test_all_studies_are_listed(llmcli: Llmcli) -> None:
     result = llmcli("kernels", "compare")
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == study_names()
+
+
+def test_a_terminal_gets_tables_and_no_escape_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("llmcli.cli.terminal.columns_of", lambda stream: 80)
+    _show(STUDY, "sm_86, " + "words " * 30, MEASURED)
+    shown = screen.getvalue()
+    assert "\x1b[1m" in shown
+    assert "\\x1b" not in shown
+    assert max(len(line) for line in shown.split("Microseconds")[0].splitlines()) <= 80
 
 
 def test_an_architecture_needs_no_card(llmcli: Llmcli) -> None:

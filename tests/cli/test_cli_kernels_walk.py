@@ -54,7 +54,7 @@ def test_all_kernels_are_listed_with_what_they_do(llmcli: Llmcli) -> None:
     result = llmcli("kernels", "list", "--arch", "sm_86")
     assert result.exit_code == 0, result.stderr
     for spec in KERNELS.values():
-        assert f"{spec.stem:<18}{spec.op}" in result.stdout
+        assert f"{spec.stem:<19}{spec.op}" in result.stdout
     launched, _, others = result.stdout.partition("Not launched in these steps:")
     assert "gemm_packed" in others
     assert "gemv<Int8" in launched
@@ -208,7 +208,7 @@ def test_variants_of_a_kernel_are_told_apart() -> None:
         ["gemv", "2", "y"],
         ["gemv", "1", "z"],
     ]
-    assert [line for line in lines if "<" in line] == [f"{'gemv 1':<18}gemv<a>", f"{'gemv 2':<18}gemv<b>"]
+    assert [line for line in lines if "<" in line] == [f"{'gemv 1':<19}gemv<a>", f"{'gemv 2':<19}gemv<b>"]
 
 
 def test_a_bench_of_some_kernels_shows_those() -> None:

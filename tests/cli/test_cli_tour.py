@@ -303,6 +303,7 @@ def test_a_command_can_be_copied_at_any_width(monkeypatch: pytest.MonkeyPatch, c
     assert words == shlex.split(command)[1:]
     too_long = [line for line in shown.split("\n") if len(line) > columns]
     assert all(re.fullmatch(r'    (--\S+ )?("[^"]*"|\S+)( \\)?', line) for line in too_long)  # nowhere to break
+    assert not too_long or columns < 60  # a line that the terminal breaks cannot be pasted
 
 
 @pytest.mark.parametrize("columns", [40, 60, 120])

@@ -17,6 +17,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.cli.output.page_diff import DiffFacts, render_diff_page, verdict_sentence
+from llmcli.cli.units import divergence
 from llmcli.engine.scores import scores
 from llmcli.measure.diff import Alternative, DiffToken, diff, verdict
 from llmcli.runners.torch.load import load
@@ -165,7 +166,7 @@ def test_the_command_writes_the_page_of_its_json(
     assert [entry["p"] for entry in tokens] == pytest.approx(
         [entry["second_probability"] for entry in answer["tokens"]], rel=1e-3
     )
-    assert f"mean KL {answer['mean_kl']:.2g}: {answer['kinship']}" in root.all("h1")[0].text
+    assert f"mean KL {divergence(answer['mean_kl'], digits=2)}: {answer['kinship']}" in root.all("h1")[0].text
     assert sum("differs" in element.classes for element in root.all("t")) <= answer["num_divergences"]
     llmcli(*arguments).expect_error(2, "diff.html exists; replace it with --force")
     assert llmcli(*arguments, "--force").stdout.endswith(f": {answer['kinship']}\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -136,12 +137,22 @@ def test_messages_break_between_words(write, monkeypatch, capsys):
     assert max(map(len, rows)) <= 30
 
 
+def test_the_prompt_stands_before_each_sample(model):
+    flags = ("-m", model, "-n", "3", "--max-new-tokens", "8", "--seed", "1", "--threads", "1")
+    samples = re.split(r"--- sample \d ---\r\n", PseudoTerminal("generate", "Hello there", *flags).text)
+    assert len(samples) == 3
+    assert [sample.count("Hello there") for sample in samples] == [1, 1, 1]
+    assert all(sample.startswith("Hello there") for sample in samples[1:])
+    assert "Hello there" not in PseudoTerminal("generate", "Hello there", *flags, "-q").text
+
+
 def test_diff_says_what_its_marks_mean_and_shows_the_prompt(tmp_path, model):
     other = write_tiny_llama(tmp_path / "other", seed=5)
     flags = ("--max-new-tokens", "4", "--threads", "1")
     told = PseudoTerminal("diff", model, other, "Hello there", *flags).text
     assert "[token>other] where B would choose another token" in told
     assert "tinted" not in told  # without colours
+    assert told.rpartition("\r\n\r\n")[2].startswith(("the ", "they ", "B "))  # the verdict, apart from the text
     assert "Hello there" in told
     assert "where B finds A's token \x1b[" in PseudoTerminal("diff", model, other, "Hi", *flags, NO_COLOR="").text
     assert "where B would" not in PseudoTerminal("diff", model, other, "Hi", *flags, "-q").text

@@ -1,13 +1,17 @@
 """`llmcli chat --list`: the chats that are kept, as a table or as JSON."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rich.cells import cell_len, set_cell_size
+
 from llmcli.cli.chat_session.kept_names import kept_paths
 from llmcli.cli.chat_session.turn_commands import first_line
-from llmcli.cli.terminal import terminal
+from llmcli.cli.facts import fact_lines
+from llmcli.cli.terminal import columns_of, terminal
 from llmcli.engine.conversation_file import SavedConversation, load_conversation
 from llmcli.errors import LLMCliError
 
@@ -53,11 +57,21 @@ def show_list(folder: Path, *, as_json: bool) -> None:
         turns = chat.saved.conversation.turns
         begins = first_line(turns[0].user) if turns else ""
         rows.append((str(chat.number), chat.name, when, str(len(turns)), chat.saved.model, begins))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        terminal.write("  ".join(cells).rstrip() + "\n")
+    terminal.write(_table(rows))
     terminal.info(f"continue one with `llmcli chat --resume NAME` (or its number); they are kept in {folder}")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns below a heading; on a terminal that is too narrow for them, lines of their own for each chat."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
+    if not sys.stdout.isatty() or max(map(cell_len, lines)) <= columns_of(sys.stdout):
+        return "".join(f"{line}\n" for line in lines)
+    records = []
+    for number, name, when, turns, model, begins in rows[1:]:
+        count = f"{turns} turn{'' if turns == '1' else 's'}"
+        records += [(number, name), ("", f"{when}, {count}, {model}"), ("", begins)]
+    return fact_lines(records, widths[0] + 2, sys.stdout)
 
 
 def _chat_json(chat: KeptChat) -> dict[str, object]:

@@ -62,6 +62,8 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                         terminal.info(f"({reason}; /continue resumes it)")
                     if record is None:  # stopped before it had begun: the message is still there
                         draft = text
+                if outcome.several is not None or outcome.events is not None:
+                    terminal.show("\n")  # a text of many paragraphs ends here
         except LLMCliError as error:
             terminal.error(" ".join(str(error).split()))
         except KeyboardInterrupt:

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class RunFacts:
     """A run, before its first token. Samples are indices from 0; people see them numbered from 1.
 
-    `model` is the folder or hub id as it was given, `name` what people call it. `timeline` and `meter` are there for
+    `model` is the folder or hub id as it was given, `name` what people call it. `lead` is what the texts continue: the
+    prompt, or nothing where they answer one. `timeline` and `meter` are there for
     whoever asked for them.
     """
 
     model: str
     name: str
     prompt: str
+    lead: str
     prompt_token_ids: tuple[int, ...]
     sampling: ResolvedSampling
     seed: int

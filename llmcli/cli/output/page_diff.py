@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.output.page_kit import PageParts, html_text, render, rounded, skyline, story, token_spans
 from llmcli.cli.output.tokens import LEVEL_LIMITS, Share, TextShares, likelihood_level, percent, show_piece
+from llmcli.cli.units import divergence
 from llmcli.engine.events import Finished, Timings, Token
 from llmcli.tokenizer.stream import StreamDecoder, decode
 
@@ -109,14 +110,14 @@ def verdict_sentence(numbers: Verdict) -> str:
             f"where they differ, B gives A’s choice {percent(numbers.divergent_probability)} on average",
         ]
     hint = " (a hint only, from so few tokens)" if numbers.num_tokens < FEW_TOKENS else ""
-    return f"{'; '.join([*parts, f'mean KL {numbers.mean_kl:.2g}'])}: {numbers.kinship}{hint}."
+    return f"{'; '.join([*parts, f'mean KL {divergence(numbers.mean_kl, digits=2)}'])}: {numbers.kinship}{hint}."
 
 
 def _head(facts: DiffFacts, numbers: Verdict) -> str:
     rows = {
         "tokens before the first difference": str(numbers.num_agreeing),
         "tokens where B would choose another": str(numbers.num_divergences),
-        "mean KL divergence, nats a token": f"{numbers.mean_kl:.3g}",
+        "mean KL divergence, nats a token": divergence(numbers.mean_kl),
         "mean change of a token’s probability": f"{numbers.mean_change:.2%}",
         "run on": facts.device,
     }

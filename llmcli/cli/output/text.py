@@ -1,4 +1,4 @@
-"""Text as it comes, one sample after the other."""
+"""Text as it comes, one sample after the other; on a terminal the prompt that it continues stands before each."""
 
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.terminal import terminal
@@ -8,11 +8,15 @@ SEPARATOR = "--- sample {number} ---"  # between two samples on stdout, on a lin
 
 
 class TextOutput:
-    """Writes each sample's text as it comes, whatever order the samples are computed in."""
+    """Writes each sample's text as it comes, whatever order the samples are computed in.
+
+    The caller shows the prompt before the first, so that it stands there while the prompt is computed.
+    """
 
     is_drawn = False  # whether `style` adds control sequences
 
     def __init__(self, facts: RunFacts):
+        self._lead = facts.lead
         self._waiting = list(facts.samples)  # the first of them is being written
         self._pending: dict[int, str] = {sample: "" for sample in facts.samples}
         self._finished: set[int] = set()
@@ -32,8 +36,10 @@ class TextOutput:
             if sample not in self._finished:
                 return
             self._waiting.pop(0)
-            separator = f"{SEPARATOR.format(number=self._waiting[0] + 1)}\n" if self._waiting else ""
-            terminal.write(f"\n{separator}")
+            terminal.write("\n")
+            if self._waiting:
+                terminal.write(f"{SEPARATOR.format(number=self._waiting[0] + 1)}\n")
+                terminal.show_prompt(self._lead)
 
     def style(self, token: Token) -> str:
         """The token's text as it is written."""
