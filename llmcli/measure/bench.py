@@ -7,7 +7,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,6 +60,11 @@ class PromptFigures:
     predicted_first_token_seconds: float | None
 
     @property
+    def spread(self) -> Spread:
+        """The times that `tokens_per_second` comes from."""
+        return self.seconds
+
+    @property
     def tokens_per_second(self) -> float:
         """Of the median run."""
         return self.num_tokens / self.seconds.median
@@ -88,6 +94,11 @@ class DecodeFigures:
     average_watts: float | None
 
     @property
+    def spread(self) -> Spread:
+        """The times that `tokens_per_second` comes from."""
+        return self.step_seconds
+
+    @property
     def tokens_per_second(self) -> float:
         """Of the median run, over all rows."""
         return self.num_rows / self.step_seconds.median
@@ -115,10 +126,28 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Kernels of the user's that the runner launches: their files by name. In `engine_kernels()` it launches ours."""
+
+    own_kernels: Mapping[str, str]
+    engine_kernels: Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """The same figures with our kernels in the place of the user's, whose files are `own_kernels` by name."""
+
+    own_kernels: Mapping[str, str]
+    prompts: tuple[PromptFigures, ...]
+    decode: tuple[DecodeFigures, ...]
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
 
     `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
+    Where kernels of the user's have run, `engine` has the figures of ours.
     """
 
     model: str
@@ -133,6 +162,7 @@ class BenchReport:
     energy_problem: str | None
     prompts: tuple[PromptFigures, ...]
     decode: tuple[DecodeFigures, ...]
+    engine: EngineFigures | None = None
 
 
 class Bench:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.checkpoint.model import Model, num_parameters
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import Bench, BenchOptions, BenchReport
+from llmcli.measure.bench import Bench, BenchOptions, BenchReport, Comparison, EngineFigures
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
@@ -96,23 +97,36 @@ def measure_subject(
     options: BenchOptions,
     meter: EnergyMeter | str,
     on_progress: OnProgress,
+    comparison: Comparison | None = None,
 ) -> BenchReport:
     """Everything that `llmcli bench` says. `meter` is the energy meter, or why there is none.
 
+    With a `comparison` every figure is measured twice, one right after the other: with our kernels and the user's.
     Raises: DeviceError if what is timed is not what `generate` does
     """
     energy_problem = meter if isinstance(meter, str) else None
     bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
+    engine_kernels = nullcontext if comparison is None else comparison.engine_kernels
     total = 1 + len(options.prompts) + len(options.depths)
-    num_checked_tokens = bench.check_tokens()
+    with engine_kernels():  # what is checked is the loop that is timed
+        num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
-    prompts, decode = [], []
+    prompts, decode, engine_prompts, engine_decode = [], [], [], []
     for length in options.prompts:
+        if comparison is not None:
+            with engine_kernels():
+                engine_prompts.append(bench.measure_prompt(length))
         prompts.append(bench.measure_prompt(length))
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
+        if comparison is not None:
+            with engine_kernels():
+                engine_decode.append(bench.measure_decode(depth))
         decode.append(bench.measure_decode(depth))
         on_progress(1 + len(prompts) + len(decode), total)
+    engine = None
+    if comparison is not None:
+        engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
     return BenchReport(
         model=subject.full_name,
         precision=planned.precision,
@@ -126,4 +140,5 @@ def measure_subject(
         energy_problem=energy_problem,
         prompts=tuple(prompts),
         decode=tuple(decode),
+        engine=engine,
     )

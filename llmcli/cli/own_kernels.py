@@ -1,0 +1,90 @@
+"""`--kernel NAME=FILE`: the user's own kernels in the model, once they have passed their reference checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli import lazy
+from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import MODEL_PANEL
+from llmcli.cli.terminal import terminal
+from llmcli.errors import DeviceError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
+    from llmcli.kernels.device import Device
+    from llmcli.lab.own_kernel import OwnKernel, TimesAlone
+
+KernelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel",
+        metavar="NAME=FILE",
+        help="Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
+        hidden=True,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnKernel, ...]:
+    """The files that the option names, and whether a card can run them.
+
+    Raises: UsageError for a name or a file that cannot be, DeviceError without a card
+    """
+    if not values:
+        return ()
+    kernels = lazy.read_own_kernels(values)
+    if devices.card is None:
+        problem = "--device cpu was given" if devices.device == "cpu" else lazy.find_problem()
+        raise DeviceError(f"--kernel is for models on a CUDA card, and no card can be used: {problem}")
+    return kernels
+
+
+def open_card(
+    devices: RunnerOptions, kernels: Sequence[OwnKernel], model: Model, context: int, num_rows: int
+) -> RunnerOptions:
+    """The same options with the card opened for these kernels, which have passed all their checks on it.
+
+    A line says how long each takes alone, beside ours.
+    Raises: DeviceError for one that is wrong, KernelCompileError, UsageError for one that the model does not launch
+    """
+    if not kernels:
+        return devices
+    device = lazy.Device.open(devices.card or 0, own_sources={one.stem: one.text for one in kernels})
+    device.activate()
+    lazy.prepare_own_kernels(
+        device,
+        kernels,
+        model,
+        dtype=devices.dtype,
+        kv_cache=devices.kv_cache,
+        context=context,
+        num_rows=min(num_rows, lazy.MAX_ROWS),
+        on_compile=say_compiling,
+    )
+    for kernel in kernels:
+        terminal.info(f"checking {kernel}: {kernel.num_cases} cases")
+        lazy.check_own_kernel(device, kernel)
+    for kernel in kernels:
+        terminal.info(_alone_text(kernel, lazy.time_own_kernel(device, kernel)))
+    return replace(devices, opened=device)
+
+
+def opened_card(devices: RunnerOptions) -> Device:
+    """The card that `open_card` has opened."""
+    assert devices.opened is not None
+    return devices.opened
+
+
+def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:
+    own, engine = times.own.median, times.engine.median
+    return (
+        f"{kernel.stem} alone at {times.problem}: {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
+        f"{engine / own:.2f} times as fast"
+    )
