@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcli.cli.facts import fact_lines
+from llmcli.cli.own_kernels import change_text, speed_change
 from llmcli.cli.tables import format_table
 from llmcli.cli.units import duration, rate
 
@@ -61,7 +62,7 @@ def _table(
     item: FiguresT
     before: FiguresT
     for item, before in zip(items, engine, strict=True):
-        rows += [[*cells(before), "llmcli", ""], [*cells(item), "yours", _change_cell(item, before)]]
+        rows += [[*cells(before), "llmcli", ""], [*cells(item), "yours", change_text(item.spread, before.spread)]]
     return format_table([*header, "kernels", "change"], rows)
 
 
@@ -89,17 +90,6 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
         str(item.step_seconds.num_runs),
         *(_energy_cells(item) if has_energy else []),
     ]
-
-
-def _change(item: PromptFigures | DecodeFigures, before: PromptFigures | DecodeFigures) -> float:
-    """How many more tokens a second, as a part of those before."""
-    return item.tokens_per_second / before.tokens_per_second - 1
-
-
-def _change_cell(item: PromptFigures | DecodeFigures, before: PromptFigures | DecodeFigures) -> str:
-    text, ours, theirs = f"{_change(item, before):+.1%}", before.spread, item.spread
-    overlap = ours.fastest <= theirs.slowest and theirs.fastest <= ours.slowest
-    return f"({text})" if overlap else text
 
 
 def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
@@ -147,7 +137,7 @@ def _records(
     if engine is None:
         return [record(item) for item in items]
     return [
-        {**record(item), "llmcli": record(before), "change": _change(item, before)}
+        {**record(item), "llmcli": record(before), "change": speed_change(item.spread, before.spread)}
         for item, before in zip(items, engine, strict=True)
     ]
 

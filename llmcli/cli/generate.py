@@ -27,7 +27,7 @@ from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.output.receipt import ReceiptOutput
-from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels
+from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
@@ -181,7 +181,6 @@ def generate(
     if kernels:
         with timeline.part("checks of kernels"):
             run = replace(run, devices=open_card(run.devices, kernels, session.model, run.context, num_rows))
-        terminal.info("llmcli bench with the same --kernel measures what it changes in the model")
     receipt = None
     if output.receipt is not None:  # before the weights are read
         receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
@@ -207,6 +206,8 @@ def generate(
         terminal.show_prompt("" if prompt.chat else text)
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if kernels:
+        show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:

@@ -87,6 +87,7 @@ PLACES = {
     "load_study": "lab.ladder:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
+    "measure_change": "measure.kernel_change:measure_change",
     "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.step_times:measure_steps",
@@ -174,6 +175,7 @@ if TYPE_CHECKING:
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model
+    from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
     from llmcli.measure.verify import compare_logits

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
     from llmcli.kernels.device import Device
     from llmcli.lab.own_kernel import OwnKernel, TimesAlone
+    from llmcli.measure.bench import Spread
+    from llmcli.runners.base import Runner
+
+_MOST_LISTED = 3
 
 KernelOption = Annotated[
     list[str] | None,
@@ -58,7 +62,7 @@ def open_card(
         return devices
     device = lazy.Device.open(devices.card or 0, own_sources={one.stem: one.text for one in kernels})
     device.activate()
-    lazy.prepare_own_kernels(
+    unchecked = lazy.prepare_own_kernels(
         device,
         kernels,
         model,
@@ -71,6 +75,8 @@ def open_card(
     for kernel in kernels:
         terminal.info(f"checking {kernel}: {kernel.num_cases} cases")
         lazy.check_own_kernel(device, kernel)
+    if unchecked:
+        terminal.warn(f"no check launches {_listed(unchecked)}, which the model may launch")
     for kernel in kernels:
         terminal.info(_alone_text(kernel, lazy.time_own_kernel(device, kernel)))
     return replace(devices, opened=device)
@@ -80,6 +86,47 @@ def opened_card(devices: RunnerOptions) -> Device:
     """The card that `open_card` has opened."""
     assert devices.opened is not None
     return devices.opened
+
+
+def show_change(devices: RunnerOptions, runner: Runner, num_tokens: int) -> None:
+    """Measure a prompt of about this length and steps of decoding, with the user's kernels and ours, and say so.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if terminal.is_quiet:
+        return
+    change = lazy.measure_change(runner, opened_card(devices).engine_kernels, num_tokens)
+    if change is None:
+        terminal.info("speed: the context has no room to measure it; llmcli bench with the same --kernel does")
+        return
+    for what, own, engine in (
+        (f"a prompt of {change.num_tokens} tokens", change.own_prompt, change.engine_prompt),
+        ("a step of decoding", change.own_step, change.engine_step),
+    ):
+        terminal.info(
+            f"{what}: {_milliseconds(own)} with yours, {_milliseconds(engine)} with llmcli's kernels, "
+            f"speed {change_text(own, engine)}"
+        )
+
+
+def speed_change(own: Spread, engine: Spread) -> float:
+    """How much faster the user's are in the median run, as a part of the speed of ours."""
+    return engine.median / own.median - 1
+
+
+def change_text(own: Spread, engine: Spread) -> str:
+    """The same in per cent; in parentheses where it may be chance."""
+    text = f"{speed_change(own, engine):+.1%}"
+    return f"({text})" if own.overlaps(engine) else text
+
+
+def _milliseconds(spread: Spread) -> str:
+    return f"{1e3 * spread.median:.3f} ms"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{'; '.join(names[:_MOST_LISTED])}{more}"
 
 
 def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:

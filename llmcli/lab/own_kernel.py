@@ -84,10 +84,11 @@ def prepare_own_kernels(
     context: int,
     num_rows: int,
     on_compile: OnCompile = say_nothing,
-) -> None:
+) -> list[str]:
     """Compile what the checks and the model launch of these kernels, and what the model launches of the engine's.
 
-    `device` was opened with their sources. The others are as for `load`.
+    `device` was opened with their sources. The others are as for `load`. Returns the name expressions that the model
+    may launch and no check does.
     Raises: UsageError for a kernel that the model does not launch; KernelCompileError, UnsupportedModelError
     """
     stored = StoredModel.of_model(model, dtype, kv_cache)
@@ -96,11 +97,11 @@ def prepare_own_kernels(
     for kernel in kernels:
         if kernel.stem not in needed:
             raise UsageError(f"--kernel {kernel.stem}: the model does not launch it; it launches {_listed(needed)}")
-    device.prepare_all(
-        {one.stem: launched_names(device.facts, CASES[one.stem]).union(needed[one.stem]) for one in kernels}, on_compile
-    )
+    checked = {kernel.stem: launched_names(device.facts, CASES[kernel.stem]) for kernel in kernels}
+    device.prepare_all({stem: names.union(needed[stem]) for stem, names in checked.items()}, on_compile)
     with device.engine_kernels():
         device.prepare_all(needed, on_compile)
+    return sorted(name for stem, names in checked.items() for name in set(needed[stem]) - names)
 
 
 def check_own_kernel(device: Device, kernel: OwnKernel) -> None:

@@ -45,6 +45,10 @@ class Spread:
     slowest: float
     num_runs: int
 
+    def overlaps(self, other: "Spread") -> bool:
+        """Whether some run of one took as long as some run of the other."""
+        return self.fastest <= other.slowest and other.fastest <= self.slowest
+
 
 @dataclass(frozen=True)
 class PromptFigures:
@@ -234,8 +238,8 @@ class Bench:
         runs = self._repeat(run)
         return PromptFigures(
             num_tokens,
-            _spread([seconds for seconds, _ in runs]),
-            _spread([seconds for _, seconds in runs]),
+            spread_of([seconds for seconds, _ in runs]),
+            spread_of([seconds for _, seconds in runs]),
             self._predictor.prefill_seconds(num_tokens),
             self._predictor.first_token_seconds(num_tokens),
         )
@@ -261,7 +265,7 @@ class Bench:
                 scheduler.cancel(number)
             return seconds / count, scheduler.usage.row_steps + num_rows  # each row's first is chosen with its prompt
 
-        spread = _spread([seconds for seconds, _ in self._repeat(run)])
+        spread = spread_of([seconds for seconds, _ in self._repeat(run)])
         halfway = depth + (count + 1) // 2
         bytes_per_step = self._predictor.decode_bytes(halfway, num_rows)
         energy, num_tokens = self._energy(run)
@@ -336,5 +340,6 @@ class NoText(Tokenizer):
         return b""
 
 
-def _spread(times: Sequence[float]) -> Spread:
+def spread_of(times: Sequence[float]) -> Spread:
+    """Their median and their ends."""
     return Spread(statistics.median(times), min(times), max(times), len(times))
