@@ -93,8 +93,8 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
             problem = first_error(nvrtc.getProgramLog(program)) or str(error)
-            if _NAMES in problem:  # its line says nothing that a reader of the source could look up
-                problem = f"the source has no kernel that can be named {' or '.join(names)}"
+            if problem.startswith(_NAMES):  # there is no such line that a reader of the source could look up
+                problem = f"{problem.partition('error: ')[2]}; what is launched is {' or '.join(names)}"
             raise KernelCompileError(f"kernel {stem} does not compile for {arch}: {problem}") from error
         lowered = {name: str(nvrtc.getLoweredName(program, name)) for name in names}
         by_symbol = parse_resources(nvrtc.getProgramLog(program))

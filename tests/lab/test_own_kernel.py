@@ -231,7 +231,7 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
             "fmad(x[",
             r"kernel residual_add does not compile for sm_90: mine\.cu\(11\): error: identifier \"fmad",
         ),
-        ("template <int VECTOR>", "constexpr int VECTOR = 1;", "no kernel that can be named residual_add<"),
+        ("template <int VECTOR>", "constexpr int VECTOR = 1;", r"sm_90: .*; what is launched is residual_add<\d>$"),
     ],
 )
 def test_what_does_not_compile(before: str, after: str, told: str, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
 def test_a_planted_fault_is_told_with_its_element(fault: str, tmp_path: Path) -> None:
     kernel = read(NAME, write_example(tmp_path, fault))
     with pytest.raises(
-        DeviceError, match=r"mine\.cu is wrong in \d+ of 54 cases: .*num_rows \d.* hidden\[\d+, \d+\] is "
+        DeviceError, match=r"mine\.cu is wrong in \d+ of \d+ cases: .*num_rows \d.* hidden\[\d+, \d+\] is "
     ):
         check_own_kernel(own_device(kernel), kernel)
 
@@ -320,11 +320,12 @@ def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("stem", sorted({"rms_norm", "gemv", "embedding"}))
+@pytest.mark.parametrize("stem", ["embedding", "gemv", "rms_norm"])
 def test_ours_passes_as_a_users(stem: str) -> None:
     """And may be timed alone, on its typical problem."""
     kernel = read(stem, kernels_folder() / f"{stem}.cu")
     device = own_device(kernel)
+    device.prepare_all({stem: launched_names(device.facts, CASES[stem])})
     check_own_kernel(device, kernel)
     times = time_own_kernel(device, kernel)
     assert times.own.median == pytest.approx(times.engine.median, rel=0.2)
