@@ -48,7 +48,7 @@ PLACES = {
     "add_evaluation": "checkpoint.export_files:add_evaluation",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
-    "check_own_kernel": "lab.own_kernel:check_own_kernel",
+    "check_own_kernel": "lab.own_checks:check_own_kernel",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_logits": "measure.verify:compare_logits",
@@ -101,7 +101,7 @@ PLACES = {
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
-    "prepare_own_kernels": "lab.own_kernel:prepare_own_kernels",
+    "prepare_own_kernels": "lab.own_checks:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "read_generation_defaults": "config.generation:read_generation_defaults",
@@ -120,7 +120,7 @@ PLACES = {
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.ladder:study_names",
-    "time_own_kernel": "lab.own_kernel:time_own_kernel",
+    "time_own_kernel": "lab.own_checks:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
@@ -164,7 +164,8 @@ if TYPE_CHECKING:
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
-    from llmcli.lab.own_kernel import check_own_kernel, prepare_own_kernels, read_own_kernels, time_own_kernel
+    from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
+    from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels

@@ -27,7 +27,7 @@ from llmcli.cli import device_choice, lazy
 from llmcli.cli.own_kernels import change_text
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.sources import flatten_text, text_digest
-from llmcli.lab import own_kernel
+from llmcli.lab import own_checks
 from llmcli.lab.engine import CASES
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict
@@ -104,7 +104,7 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     plan = plan_memory(stored, max_seq_len=100, num_rows=1, card=TYPICAL_CARD)
     needed = needed_kernels(open_model(model), plan, TYPICAL_CARD)
     plain = simulate(monkeypatch)  # whose launchers say nothing to a dry run
-    monkeypatch.setattr(own_kernel, "needed_kernels", lambda *arguments: needed)
+    monkeypatch.setattr(own_checks, "needed_kernels", lambda *arguments: needed)
 
     def open_card(index: int, own_sources: dict[str, str]) -> Any:
         happened.append(f"open {','.join(own_sources)}")
@@ -123,9 +123,9 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     monkeypatch.setattr(device_choice, "_card_problem", lambda index: None)
     monkeypatch.setattr(lazy, "Device", SimpleNamespace(open=open_card), raising=False)
     monkeypatch.setattr(lazy, "load_on_card", load_here, raising=False)
-    monkeypatch.setattr(own_kernel, "verify_kernel", verify)
+    monkeypatch.setattr(own_checks, "verify_kernel", verify)
     times = {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
-    monkeypatch.setattr(own_kernel, "measure", lambda *arguments: times)
+    monkeypatch.setattr(own_checks, "measure", lambda *arguments: times)
     return happened
 
 
@@ -170,7 +170,7 @@ def test_a_wrong_kernel_ends_the_run_before_weights_are_read(
     generate: Llmcli, card: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = KernelVerdict(NAME, 54, 2, 9.0, "scale, num_rows 6: hidden[1, 3] is 2, expected 1 within 0.1; 1 of 9 are")
-    monkeypatch.setattr(own_kernel, "verify_kernel", lambda device, cases: wrong)
+    monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: wrong)
     receipt = tmp_path / "receipt.json"
     result = generate("--kernel", f"{NAME}={mine}", "--receipt", receipt, "--quiet")
     result.expect_error(4, f"residual_add from {mine} is wrong in 2 of 54 cases: scale, num_rows 6: hidden[1, 3] is 2")
@@ -181,7 +181,7 @@ def test_a_wrong_kernel_ends_the_run_before_weights_are_read(
 def test_a_variant_without_checks_is_named(
     generate: Llmcli, card: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_kernel, "launched_names", lambda card, cases: {"residual_add<1>"})
+    monkeypatch.setattr(own_checks, "launched_names", lambda card, cases: {"residual_add<1>"})
     result = generate("--kernel", f"{NAME}={mine}")
     assert "warning: no check launches residual_add<4>, which the model may launch\n" in result.stderr
 
