@@ -49,9 +49,8 @@ def prepare_own_kernels(
     needed = needed_kernels(model, plan, device.facts)
     for kernel in kernels:
         if kernel.stem not in needed:
-            raise UsageError(
-                f"--kernel {kernel.stem}: the model does not launch it; it launches {', '.join(sorted(needed))}"
-            )
+            launched = ", ".join(sorted(needed))
+            raise UsageError(f"--kernel {kernel.stem}: the model does not launch it; it launches {launched}")
     checked = {kernel.stem: launched_names(device.facts, CASES[kernel.stem]) for kernel in kernels}
     device.prepare_all({stem: names.union(needed[stem]) for stem, names in checked.items()}, on_compile)
     with device.engine_kernels():

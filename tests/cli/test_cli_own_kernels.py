@@ -68,6 +68,13 @@ def test_what_cannot_be_is_told_first(llmcli: Llmcli, mine: Path, command: tuple
     )
 
 
+def test_without_cupy(mine: Path) -> None:
+    program = "import sys; sys.modules['cupy'] = None; from llmcli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "generate", PROMPT, "--device", "cpu", "--kernel", f"{NAME}={mine}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    Result(result.returncode, result.stdout, result.stderr).expect_error(4, "--device cpu was given")
+
+
 def test_a_command_without_the_option_offers_none(llmcli: Llmcli, mine: Path) -> None:
     llmcli("chat", "--kernel", f"{NAME}={mine}").expect_error(2, "no such option: --kernel")
 
