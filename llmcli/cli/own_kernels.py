@@ -133,6 +133,6 @@ def _listed(names: Sequence[str]) -> str:
 def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:
     own, engine = times.own.median, times.engine.median
     return (
-        f"{kernel.stem} alone at {times.problem}: {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
+        f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
         f"{engine / own:.2f} times as fast"
     )

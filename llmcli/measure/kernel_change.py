@@ -2,11 +2,11 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from llmcli.measure.bench import Spread, spread_of
+from llmcli.measure.bench import Spread, Way, run_in_turns, spread_of
 from llmcli.runners.base import Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -27,12 +27,10 @@ class KernelChange:
     engine_step: Spread
 
 
-def measure_change(
-    runner: Runner, engine_kernels: Callable[[], AbstractContextManager[None]], num_tokens: int
-) -> KernelChange | None:
+def measure_change(runner: Runner, engine_kernels: Way, num_tokens: int) -> KernelChange | None:
     """Time prompts of up to `num_tokens`, and steps behind them; None where the context has no room for the steps.
 
-    In `engine_kernels()` the runner launches our kernels. The ways alternate, after a run of each that warms up.
+    In `engine_kernels()` the runner launches our kernels. The two take turns, after a run of each that warms up.
     Raises: LLMCliError and its subclasses
     """
     length = min(num_tokens, MAX_PROMPT, runner.limits.max_seq_len - NUM_STEPS - 1)
@@ -40,15 +38,13 @@ def measure_change(
         return None
     sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
     numbers = random.Random(0)
-    ways = (nullcontext, engine_kernels)
-    times: list[list[tuple[float, float]]] = [[], []]
-    for _ in range(1 + _REPEATS):
-        for way, found in zip(ways, times, strict=True):
-            # Other ids in each run: what the cache holds would not be run again.
-            prompt = numbers.choices(range(runner.config.vocab_size), k=length)
-            with way():
-                found.append(_run(runner, prompt, sampler))
-    prompts, steps = ([spread_of([run[part] for run in found[1:]]) for found in times] for part in (0, 1))
+
+    def run() -> tuple[float, float]:
+        # Other ids in each run: what the cache holds would not be run again.
+        return _run(runner, numbers.choices(range(runner.config.vocab_size), k=length), sampler)
+
+    times = run_in_turns(run, (nullcontext, engine_kernels), 1 + _REPEATS)
+    prompts, steps = ([spread_of([one[part] for one in runs[1:]]) for runs in times] for part in (0, 1))
     return KernelChange(length, *prompts, *steps)
 
 

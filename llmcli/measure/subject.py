@@ -101,28 +101,31 @@ def measure_subject(
 ) -> BenchReport:
     """Everything that `llmcli bench` says. `meter` is the energy meter, or why there is none.
 
-    With a `comparison` every figure is measured twice, one right after the other: with our kernels and the user's.
+    With a `comparison` every figure is measured with the user's kernels and with ours, in turns.
     Raises: DeviceError if what is timed is not what `generate` does
     """
     energy_problem = meter if isinstance(meter, str) else None
     bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
-    engine_kernels = nullcontext if comparison is None else comparison.engine_kernels
     total = 1 + len(options.prompts) + len(options.depths)
-    with engine_kernels():  # what is checked is the loop that is timed
+    with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
         num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
     prompts, decode, engine_prompts, engine_decode = [], [], [], []
     for length in options.prompts:
-        if comparison is not None:
-            with engine_kernels():
-                engine_prompts.append(bench.measure_prompt(length))
-        prompts.append(bench.measure_prompt(length))
+        if comparison is None:
+            prompts.append(bench.measure_prompt(length))
+        else:
+            own_prompt, engine_prompt = bench.compare_prompt(length, comparison.ways)
+            prompts.append(own_prompt)
+            engine_prompts.append(engine_prompt)
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
-        if comparison is not None:
-            with engine_kernels():
-                engine_decode.append(bench.measure_decode(depth))
-        decode.append(bench.measure_decode(depth))
+        if comparison is None:
+            decode.append(bench.measure_decode(depth))
+        else:
+            own_step, engine_step = bench.compare_decode(depth, comparison.ways)
+            decode.append(own_step)
+            engine_decode.append(engine_step)
         on_progress(1 + len(prompts) + len(decode), total)
     engine = None
     if comparison is not None:

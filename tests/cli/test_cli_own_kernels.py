@@ -154,7 +154,7 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
     first, alone, *_, prompt, step = result.stderr.splitlines()
     assert first == f"checking residual_add from {mine}: {len(list(CASES[NAME].checks()))} cases"
     assert alone == (
-        "residual_add alone at scale, num_rows 16, num_columns 4,096, extra 0: 2.00 us, llmcli's 3.00 us, "
+        "residual_add alone (scale, num_rows 16, num_columns 4,096, extra 0): 2.00 us, llmcli's 3.00 us, "
         "1.50 times as fast"
     )
     form = r"\d+\.\d{3} ms with yours, \d+\.\d{3} ms with llmcli's kernels, speed \(?[+-]\d+\.\d%\)?"
@@ -326,7 +326,7 @@ def test_on_a_card_the_text_is_the_same_and_the_receipt_is_not(model: Path, mine
     assert own.returncode == 0, own.stderr
     assert own.stdout == plain.stdout  # its two roundings are those of ours
     assert f"checking residual_add from {mine}: " in own.stderr
-    assert "residual_add alone at " in own.stderr
+    assert "residual_add alone (" in own.stderr
     assert "a step of decoding: " in own.stderr
     first, second = (load_receipt(tmp_path / f"{name}.json").receipt.program for name in ("plain", "own"))
     assert second.keys() - first.keys() == {f"kernel {NAME}"}

@@ -9,7 +9,7 @@ import pytest
 from measure.test_measure_bench import ClockedRunner, Predictor
 
 from llmcli.measure import kernel_change
-from llmcli.measure.bench import BenchOptions, Comparison, Spread
+from llmcli.measure.bench import BenchOptions, Comparison, Spread, run_in_turns
 from llmcli.measure.kernel_change import NUM_STEPS, measure_change
 from llmcli.measure.subject import measure_subject
 
@@ -89,6 +89,22 @@ def test_bench_measures_every_figure_with_both(runner: ClockedRunner, engine_ker
     assert engine_step.step_seconds.median == pytest.approx(0.05)
     assert counts == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert measure_subject(*arguments).engine is None
+
+
+def test_no_way_is_always_the_first() -> None:
+    inside: list[str] = []
+
+    def way(name: str) -> Callable[[], Any]:
+        @contextmanager
+        def enter() -> Iterator[None]:
+            inside.append(name)
+            yield
+
+        return enter
+
+    found = run_in_turns(lambda: len(inside), (way("own"), way("engine")), 3)
+    assert inside == ["own", "engine", "engine", "own", "own", "engine"]
+    assert found == [[1, 4, 5], [2, 3, 6]]
 
 
 def test_spreads_overlap_where_runs_do() -> None:
