@@ -11,7 +11,7 @@ from llmcli.kernels.device import Device
 from llmcli.lab.engine import CASES
 from llmcli.lab.own_kernel import OwnKernel
 from llmcli.lab.problem import ENGINE, Arrays
-from llmcli.lab.trial import Times, measure
+from llmcli.lab.trial import Times, measure, release_memory
 from llmcli.lab.verify import describe_problem, launched_names, verify_kernel
 from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
@@ -72,7 +72,7 @@ def check_own_kernel(device: Device, kernel: OwnKernel) -> None:
 
 
 def time_own_kernel(device: Device, kernel: OwnKernel) -> TimesAlone:
-    """Time the user's kernel and the engine's on the kernel's typical problem.
+    """Time the user's kernel and the engine's on the kernel's typical problem. Afterwards its memory is free again.
 
     Raises: DeviceError
     """
@@ -84,4 +84,5 @@ def time_own_kernel(device: Device, kernel: OwnKernel) -> TimesAlone:
             solve(arrays)
 
     times = measure(device, problem, {"own": solve, "engine": solve_with_engine})
+    release_memory()
     return TimesAlone(describe_problem(problem), times["own"], times["engine"])

@@ -133,6 +133,7 @@ def card(monkeypatch: pytest.MonkeyPatch, model: Path) -> list[str]:
     monkeypatch.setattr(own_checks, "verify_kernel", verify)
     times = {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
     monkeypatch.setattr(own_checks, "measure", lambda *arguments: times)
+    monkeypatch.setattr(own_checks, "release_memory", lambda: happened.append("release"))
     return happened
 
 
@@ -150,7 +151,7 @@ def test_a_run_with_an_own_kernel(generate: Llmcli, card: list[str], mine: Path)
     assert result.stdout == plain.stdout
     assert card[:2] == [f"open {NAME}", "prepare own 1"]
     assert re.fullmatch(r"prepare engine \d\d", card[2])  # all that the model launches
-    assert card[3:5] == [f"check {NAME}", "load"]
+    assert card[3:6] == [f"check {NAME}", "release", "load"]
     first, alone, *_, prompt, step = result.stderr.splitlines()
     assert first == f"checking residual_add from {mine}: {len(list(CASES[NAME].checks()))} cases"
     assert alone == (
@@ -170,7 +171,7 @@ def test_several_kernels(generate: Llmcli, card: list[str], mine: Path, tmp_path
     result = generate("--kernel", f"{NAME}={mine}", "--kernel", f"rms_norm={other}", "-n", 2)
     assert result.exit_code == 0, result.stderr
     assert card[:2] == [f"open {NAME},rms_norm", "prepare own 2"]
-    assert card[3:6] == [f"check {NAME}", "check rms_norm", "load"]
+    assert card[3:8] == [f"check {NAME}", "check rms_norm", "release", "release", "load"]
 
 
 def test_a_wrong_kernel_ends_the_run_before_weights_are_read(

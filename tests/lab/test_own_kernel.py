@@ -28,6 +28,7 @@ from llmcli.lab.problem import ENGINE
 from llmcli.lab.signatures import kernel_parameters
 from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, launched_names
+from llmcli.runners.cuda.arena import free_bytes
 
 LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
 NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
@@ -270,8 +271,9 @@ def test_alone_both_solve_the_same_problem(monkeypatch: pytest.MonkeyPatch, tmp_
         return {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
 
     monkeypatch.setattr(own_checks, "measure", measure)
+    monkeypatch.setattr(own_checks, "release_memory", lambda: launches.append(("released", False)))
     times = time_own_kernel(device, read(NAME, tmp_path / "mine.cu"))
-    assert launches == [(NAME, True), (NAME, False)]
+    assert launches == [(NAME, True), (NAME, False), ("released", False)]
     assert (times.own.median, times.engine.median) == (2e-6, 3e-6)
     assert times.problem == "scale, num_rows 16, num_columns 4,096, extra 0"
 
@@ -288,8 +290,10 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     device = own_device(kernel)
     model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16))
     prepare_own_kernels(device, [kernel], model, **LAUNCHED)
+    before = free_bytes()
     check_own_kernel(device, kernel)
     times = time_own_kernel(device, kernel)
+    assert free_bytes() >= before - 64 * 2**20  # a plan counts it
     assert 0 < times.own.fastest <= times.own.median < 1e-3
     assert 0 < times.engine.fastest <= times.engine.median < 1e-3
 
