@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +22,14 @@ from llmcli.cli.options import (
     SubjectOptions,
     parse_rows,
 )
+from llmcli.cli.own_kernels import KernelOption, open_card, opened_card, read_kernels
 from llmcli.cli.progress import progress
 from llmcli.cli.targets import LENGTHS, open_subject, open_target, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from llmcli.lab.own_kernel import OwnKernel
     from llmcli.measure.bench import BenchReport
     from llmcli.measure.subject import Subject
 
@@ -129,13 +132,14 @@ def bench(
     names: SubjectOptions,
     rows: RowsOption = "1",
     devices: DeviceOptions,
+    kernel: KernelOption = None,
     measuring: MeasuringOptions,
     output: ReportOptions,
     messages: MessageOptions,
 ) -> None:
     """Measure the speed of a model and compare it with the prediction.
 
-    A SHAPE gets random weights.
+    A SHAPE gets random weights. With --kernel every figure is there twice, with llmcli's kernels and with yours.
 
     Examples:
 
@@ -145,7 +149,8 @@ def bench(
     """
     num_rows = parse_rows(rows)
     options = devices.checked()
-    report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows)
+    kernels = read_kernels(kernel, options)
+    report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows, kernels)
     if output.json_:
         terminal.write_json(as_json(report))
     elif output.csv_:
@@ -156,7 +161,11 @@ def bench(
 
 
 def _measure(
-    subject: Subject, options: RunnerOptions, measuring: MeasuringOptions, num_rows: int | None
+    subject: Subject,
+    options: RunnerOptions,
+    measuring: MeasuringOptions,
+    num_rows: int | None,
+    kernels: Sequence[OwnKernel],
 ) -> BenchReport:
     """Load the model and measure it, and say how far that is.
 
@@ -167,6 +176,11 @@ def _measure(
     target = open_target(options, subject)
     planned = lazy.plan_bench(subject, target, context=context, num_rows=num_rows)
     terminal.info(f"{target.description} reads {target.read_bytes / 1e9:,.1f} GB/s")
+    options = open_card(options, kernels, subject.model, context, planned.num_rows)
+    comparison = None
+    if kernels:
+        files = {one.stem: str(one.path) for one in kernels}
+        comparison = lazy.Comparison(files, opened_card(options).engine_kernels)
     with subject_files(subject, measuring.scratch, keep=measuring.keep) as model:
         start = time.perf_counter()
         with progress(f"loading {subject.full_name}") as on_progress:
@@ -177,7 +191,9 @@ def _measure(
         figures = lazy.BenchOptions(prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats)
         meter = lazy.open_meter(options.card)
         with progress("measuring", unit="figures") as on_progress:
-            return lazy.measure_subject(subject, target, planned, runner, load_seconds, figures, meter, on_progress)
+            return lazy.measure_subject(
+                subject, target, planned, runner, load_seconds, figures, meter, on_progress, comparison
+            )
 
 
 def _default_lengths(longest: int) -> list[int]:

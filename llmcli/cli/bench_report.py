@@ -6,15 +6,20 @@ import csv
 import dataclasses
 import io
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcli.cli.facts import fact_lines
+from llmcli.cli.own_kernels import change_text, speed_change
 from llmcli.cli.tables import format_table
 from llmcli.cli.units import duration, rate
 
 if TYPE_CHECKING:
     from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+
+_NOTE = "A change in parentheses may be chance: the runs of both overlap."
+
+FiguresT = TypeVar("FiguresT", "PromptFigures", "DecodeFigures")
 
 
 def facts_text(report: BenchReport) -> str:
@@ -24,44 +29,74 @@ def facts_text(report: BenchReport) -> str:
         ("device", f"{report.device}, reads {report.read_bytes_per_second / 1e9:,.1f} GB/s"),
         ("checked", f"{report.num_checked_tokens} tokens, the same as generate's"),
         ("energy", _energy_fact(report)),
+        *_kernel_facts(report),
     )
     return fact_lines(facts, 18, sys.stdout)
 
 
 def tables_text(report: BenchReport) -> str:
     """The figures of prompts and of decoding, as two tables."""
-    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
-    prompts = [
-        [
-            str(item.num_tokens),
-            rate(item.tokens_per_second),
-            _spread(item.num_tokens, item.seconds),
-            _or_dash(item.predicted_tokens_per_second, rate),
-            duration(item.first_token_seconds.median),
-            _or_dash(item.predicted_first_token_seconds, duration),
-            str(item.seconds.num_runs),
-        ]
-        for item in report.prompts
-    ]
-    text = "\n" + format_table(header, prompts)
-    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
+    engine = report.engine
     has_energy = report.idle_watts is not None
+    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
+    prompts = _table(header, report.prompts, engine.prompts if engine else None, _prompt_cells)
+    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
     header += ["J/token", "W"] if has_energy else []
-    decode = [
-        [
-            str(item.depth),
-            str(item.num_rows),
-            rate(item.tokens_per_second),
-            _spread(item.num_rows, item.step_seconds),
-            rate(item.predicted_tokens_per_second),
-            f"{item.bytes_per_second / 1e9:,.1f}",
-            f"{item.bandwidth_share:.1%}",
-            str(item.step_seconds.num_runs),
-            *(_energy_cells(item) if has_energy else []),
-        ]
-        for item in report.decode
+    decode = _table(
+        header, report.decode, engine.decode if engine else None, lambda item: _decode_cells(item, has_energy)
+    )
+    note = "" if engine is None else f"\n{_NOTE}\n"
+    return f"\n{prompts}\n{decode}{note}"
+
+
+def _table(
+    header: Sequence[str],
+    items: Sequence[FiguresT],
+    engine: Sequence[FiguresT] | None,
+    cells: Callable[[FiguresT], list[str]],
+) -> str:
+    """One row for each item; with kernels of the user's two, and how much faster theirs is."""
+    if engine is None:
+        return format_table(header, [cells(item) for item in items])
+    rows: list[list[str]] = []
+    item: FiguresT
+    before: FiguresT
+    for item, before in zip(items, engine, strict=True):
+        rows += [[*cells(before), "llmcli", ""], [*cells(item), "yours", change_text(item.spread, before.spread)]]
+    return format_table([*header, "kernels", "change"], rows)
+
+
+def _prompt_cells(item: PromptFigures) -> list[str]:
+    return [
+        str(item.num_tokens),
+        rate(item.tokens_per_second),
+        _spread(item.num_tokens, item.seconds),
+        _or_dash(item.predicted_tokens_per_second, rate),
+        duration(item.first_token_seconds.median),
+        _or_dash(item.predicted_first_token_seconds, duration),
+        str(item.seconds.num_runs),
     ]
-    return text + "\n" + format_table(header, decode)
+
+
+def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
+    return [
+        str(item.depth),
+        str(item.num_rows),
+        rate(item.tokens_per_second),
+        _spread(item.num_rows, item.step_seconds),
+        rate(item.predicted_tokens_per_second),
+        f"{item.bytes_per_second / 1e9:,.1f}",
+        f"{item.bandwidth_share:.1%}",
+        str(item.step_seconds.num_runs),
+        *(_energy_cells(item) if has_energy else []),
+    ]
+
+
+def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
+    if report.engine is None:
+        return []
+    files = ", ".join(f"{name} from {file}" for name, file in report.engine.own_kernels.items())
+    return [("your kernels", f"{files}; the checks of each are passed")]
 
 
 def _energy_fact(report: BenchReport) -> str:
@@ -83,12 +118,28 @@ def _or_dash(value: float | None, written: Callable[[float], str]) -> str:
 
 
 def as_json(report: BenchReport) -> dict[str, Any]:
-    """Everything, with the rates that follow from it."""
+    """Everything, with the rates that follow from it; with kernels of the user's, each figure beside that of ours."""
+    facts = dataclasses.asdict(report)
+    engine = report.engine
+    del facts["engine"]
+    if engine is not None:
+        facts["own_kernels"] = dict(engine.own_kernels)
     return {
-        **dataclasses.asdict(report),
-        "prompts": [_prompt_record(item) for item in report.prompts],
-        "decode": [_decode_record(item) for item in report.decode],
+        **facts,
+        "prompts": _records(report.prompts, engine.prompts if engine else None, _prompt_record),
+        "decode": _records(report.decode, engine.decode if engine else None, _decode_record),
     }
+
+
+def _records(
+    items: Sequence[FiguresT], engine: Sequence[FiguresT] | None, record: Callable[[FiguresT], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    if engine is None:
+        return [record(item) for item in items]
+    return [
+        {**record(item), "llmcli": record(before), "change": speed_change(item.spread, before.spread)}
+        for item, before in zip(items, engine, strict=True)
+    ]
 
 
 def _prompt_record(item: PromptFigures) -> dict[str, Any]:
@@ -125,6 +176,7 @@ CSV_COLUMNS = (
     "bandwidth_share",
     "joules_per_token",
     "average_watts",
+    "kernels",
 )
 
 
@@ -133,28 +185,34 @@ def as_csv(report: BenchReport) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for prompt in report.prompts:
-        writer.writerow(
-            {
-                **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
-                "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
-                "first_token_seconds": prompt.first_token_seconds.median,
-                "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
-            }
-        )
-    for decode in report.decode:
-        rows = decode.num_rows
-        writer.writerow(
-            {
-                **_csv_rates(report, "decode", decode.depth, rows, rows, decode.step_seconds),
-                "predicted_tokens_per_second": decode.predicted_tokens_per_second,
-                "gbps": decode.bytes_per_second / 1e9,
-                "bandwidth_share": decode.bandwidth_share,
-                "joules_per_token": decode.joules_per_token,
-                "average_watts": decode.average_watts,
-            }
-        )
+    if report.engine is not None:
+        writer.writerows(_csv_rows(report, report.engine.prompts, report.engine.decode, "llmcli"))
+    own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
+    writer.writerows(_csv_rows(report, report.prompts, report.decode, own))
     return text.getvalue()
+
+
+def _csv_rows(
+    report: BenchReport, prompts: Sequence[PromptFigures], decode: Sequence[DecodeFigures], kernels: str
+) -> Iterator[dict[str, Any]]:
+    for prompt in prompts:
+        yield {
+            **_csv_rates(report, "prompt", prompt.num_tokens, 1, prompt.num_tokens, prompt.seconds),
+            "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
+            "first_token_seconds": prompt.first_token_seconds.median,
+            "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
+            "kernels": kernels,
+        }
+    for item in decode:
+        yield {
+            **_csv_rates(report, "decode", item.depth, item.num_rows, item.num_rows, item.step_seconds),
+            "predicted_tokens_per_second": item.predicted_tokens_per_second,
+            "gbps": item.bytes_per_second / 1e9,
+            "bandwidth_share": item.bandwidth_share,
+            "joules_per_token": item.joules_per_token,
+            "average_watts": item.average_watts,
+            "kernels": kernels,
+        }
 
 
 def _csv_rates(report: BenchReport, figure: str, length: int, rows: int, count: int, seconds: Spread) -> dict[str, Any]:

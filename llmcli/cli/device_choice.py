@@ -18,6 +18,7 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.checkpoint.model import Model
+    from llmcli.kernels.device import Device
     from llmcli.runners.base import Runner
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -29,12 +30,13 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How the model is to be run, as the flags say it."""
+    """How the model is to be run, as the flags say it. `opened` is the card, if it was opened before."""
 
     device: str
     dtype: str
     num_threads: int | None
     kv_cache: str = "auto"
+    opened: Device | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown names, and a card that was asked for and cannot be used."""
@@ -167,6 +169,7 @@ def load_runner(
     return load_on_card(
         model,
         card=card,
+        device=options.opened,
         max_seq_len=context,
         num_rows=most_rows if num_rows is None else min(num_rows, most_rows),
         allows_less=allows_less or num_rows is None,

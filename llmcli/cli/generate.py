@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from llmcli.cli.output.base import Output
 from llmcli.cli.output.choice import OutputOptions, open_outputs
 from llmcli.cli.output.cut import CutNotice
 from llmcli.cli.output.receipt import ReceiptOutput
+from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_change
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
@@ -146,6 +147,7 @@ def generate(
     *,
     prompt: PromptOptions,
     options: RunOptions,
+    kernel: KernelOption = None,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     samples: SampleOptions,
@@ -164,6 +166,7 @@ def generate(
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos, timeline=timeline)
+    kernels = read_kernels(kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
     run = open_run(request, options.model, timeline)
     session = run.session
@@ -173,11 +176,15 @@ def generate(
     requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
+    num_roads = output.roads or 0
+    num_rows = max(len(samples.indices), num_roads)
+    if kernels:
+        with timeline.part("checks of kernels"):
+            run = replace(run, devices=open_card(run.devices, kernels, session.model, run.context, num_rows))
     receipt = None
     if output.receipt is not None:  # before the weights are read
         receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
-    num_roads = output.roads or 0
-    loaded = run.load(max(len(samples.indices), num_roads), timeline)
+    loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     longest = session.model.config.max_position_embeddings
     cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
@@ -199,6 +206,8 @@ def generate(
         terminal.show_prompt(facts.lead)
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if kernels:
+        show_change(run.devices, loaded.runner, num_prompt_tokens)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:

@@ -17,6 +17,7 @@ PLACES = {
     "Ceilings": "lab.roofline:Ceilings",
     "Chat": "engine.chat:Chat",
     "ChatSettings": "engine.chat:ChatSettings",
+    "Comparison": "measure.bench:Comparison",
     "Device": "kernels.device:Device",
     "DiffFacts": "cli.output.page_diff:DiffFacts",
     "Exporter": "checkpoint.export:Exporter",
@@ -50,6 +51,7 @@ PLACES = {
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
     "choose_call": "lab.profile:choose_call",
+    "check_own_kernel": "lab.own_checks:check_own_kernel",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
     "compare_logits": "measure.verify:compare_logits",
@@ -91,6 +93,7 @@ PLACES = {
     "load_study": "lab.ladder:load_study",
     "load_tokenizer": "tokenizer.load:load_tokenizer",
     "look_at_files": "receipt.describe:look_at_files",
+    "measure_change": "measure.kernel_change:measure_change",
     "measure_flops": "runners.cuda.rates:measure_flops",
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.step_times:measure_steps",
@@ -104,10 +107,12 @@ PLACES = {
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
+    "prepare_own_kernels": "lab.own_checks:prepare_own_kernels",
     "preset_names": "config.presets:preset_names",
     "product_types": "cli.card_target:product_types",
     "profile": "lab.profile:profile",
     "read_generation_defaults": "config.generation:read_generation_defaults",
+    "read_own_kernels": "lab.own_kernel:read_own_kernels",
     "read_rung": "lab.ladder:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
@@ -123,6 +128,7 @@ PLACES = {
     "shape_model": "checkpoint.shapes:shape_model",
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.ladder:study_names",
+    "time_own_kernel": "lab.own_checks:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
     "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
@@ -169,16 +175,19 @@ if TYPE_CHECKING:
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
     from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
+    from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
+    from llmcli.lab.own_kernel import read_own_kernels
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
-    from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
+    from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model
+    from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
     from llmcli.measure.verify import compare_logits

@@ -47,6 +47,7 @@ class KernelCache:
     """Compiled kernels by source, names, architecture, options and compiler version, kept in `folder`.
 
     `own` are flattened texts by stem that take the place of files, or stand beside them.
+    Attributes: own
     """
 
     def __init__(
@@ -54,7 +55,11 @@ class KernelCache:
     ) -> None:
         self._folder = folder or kernel_cache_folder()
         self._sources = sources
-        self._own = own or {}
+        self.own = own or {}
+
+    def without_own(self) -> "KernelCache":
+        """The same cache of files alone."""
+        return KernelCache(self._folder, self._sources)
 
     @cached_property
     def _compiler(self) -> str:
@@ -72,7 +77,7 @@ class KernelCache:
         """
         wanted = list(kernels)
         stems = {stem for stem, _ in wanted}
-        sources = {stem: self._own.get(stem) or flatten(stem, self._sources) for stem in stems}
+        sources = {stem: self.own.get(stem) or flatten(stem, self._sources) for stem in stems}
         found, missing = {}, []
         for stem, name in wanted:
             entry = self._find(sources[stem], stem, name, arch)

@@ -15,6 +15,7 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 # Beside a driver NVRTC keeps results of its own, and one from there comes without the assembler's report.
 _UNCACHED = "--no-cache"
 _UNCACHED_SINCE = (12, 9)
+_NAMES = "__nv_name_map"  # the file in which NVRTC looks name expressions up
 
 _INSTALL = 'pip install "llmcli[cuda13]" (or cuda12) brings it'
 
@@ -92,6 +93,8 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
             problem = first_error(nvrtc.getProgramLog(program)) or str(error)
+            if problem.startswith(_NAMES):  # there is no such line that a reader of the source could look up
+                problem = f"{problem.partition('error: ')[2]}; what is launched is {' or '.join(names)}"
             raise KernelCompileError(f"kernel {stem} does not compile for {arch}: {problem}") from error
         lowered = {name: str(nvrtc.getLoweredName(program, name)) for name in names}
         by_symbol = parse_resources(nvrtc.getProgramLog(program))

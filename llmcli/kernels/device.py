@@ -30,6 +30,7 @@ class Device:
     """One card, ready for launches, all on one non-blocking stream. Made by `Device.open`.
 
     `trace`, when a list, gets (stem, name) of every launch; `noted` gets all that is started, to be started again.
+    Attributes: own_sources: see KernelCache; uses_own: whether they are launched, which `engine_kernels` changes
     """
 
     def __init__(self, card: environment.Card, cache: KernelCache) -> None:
@@ -41,8 +42,10 @@ class Device:
         self.arch = "sm_{}{}".format(*card.compute_capability)
         self.trace: list[tuple[str, str]] | None = None
         self.noted: list[tuple[Starter, Sequence[int]]] | None = None
-        self._cache = cache
-        self._kernels: dict[tuple[str, str], LoadedKernel] = {}
+        self.own_sources = cache.own
+        self.uses_own = bool(cache.own)
+        self._caches = {True: cache, False: cache.without_own()}  # by whether own sources are used
+        self._kernels: dict[tuple[bool, str, str], LoadedKernel] = {}  # an own one?, stem, name
         self._started: list[tuple[Starter, Sequence[int]]] | None = None  # while something is recorded
         self._cupy = cupy
         with device_errors():
@@ -97,11 +100,27 @@ class Device:
         Raises: DeviceError
         """
         kernels = {(stem, name) for stem, names in wanted.items() for name in names}
-        found = self._cache.get_all(sorted(kernels - self._kernels.keys()), self.arch, on_compile)
+        missing = sorted(kernel for kernel in kernels if self._key(*kernel) not in self._kernels)
+        found = self._caches[self.uses_own].get_all(missing, self.arch, on_compile)
         for (stem, name), cached in found.items():
             with device_errors():
                 raw = self._cupy.RawModule(path=str(cached.cubin)).get_function(cached.lowered[name])
-                self._kernels[stem, name] = LoadedKernel(raw, cached.resources[name].shared_bytes)
+                self._kernels[self._key(stem, name)] = LoadedKernel(raw, cached.resources[name].shared_bytes)
+
+    @contextmanager
+    def engine_kernels(self) -> Iterator[None]:
+        """Inside, own sources are left aside: what is launched are the engine's kernels.
+
+        A graph that was captured before keeps the kernels that it has.
+        """
+        before, self.uses_own = self.uses_own, False
+        try:
+            yield
+        finally:
+            self.uses_own = before
+
+    def _key(self, stem: str, name: str) -> tuple[bool, str, str]:
+        return self.uses_own and stem in self.own_sources, stem, name
 
     def launch(
         self,
@@ -153,10 +172,11 @@ class Device:
 
     def _bind(self, launch: Launch) -> Starter:
         check_launch(launch, self.shared_bytes_per_block)
-        kernel = self._kernels.get((launch.stem, launch.name))
+        key = self._key(launch.stem, launch.name)
+        kernel = self._kernels.get(key)
         if kernel is None:
             self.prepare(launch.stem, [launch.name])
-            kernel = self._kernels[launch.stem, launch.name]
+            kernel = self._kernels[key]
         with device_errors():
             kernel.allow_shared(launch.shared_bytes)
         overlaps = launch.overlaps and self._can_overlap

@@ -11,6 +11,7 @@ from pathlib import Path
 from llmcli.resources import resource_folder
 
 _INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+_LINE = re.compile(r"^#line .*\n", re.MULTILINE)
 _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 
 
@@ -27,6 +28,11 @@ def sources_digest(folder: Path | None = None) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def text_digest(flattened: str) -> str:
+    """The SHA-256 of a flattened text without the names of its files, in hexadecimal."""
+    return hashlib.sha256(_LINE.sub("", flattened).encode()).hexdigest()
 
 
 def flatten(stem: str, folder: Path | None = None) -> str:

@@ -73,6 +73,15 @@ class Parameter:
             raise UsageError(f"kernel {kernel}: `{self.declared}` is not a number that a launch can pass")
         return _SCALARS[self.type](value)
 
+    def takes_as(self, other: "Parameter") -> bool:
+        """Whether it takes what is passed to the other: of the same name, both addresses or numbers of one type.
+
+        What an address points to is not compared.
+        """
+        types = [_SCALARS.get(one.type, one.type) for one in (self, other)]
+        is_alike = self.name == other.name and self.is_pointer == other.is_pointer
+        return is_alike and (self.is_pointer or types[0] == types[1])
+
     @property
     def declared(self) -> str:
         """As in the source, without qualifiers."""

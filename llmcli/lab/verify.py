@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
@@ -35,16 +36,20 @@ def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Itera
 
     Raises: DeviceError for one that fails, KernelCompileError
     """
-    wanted: dict[str, set[str]] = {}
-    for cases in CASES.values():
-        for problem in cases.checks():
-            notes: Any = Notes(device.facts)
-            problem.solvers[ENGINE](notes, phantoms_of(problem))
-            for launch in notes.launches:
-                wanted.setdefault(launch.stem, set()).add(launch.name)
+    wanted = {stem: launched_names(device.facts, cases) for stem, cases in CASES.items()}
     device.prepare_all(wanted, on_compile)
     for cases in CASES.values():
-        yield _verify(device, cases)
+        yield verify_kernel(device, cases)
+
+
+def launched_names(card: CardFacts, cases: KernelCases) -> set[str]:
+    """The name expressions that a kernel's checks launch on such a card."""
+    names = set()
+    for problem in cases.checks():
+        notes: Any = Notes(card)
+        problem.solvers[ENGINE](notes, phantoms_of(problem))
+        names |= {launch.name for launch in notes.launches}
+    return names
 
 
 def unchecked_kernels() -> list[str]:
@@ -52,16 +57,21 @@ def unchecked_kernels() -> list[str]:
     return sorted(KERNELS.keys() - CASES.keys())
 
 
-def _verify(device: Device, cases: KernelCases) -> KernelVerdict:
+def verify_kernel(device: Device, cases: KernelCases) -> KernelVerdict:
+    """Run all checks of one kernel.
+
+    Raises: DeviceError for one that fails
+    """
     largest, faults = [], []
     for problem in cases.checks():
         judgement = judge(device, problem, partial(problem.solvers[ENGINE], device))
         largest.append(judgement.largest)
         if judgement.fault:
-            faults.append(f"{_name(problem)}: {judgement.fault}")
+            faults.append(f"{describe_problem(problem)}: {judgement.fault}")
     return KernelVerdict(cases.stem, len(largest), len(faults), max(largest), faults[0] if faults else "")
 
 
-def _name(problem: Problem) -> str:
+def describe_problem(problem: Problem) -> str:
+    """Its form and its sizes."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in problem.sizes.items())
     return f"{problem.label}, {sizes}" if problem.label else sizes

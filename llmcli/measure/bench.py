@@ -7,7 +7,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ _IDLE_SECONDS = 1.0
 _ENERGY_SECONDS = 2.0
 
 T = TypeVar("T")
+Way = Callable[[], AbstractContextManager[None]]  # inside, the runner launches some kernels or others
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Spread:
     fastest: float
     slowest: float
     num_runs: int
+
+    def overlaps(self, other: "Spread") -> bool:
+        """Whether some run of one took as long as some run of the other."""
+        return self.fastest <= other.slowest and other.fastest <= self.slowest
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,11 @@ class PromptFigures:
     first_token_seconds: Spread
     predicted_seconds: float | None
     predicted_first_token_seconds: float | None
+
+    @property
+    def spread(self) -> Spread:
+        """The times that `tokens_per_second` comes from."""
+        return self.seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -88,6 +99,11 @@ class DecodeFigures:
     average_watts: float | None
 
     @property
+    def spread(self) -> Spread:
+        """The times that `tokens_per_second` comes from."""
+        return self.step_seconds
+
+    @property
     def tokens_per_second(self) -> float:
         """Of the median run, over all rows."""
         return self.num_rows / self.step_seconds.median
@@ -115,10 +131,33 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Kernels of the user's that the runner launches: their files by name. In `engine_kernels()` it launches ours."""
+
+    own_kernels: Mapping[str, str]
+    engine_kernels: Way
+
+    @property
+    def ways(self) -> tuple[Way, Way]:
+        """With the user's kernels, and with ours."""
+        return nullcontext, self.engine_kernels
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """The same figures with our kernels in the place of the user's, whose files are `own_kernels` by name."""
+
+    own_kernels: Mapping[str, str]
+    prompts: tuple[PromptFigures, ...]
+    decode: tuple[DecodeFigures, ...]
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
 
     `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
+    Where kernels of the user's have run, `engine` has the figures of ours.
     """
 
     model: str
@@ -133,6 +172,7 @@ class BenchReport:
     energy_problem: str | None
     prompts: tuple[PromptFigures, ...]
     decode: tuple[DecodeFigures, ...]
+    engine: EngineFigures | None = None
 
 
 class Bench:
@@ -186,6 +226,10 @@ class Bench:
 
     def measure_prompt(self, num_tokens: int) -> PromptFigures:
         """Time a prompt, and the choice of the token after it."""
+        return self.compare_prompt(num_tokens, (nullcontext,))[0]
+
+    def compare_prompt(self, num_tokens: int, ways: Sequence[Way]) -> list[PromptFigures]:
+        """The same in each of the ways, which take turns."""
 
         def run() -> tuple[float, float]:
             prompt = self._prompt(num_tokens)
@@ -201,17 +245,23 @@ class Bench:
             self._texts([self._prompt(num_tokens)], 1)
             return prefilled, time.perf_counter() - start
 
-        runs = self._repeat(run)
-        return PromptFigures(
-            num_tokens,
-            _spread([seconds for seconds, _ in runs]),
-            _spread([seconds for _, seconds in runs]),
-            self._predictor.prefill_seconds(num_tokens),
-            self._predictor.first_token_seconds(num_tokens),
-        )
+        return [
+            PromptFigures(
+                num_tokens,
+                spread_of([seconds for seconds, _ in runs]),
+                spread_of([seconds for _, seconds in runs]),
+                self._predictor.prefill_seconds(num_tokens),
+                self._predictor.first_token_seconds(num_tokens),
+            )
+            for runs in self._repeat(run, ways)
+        ]
 
     def measure_decode(self, depth: int) -> DecodeFigures:
         """Time steps of all rows, once each of them has its prompt and a token."""
+        return self.compare_decode(depth, (nullcontext,))[0]
+
+    def compare_decode(self, depth: int, ways: Sequence[Way]) -> list[DecodeFigures]:
+        """The same in each of the ways, which take turns."""
         options = self._options
         count, num_rows = options.num_new_tokens, options.num_rows
         prompts = [self._prompt(depth) for _ in range(num_rows)]
@@ -231,21 +281,27 @@ class Bench:
                 scheduler.cancel(number)
             return seconds / count, scheduler.usage.row_steps + num_rows  # each row's first is chosen with its prompt
 
-        spread = _spread([seconds for seconds, _ in self._repeat(run)])
         halfway = depth + (count + 1) // 2
         bytes_per_step = self._predictor.decode_bytes(halfway, num_rows)
-        energy, num_tokens = self._energy(run)
-        return DecodeFigures(
-            depth,
-            num_rows,
-            count,
-            spread,
-            bytes_per_step,
-            bytes_per_step / spread.median / self._read_bytes,
-            self._predictor.decode_seconds(halfway, num_rows),
-            energy.joules_per_token(num_tokens) if energy else None,
-            energy.average_watts if energy else None,
-        )
+        figures = []
+        for way, runs in zip(ways, self._repeat(run, ways), strict=True):
+            spread = spread_of([seconds for seconds, _ in runs])
+            with way():
+                energy, num_tokens = self._energy(run)
+            figures.append(
+                DecodeFigures(
+                    depth,
+                    num_rows,
+                    count,
+                    spread,
+                    bytes_per_step,
+                    bytes_per_step / spread.median / self._read_bytes,
+                    self._predictor.decode_seconds(halfway, num_rows),
+                    energy.joules_per_token(num_tokens) if energy else None,
+                    energy.average_watts if energy else None,
+                )
+            )
+        return figures
 
     def _energy(self, run: Callable[[], tuple[float, int]]) -> tuple[Energy | None, int]:
         """The energy of further runs, one after the other, for long enough to tell, and their number of tokens."""
@@ -274,11 +330,24 @@ class Bench:
         """Random ids, other ones in each call: what the cache holds would not be run again."""
         return self._random.choices(range(self._runner.config.vocab_size), k=num_tokens)
 
-    def _repeat(self, run: Callable[[], T]) -> list[T]:
+    def _repeat(self, run: Callable[[], T], ways: Sequence[Way]) -> list[list[T]]:
+        """What the runs of each way give, without one that warms up unless there is no other."""
         start = time.perf_counter()
-        first = run()
-        num_runs = min(self._options.repeats, int(_SECONDS_A_FIGURE / (time.perf_counter() - start)))
-        return [run() for _ in range(num_runs)] or [first]
+        first = run_in_turns(run, ways, 1)
+        seconds_a_run = (time.perf_counter() - start) / len(ways)
+        num_runs = min(self._options.repeats, int(_SECONDS_A_FIGURE / seconds_a_run))
+        return run_in_turns(run, ways, num_runs) if num_runs else first
+
+
+def run_in_turns(run: Callable[[], T], ways: Sequence[Way], num_rounds: int) -> list[list[T]]:
+    """What `run` gives in each of the ways. Every other round reverses their order, so that none profits from it."""
+    found: list[list[T]] = [[] for _ in ways]
+    for number in range(num_rounds):
+        pairs = list(zip(ways, found, strict=True))
+        for way, results in reversed(pairs) if number % 2 else pairs:
+            with way():
+                results.append(run())
+    return found
 
 
 class NoText(Tokenizer):
@@ -306,5 +375,6 @@ class NoText(Tokenizer):
         return b""
 
 
-def _spread(times: Sequence[float]) -> Spread:
+def spread_of(times: Sequence[float]) -> Spread:
+    """Their median and their ends."""
     return Spread(statistics.median(times), min(times), max(times), len(times))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.checkpoint.model import Model, num_parameters
 from llmcli.errors import InsufficientMemoryError
-from llmcli.measure.bench import Bench, BenchOptions, BenchReport
+from llmcli.measure.bench import Bench, BenchOptions, BenchReport, Comparison, EngineFigures
 from llmcli.measure.energy import EnergyMeter
 from llmcli.measure.plan import MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
@@ -96,23 +97,39 @@ def measure_subject(
     options: BenchOptions,
     meter: EnergyMeter | str,
     on_progress: OnProgress,
+    comparison: Comparison | None = None,
 ) -> BenchReport:
     """Everything that `llmcli bench` says. `meter` is the energy meter, or why there is none.
 
+    With a `comparison` every figure is measured with the user's kernels and with ours, in turns.
     Raises: DeviceError if what is timed is not what `generate` does
     """
     energy_problem = meter if isinstance(meter, str) else None
     bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
     total = 1 + len(options.prompts) + len(options.depths)
-    num_checked_tokens = bench.check_tokens()
+    with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
+        num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
-    prompts, decode = [], []
+    prompts, decode, engine_prompts, engine_decode = [], [], [], []
     for length in options.prompts:
-        prompts.append(bench.measure_prompt(length))
+        if comparison is None:
+            prompts.append(bench.measure_prompt(length))
+        else:
+            own_prompt, engine_prompt = bench.compare_prompt(length, comparison.ways)
+            prompts.append(own_prompt)
+            engine_prompts.append(engine_prompt)
         on_progress(1 + len(prompts), total)
     for depth in options.depths:
-        decode.append(bench.measure_decode(depth))
+        if comparison is None:
+            decode.append(bench.measure_decode(depth))
+        else:
+            own_step, engine_step = bench.compare_decode(depth, comparison.ways)
+            decode.append(own_step)
+            engine_decode.append(engine_step)
         on_progress(1 + len(prompts) + len(decode), total)
+    engine = None
+    if comparison is not None:
+        engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
     return BenchReport(
         model=subject.full_name,
         precision=planned.precision,
@@ -126,4 +143,5 @@ def measure_subject(
         energy_problem=energy_problem,
         prompts=tuple(prompts),
         decode=tuple(decode),
+        engine=engine,
     )

@@ -64,7 +64,7 @@ def describe_run(
         libraries.append("jinja2")
     return Receipt(
         model=ModelFacts(name, commit_of(model.checkpoint.folder), files),
-        program=describe_program(libraries),
+        program=describe_program(libraries, arithmetic.own_kernels),
         machine=describe_machine(card),
         runner=RunnerFacts(
             description=runner.description,

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -32,15 +32,18 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CUPY = "cupy"
 
 
-def describe_program(libraries: Iterable[str]) -> dict[str, str]:
-    """Versions of llmcli, Python, and the packages that `libraries` names."""
+def describe_program(libraries: Iterable[str], own_kernels: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions of llmcli, Python, and the packages that `libraries` names; `own_kernels` as in `Arithmetic`.
+
+    `kernels` stands for the files of llmcli; a kernel of the user's has a line of its own, so that a replay names it.
+    """
     versions = {"llmcli": __version__, "Python": f"{platform.python_implementation()} {platform.python_version()}"}
     for name in sorted({"numpy", *libraries}):
         if name == _CUPY:  # whose packages have other names, and which brings others
             versions |= card_libraries() | {"kernels": f"sha256 {sources_digest()}"}
         else:
             versions[name] = _version(name)
-    return versions
+    return versions | {f"kernel {stem}": f"sha256 {digest}" for stem, digest in (own_kernels or {}).items()}
 
 
 def describe_machine(card: int | None) -> dict[str, str]:

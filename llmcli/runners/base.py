@@ -6,8 +6,8 @@ bits of a row's logits depend only on its tokens and on where its prompt ends. T
 it, nor on its pages, nor on how its tokens were cut into spans.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -38,13 +38,15 @@ class Arithmetic:
     """How a runner computes: what the bits of its logits depend on beside the model's files and the machine.
 
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
-    on a card. `libraries` are the packages that compute, such as `torch`.
+    on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
+    of the user's that runs in place of ours, by its name.
     """
 
     dtype: str
     kv_cache: str
     num_threads: int | None
     libraries: tuple[str, ...]
+    own_kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 Choose = Literal["none", "last", "every"]

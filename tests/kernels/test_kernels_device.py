@@ -121,7 +121,8 @@ def test_each_kernel_is_loaded_once_and_from_a_file_of_its_own(tmp_path: Path) -
     """On a device without a card, whose modules remember what they were asked for."""
     cache = KernelCache(tmp_path / "cache")
     device = object.__new__(Device)
-    device.arch, device._cache, device._kernels = "sm_90", cache, {}
+    device.arch, device._caches, device._kernels = "sm_90", {False: cache}, {}
+    device.own_sources, device.uses_own = {}, False
     loaded: list[tuple[str, str]] = []
 
     def open_module(path: str) -> SimpleNamespace:

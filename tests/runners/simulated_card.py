@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -34,6 +34,7 @@ class SimulatedDevice:
     index, name, arch = 0, "Simulated Card", "sm_90"
     num_multiprocessors, l2_bytes, shared_bytes_per_block, can_cluster = 132, 50 * 2**20, 227 * 1024, True
     clock_hertz = 1.98e9
+    own_sources: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.stream = SimpleNamespace(ptr=0, done=True)

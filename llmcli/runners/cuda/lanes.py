@@ -37,7 +37,7 @@ class DecodeLanes:
         self._workspace = workspace
         self._mailbox = mailbox
         self._uses_graphs = uses_graphs
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[tuple[bool, int], Any] = {}  # by whether own kernels are in them, and lanes
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._positions: list[int] = []
 
@@ -49,9 +49,10 @@ class DecodeLanes:
         if not self._uses_graphs:
             self._launch(count)
             return
-        graph = self._graphs.get(count)
+        key = self._forward.device.uses_own, count
+        graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[count] = self._capture(count)
+            graph = self._graphs[key] = self._capture(count)
         with device_errors():
             graph.launch(self._forward.device.stream)
 

@@ -14,6 +14,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
+from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import BLOCK_TOKENS, Arithmetic, Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
@@ -125,7 +126,7 @@ def load(
             is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
-            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",)),
+            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
         )
     )
 
@@ -138,6 +139,10 @@ def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[s
     for piece in WeightPieces(dry_model.device, model, plan.stored, dry_model.weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
     return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}
+
+
+def _digests(sources: Mapping[str, str]) -> Mapping[str, str]:
+    return {stem: text_digest(text) for stem, text in sorted(sources.items())}
 
 
 def _prepare(

@@ -1,0 +1,138 @@
+"""`--kernel NAME=FILE`: the user's own kernels in the model, once they have passed their reference checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli import lazy
+from llmcli.cli.compile_notice import say_compiling
+from llmcli.cli.device_choice import RunnerOptions
+from llmcli.cli.options import MODEL_PANEL
+from llmcli.cli.terminal import terminal
+from llmcli.errors import DeviceError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoint.model import Model
+    from llmcli.kernels.device import Device
+    from llmcli.lab.own_checks import TimesAlone
+    from llmcli.lab.own_kernel import OwnKernel
+    from llmcli.measure.bench import Spread
+    from llmcli.runners.base import Runner
+
+_MOST_LISTED = 3
+
+KernelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel",
+        metavar="NAME=FILE",
+        help="Run the CUDA source FILE in place of kernel NAME, once it passes that kernel's checks; repeatable.",
+        hidden=True,
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+
+def read_kernels(values: list[str] | None, devices: RunnerOptions) -> tuple[OwnKernel, ...]:
+    """The files that the option names, and whether a card can run them.
+
+    Raises: UsageError for a name or a file that cannot be, DeviceError without a card
+    """
+    if not values:
+        return ()
+    kernels = lazy.read_own_kernels(values)
+    if devices.card is None:
+        problem = "--device cpu was given" if devices.device == "cpu" else lazy.find_problem()
+        raise DeviceError(f"--kernel is for models on a CUDA card, and no card can be used: {problem}")
+    return kernels
+
+
+def open_card(
+    devices: RunnerOptions, kernels: Sequence[OwnKernel], model: Model, context: int, num_rows: int
+) -> RunnerOptions:
+    """The same options with the card opened for these kernels, which have passed all their checks on it.
+
+    A line says how long each takes alone, beside ours.
+    Raises: DeviceError for one that is wrong, KernelCompileError, UsageError for one that the model does not launch
+    """
+    if not kernels:
+        return devices
+    device = lazy.Device.open(devices.card or 0, own_sources={one.stem: one.text for one in kernels})
+    device.activate()
+    unchecked = lazy.prepare_own_kernels(
+        device,
+        kernels,
+        model,
+        dtype=devices.dtype,
+        kv_cache=devices.kv_cache,
+        context=context,
+        num_rows=min(num_rows, lazy.MAX_ROWS),
+        on_compile=say_compiling,
+    )
+    for kernel in kernels:
+        terminal.info(f"checking {kernel}: {kernel.num_cases} cases")
+        lazy.check_own_kernel(device, kernel)
+    if unchecked:
+        terminal.warn(f"no check launches {_listed(unchecked)}, which the model may launch")
+    for kernel in kernels:
+        terminal.info(_alone_text(kernel, lazy.time_own_kernel(device, kernel)))
+    return replace(devices, opened=device)
+
+
+def opened_card(devices: RunnerOptions) -> Device:
+    """The card that `open_card` has opened."""
+    assert devices.opened is not None
+    return devices.opened
+
+
+def show_change(devices: RunnerOptions, runner: Runner, num_tokens: int) -> None:
+    """Measure a prompt of about this length and steps of decoding, with the user's kernels and ours, and say so.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if terminal.is_quiet:
+        return
+    change = lazy.measure_change(runner, opened_card(devices).engine_kernels, num_tokens)
+    if change is None:
+        terminal.info("speed: the context has no room to measure it; llmcli bench with the same --kernel does")
+        return
+    for what, own, engine in (
+        (f"a prompt of {change.num_tokens} tokens", change.own_prompt, change.engine_prompt),
+        ("a step of decoding", change.own_step, change.engine_step),
+    ):
+        terminal.info(
+            f"{what}: {_milliseconds(own)} with yours, {_milliseconds(engine)} with llmcli's kernels, "
+            f"speed {change_text(own, engine)}"
+        )
+
+
+def speed_change(own: Spread, engine: Spread) -> float:
+    """How much faster the user's are in the median run, as a part of the speed of ours."""
+    return engine.median / own.median - 1
+
+
+def change_text(own: Spread, engine: Spread) -> str:
+    """The same in per cent; in parentheses where it may be chance."""
+    text = f"{speed_change(own, engine):+.1%}"
+    return f"({text})" if own.overlaps(engine) else text
+
+
+def _milliseconds(spread: Spread) -> str:
+    return f"{1e3 * spread.median:.3f} ms"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{'; '.join(names[:_MOST_LISTED])}{more}"
+
+
+def _alone_text(kernel: OwnKernel, times: TimesAlone) -> str:
+    own, engine = times.own.median, times.engine.median
+    return (
+        f"{kernel.stem} alone ({times.problem}): {1e6 * own:.2f} us, llmcli's {1e6 * engine:.2f} us, "
+        f"{engine / own:.2f} times as fast"
+    )

@@ -1,0 +1,330 @@
+"""A user's kernel: what is refused without a card; and on a card, that right ones pass and planted faults are found."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own_kernel_example import FAULTS, NAME, example, write_example
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.shapes import shape_model
+from llmcli.errors import DeviceError, KernelCompileError, UsageError
+from llmcli.kernels.cache import KernelCache
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.device import Device
+from llmcli.kernels.launches import is_address
+from llmcli.kernels.registry import KERNELS
+from llmcli.kernels.sources import flatten, kernels_folder
+from llmcli.lab import own_checks, own_kernel
+from llmcli.lab.engine import CASES
+from llmcli.lab.notes import Notes, phantoms_of
+from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
+from llmcli.lab.own_kernel import OwnKernel, read_own_kernels
+from llmcli.lab.problem import ENGINE
+from llmcli.lab.signatures import kernel_parameters
+from llmcli.lab.trial import Times
+from llmcli.lab.verify import KernelVerdict, launched_names
+from llmcli.runners.cuda.arena import free_bytes
+
+LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
+NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
+
+
+def read(stem: str, path: Path) -> OwnKernel:
+    (found,) = read_own_kernels([f"{stem}={path}"])
+    return found
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.cu"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def own_parameters(text: str) -> str:
+    return ", ".join(parameter.declared for parameter in kernel_parameters(text)[NAME])
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_every_kernel_with_checks_is_its_own_replacement(stem: str) -> None:
+    """So the parameters of all of them are understood."""
+    assert read(stem, kernels_folder() / f"{stem}.cu").stem == stem
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_launchers_pass_what_is_compared(stem: str) -> None:
+    """Addresses where the source has pointers, and numbers of its types."""
+    declared = kernel_parameters(flatten(stem))
+    for problem in (*CASES[stem].checks(), CASES[stem].typical()):
+        notes: Any = Notes()
+        problem.solvers[ENGINE](notes, phantoms_of(problem))
+        for launch in notes.launches:
+            parameters = declared[launch.name.partition("<")[0]]
+            assert len(parameters) == len(launch.arguments)
+            for parameter, argument in zip(parameters, launch.arguments, strict=True):
+                assert parameter.is_pointer == (argument is None or is_address(argument)), parameter
+                if isinstance(argument, np.generic) and argument.dtype in NUMBERS:
+                    assert parameter.type in NUMBERS[argument.dtype]
+
+
+def test_a_file_that_wraps_ours(tmp_path: Path) -> None:
+    found = read("rms_norm", write(tmp_path, '#include "rms_norm.cu"\n'))
+    assert '#line 1 "kernels/rms_norm.cu"' in found.text
+    assert str(found) == f"rms_norm from {tmp_path / 'mine.cu'}"
+    assert found.num_cases == len(list(CASES["rms_norm"].checks())) > 20
+
+
+def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_example(tmp_path)
+    assert read(NAME, Path("~/mine.cu")).path == tmp_path / "mine.cu"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("rms_norm", "--kernel is 'rms_norm', expected NAME=FILE, such as rms_norm=mine.cu"),
+        ("rms_norm=", "expected NAME=FILE"),
+        ("=mine.cu", "there is no kernel ''"),
+        ("rmsnorm=mine.cu", "there is no kernel 'rmsnorm'; did you mean rms_norm?"),
+        ("zzz=mine.cu", "there is no kernel 'zzz'; there are append_tokens, "),
+        ("rms_norm=none.cu", "none.cu cannot be read: No such file"),
+        ("rms_norm=.", "is not a regular file"),
+    ],
+)
+def test_names_and_files_that_cannot_be(value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        read_own_kernels([value])
+    assert told in str(caught.value)
+
+
+def test_a_kernel_without_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(own_kernel, "CASES", {"rms_norm": CASES["rms_norm"]})
+    with pytest.raises(
+        UsageError, match="--kernel residual_add: llmcli has no reference checks of this kernel, .* of rms"
+    ):
+        read(NAME, write_example(tmp_path))
+
+
+def test_a_kernel_twice(tmp_path: Path) -> None:
+    path = write_example(tmp_path)
+    with pytest.raises(UsageError, match=rf"names residual_add twice: {path} and {path}"):
+        read_own_kernels([f"{NAME}={path}", f"{NAME}={path}"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("num_columns);\n", "num_columns);  // 2 \u00b5s\n", "mine.cu:8: '\u00b5' is not an ASCII character"),
+        ("num_columns);\n", "num_columns);\0\n", r"mine.cu:8: '\x00' is not"),
+        ("// One", '#include "common/none.cuh"\n// One', "common/none.cuh does not exist, included from mine.cu:1"),
+        ("residual_add(", "add(", "mine.cu does not define __global__ void residual_add(float* x, float* row_scale,"),
+        (
+            "const float* x, const float* row_scale",
+            "const float* row_scale, const float* x",
+            "takes (float* row_scale,",
+        ),
+        (", int stride", "", "int num_columns), expected (float* x, float* row_scale, float* bias, float* hidden, int"),
+        ("int stride", "long long stride", "long long stride), expected ("),
+        ("int stride", "int* stride", "int* stride), expected ("),
+    ],
+)
+def test_sources_that_cannot_be(before: str, after: str, told: str, tmp_path: Path) -> None:
+    text = example()
+    assert text.count(before) == 1
+    with pytest.raises(UsageError) as caught:
+        read(NAME, write(tmp_path, text.replace(before, after)))
+    assert told in str(caught.value)
+
+
+def test_pointers_and_numbers_may_be_written_otherwise(tmp_path: Path) -> None:
+    text = example().replace("const float* x", "float const * __restrict__ x").replace("int stride", "int32_t stride")
+    assert own_parameters(text).endswith("int32_t stride")
+    read(NAME, write(tmp_path, text))
+
+
+def opened(folder: Path, kernels: list[OwnKernel], loaded: list[Path]) -> Any:
+    """A device without a card, whose modules note the files that they load."""
+    device = object.__new__(Device)
+    cache = KernelCache(folder / "cache", own={one.stem: one.text for one in kernels})
+    device.arch, device._kernels, device.own_sources, device.uses_own = "sm_90", {}, cache.own, True
+    device._caches = {True: cache, False: cache.without_own()}
+    module = SimpleNamespace(get_function=lambda lowered: None)
+    device._cupy = SimpleNamespace(RawModule=lambda path: loaded.append(Path(path)) or module)
+    return device
+
+
+class NoCard(Device):
+    """Facts of a card where there is none."""
+
+    facts = TYPICAL_CARD  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_example_of_the_docs_compiles(arch: str, tmp_path: Path) -> None:
+    kernel = read(NAME, write_example(tmp_path))
+    names = launched_names(TYPICAL_CARD, CASES[NAME]).union(KERNELS[NAME].variants)
+    cache = KernelCache(tmp_path / "cache", own={NAME: kernel.text})
+    found = cache.get_all([(NAME, name) for name in names], arch)
+    ours = cache.without_own().get_all([(NAME, name) for name in names], arch)
+    assert len(found) == 2
+    assert not {one.cubin for one in found.values()} & {one.cubin for one in ours.values()}
+    assert all(one.resources[name].spill_store_bytes == 0 for (_, name), one in found.items())
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_own_and_engine_kernels_are_loaded_once_each(tmp_path: Path) -> None:
+    loaded: list[Path] = []
+    device = opened(tmp_path, [read(NAME, write_example(tmp_path))], loaded)
+    wanted = {NAME: KERNELS[NAME].variants, "scale_bias": KERNELS["scale_bias"].variants}
+    device.prepare_all(wanted)
+    own = set(loaded)
+    with device.engine_kernels():
+        device.prepare_all(wanted)
+        assert device.uses_own is False
+    device.prepare_all(wanted)
+    assert device.uses_own is True
+    assert len(loaded) == len(set(loaded)) == 6  # of scale_bias there is but one source
+    assert {path.name.partition("-")[0] for path in set(loaded) - own} == {NAME}
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_what_checks_and_model_launch_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = read(NAME, write_example(tmp_path))
+    device = opened(tmp_path, [kernel], [])
+    device.__class__ = NoCard
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False))
+    assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == []
+    ready = {(is_own, stem) for is_own, stem, _ in device._kernels}
+    assert {(True, NAME), (False, NAME), (False, "gemv"), (False, "sample_token")} <= ready
+    assert [stem for is_own, stem in ready if is_own] == [NAME]
+    monkeypatch.setattr(own_checks, "launched_names", lambda card, cases: {"residual_add<1>"})
+    assert prepare_own_kernels(device, [kernel], model, **LAUNCHED) == ["residual_add<4>"]
+
+
+def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
+    kernel = read("softmax", kernels_folder() / "softmax.cu")
+    model = shape_model("Llama-3.2-1B", "int8")
+    device: Any = SimpleNamespace(facts=TYPICAL_CARD)
+    with pytest.raises(
+        UsageError, match="--kernel softmax: the model does not launch it; it launches append_tokens, att"
+    ):
+        prepare_own_kernels(device, [kernel], model, **LAUNCHED)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (
+            "fmaf(x[",
+            "fmad(x[",
+            r"kernel residual_add does not compile for sm_90: mine\.cu\(11\): error: identifier \"fmad",
+        ),
+        ("template <int VECTOR>", "constexpr int VECTOR = 1;", r"sm_90: .*; what is launched is residual_add<\d>$"),
+    ],
+)
+def test_what_does_not_compile(before: str, after: str, told: str, tmp_path: Path) -> None:
+    kernel = read(NAME, write(tmp_path, example().replace(before, after)))
+    with pytest.raises(KernelCompileError, match=told):
+        opened(tmp_path, [kernel], []).prepare_all({NAME: KERNELS[NAME].variants})
+
+
+def test_a_failed_check_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernel = read(NAME, write_example(tmp_path))
+    verdict = KernelVerdict(NAME, 54, 3, np.inf, "num_rows 6: hidden[1, 3] is 2, expected 1 within 0.1")
+    monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: verdict)
+    device: Any = None
+    with pytest.raises(DeviceError, match=r"mine\.cu is wrong in 3 of 54 cases: num_rows 6: hidden\[1, 3\] is 2, exp"):
+        check_own_kernel(device, kernel)
+    monkeypatch.setattr(own_checks, "verify_kernel", lambda device, cases: KernelVerdict(NAME, 54, 0, 0.5, ""))
+    check_own_kernel(device, kernel)
+
+
+def test_a_kernel_that_crashes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(device: Device, cases: object) -> None:
+        raise DeviceError("the card failed: cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(own_checks, "verify_kernel", fail)
+    device: Any = None
+    with pytest.raises(
+        DeviceError, match=r"^residual_add from .*mine\.cu did not come to its end: the card failed: cuda"
+    ):
+        check_own_kernel(device, read(NAME, write_example(tmp_path)))
+
+
+def test_alone_both_solve_the_same_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    launches: list[tuple[str, bool]] = []
+    loaded: list[Path] = []
+    device = opened(tmp_path, [read(NAME, write_example(tmp_path))], loaded)
+    monkeypatch.setattr(Device, "launch", lambda self, stem, name, **rest: launches.append((stem, self.uses_own)))
+
+    def measure(card: Device, problem: Any, starts: Any) -> dict[str, Times]:
+        for start in starts.values():
+            start(phantoms_of(problem))
+        return {"own": Times(2e-6, 1e-6), "engine": Times(3e-6, 2e-6)}
+
+    monkeypatch.setattr(own_checks, "measure", measure)
+    monkeypatch.setattr(own_checks, "release_memory", lambda: launches.append(("released", False)))
+    times = time_own_kernel(device, read(NAME, tmp_path / "mine.cu"))
+    assert launches == [(NAME, True), (NAME, False), ("released", False)]
+    assert (times.own.median, times.engine.median) == (2e-6, 3e-6)
+    assert times.problem == "scale, num_rows 16, num_columns 4,096, extra 0"
+
+
+def own_device(kernel: OwnKernel) -> Device:
+    device = Device.open(0, {kernel.stem: kernel.text})
+    device.activate()
+    return device
+
+
+@pytest.mark.cuda
+def test_the_example_is_right(tmp_path: Path) -> None:
+    kernel = read(NAME, write_example(tmp_path))
+    device = own_device(kernel)
+    model = open_model(write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16))
+    prepare_own_kernels(device, [kernel], model, **LAUNCHED)
+    before = free_bytes()
+    check_own_kernel(device, kernel)
+    times = time_own_kernel(device, kernel)
+    assert free_bytes() >= before - 64 * 2**20  # a plan counts it
+    assert 0 < times.own.fastest <= times.own.median < 1e-3
+    assert 0 < times.engine.fastest <= times.engine.median < 1e-3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_told_with_its_element(fault: str, tmp_path: Path) -> None:
+    kernel = read(NAME, write_example(tmp_path, fault))
+    with pytest.raises(
+        DeviceError, match=r"mine\.cu is wrong in \d+ of \d+ cases: .*num_rows \d.* hidden\[\d+, \d+\] is "
+    ):
+        check_own_kernel(own_device(kernel), kernel)
+
+
+@pytest.mark.cuda
+def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
+    text = example().replace(
+        "    const int begin", "    if (row + 1 == gridDim.x) hidden[(row + 1) * num_columns] = 0;\n    const int begin"
+    )
+    kernel = read(NAME, write(tmp_path, text))
+    with pytest.raises(DeviceError, match="bytes beside hidden were overwritten"):
+        check_own_kernel(own_device(kernel), kernel)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("stem", ["embedding", "gemv", "rms_norm"])
+def test_ours_passes_as_a_users(stem: str) -> None:
+    """And may be timed alone, on its typical problem."""
+    kernel = read(stem, kernels_folder() / f"{stem}.cu")
+    device = own_device(kernel)
+    device.prepare_all({stem: launched_names(device.facts, CASES[stem])})
+    check_own_kernel(device, kernel)
+    times = time_own_kernel(device, kernel)
+    assert times.own.median == pytest.approx(times.engine.median, rel=0.2)

@@ -1,0 +1,34 @@
+"""The kernel of the user's that docs/kernels-lab.md shows, as a file; and faults planted in it."""
+
+import re
+from pathlib import Path
+
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "kernels-lab.md"
+_HEADING = "## Try your own kernel in the live model"
+
+NAME = "residual_add"
+FAULTS = {
+    "a sign": ("] += fmaf", "] -= fmaf"),
+    "the last column": ("column < end", "column < end - 1"),
+    "the bias": ("? bias[column]", "? bias[0]"),
+}
+
+
+def example() -> str:
+    """The text of the file."""
+    section = _PAGE.read_text(encoding="utf-8").split(_HEADING)[1]
+    found = re.search(r"```cuda\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def write_example(folder: Path, fault: str | None = None) -> Path:
+    """The file, with one of FAULTS if it is named."""
+    text = example()
+    if fault is not None:
+        right, wrong = FAULTS[fault]
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    path = folder / "mine.cu"
+    path.write_text(text, encoding="ascii")
+    return path
