@@ -186,7 +186,7 @@ def rounded(x: Estimate, dtype: np.dtype[Any]) -> Rounded:
     ratio_error = (x.error + np.abs(ratio) * scale_error) / step + 4 * U32 * np.abs(ratio)
     is_open = np.abs(np.abs(ratio - np.rint(ratio)) - 0.5) <= ratio_error
     bound = is_open.astype(np.float64)
-    return Rounded(vectors, bound, scale_error, bound * scale + np.abs(ratio) * scale_error)
+    return Rounded(vectors, bound, scale_error, bound * scale + (np.abs(ratio) + 1) * scale_error)
 
 
 @dataclass(frozen=True)
@@ -250,9 +250,7 @@ def expected_cache(tokens: NewTokens, after: Appended) -> dict[str, Expected]:
     expected = _by_name(paged(after.keys, tokens.table), paged(after.values, tokens.table))
     bound = paged(after.key_bound, tokens.table)
     bounds = {"keys": bound.elements, "key_scales": bound.scales}
-    return {
-        name: Expected(stored_values(array), _bound(array, bounds.get(name))) for name, array in expected.items()
-    }
+    return {name: Expected(stored_values(array), _bound(array, bounds.get(name))) for name, array in expected.items()}
 
 
 def _bound(array: np.ndarray, bound: np.ndarray | None) -> np.ndarray:
