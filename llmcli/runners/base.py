@@ -20,6 +20,7 @@ from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
+HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
@@ -184,4 +185,11 @@ class Runner(Protocol):
 
         After an exception or a Ctrl-C every row holds what it held before.
         Raises: ValueError for a span that breaks these rules; DeviceError
+        """
+
+    def hidden_states(self, span: Span) -> HiddenStates:
+        """Run one span as `queue` does, and return the embeddings of its tokens and the output of every layer.
+
+        It waits for each layer. The span names its tokens and chooses nothing. `verify` compares runners by it.
+        Raises: as `queue`
         """
