@@ -49,6 +49,7 @@ PLACES = {
     "card_of": "lab.walk:card_of",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_layers": "measure.verify:compare_layers",
     "compare_logits": "measure.verify:compare_logits",
     "compare_receipts": "receipt.comparison:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
@@ -116,7 +117,6 @@ PLACES = {
     "shape_names": "checkpoint.shapes:shape_names",
     "study_names": "lab.ladder:study_names",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
-    "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
     "verify_kernels": "lab.verify:verify_kernels",
     "walk_model": "lab.walk:walk_model",
@@ -160,7 +160,7 @@ if TYPE_CHECKING:
     from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
-    from llmcli.lab.verify import unchecked_kernels, verify_kernels
+    from llmcli.lab.verify import verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions
     from llmcli.measure.diff import diff, verdict
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
     from llmcli.measure.info import inspect_model
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
-    from llmcli.measure.verify import compare_logits
+    from llmcli.measure.verify import compare_layers, compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt

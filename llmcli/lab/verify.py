@@ -7,7 +7,6 @@ from typing import Any
 
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device
-from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, KernelCases, Problem
@@ -45,11 +44,6 @@ def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Itera
     device.prepare_all(wanted, on_compile)
     for cases in CASES.values():
         yield _verify(device, cases)
-
-
-def unchecked_kernels() -> list[str]:
-    """Kernels that have no cases."""
-    return sorted(KERNELS.keys() - CASES.keys())
 
 
 def _verify(device: Device, cases: KernelCases) -> KernelVerdict:

@@ -4,6 +4,7 @@ Both are tested against transformers. The traits of related families (biases, no
 layers without rotary) are fields.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -120,9 +121,7 @@ class Llama:
         """Run the tokens of one row; see `HostModel.forward`."""
         cache, outputs = self.cache.row(pages), []
         for token_ids in parts:
-            for hidden in self._layer_by_layer(token_ids, position, cache):
-                pass
-            outputs.append(hidden)
+            outputs += deque(self._layer_by_layer(token_ids, position, cache), maxlen=1)
             position += len(token_ids)
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 

@@ -5,6 +5,7 @@ The traits of related families (biases, norms of query and key, sliding windows,
 Source: Hugging Face modeling_llama.py and its relatives, whose logits the tests compare with.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,9 +154,7 @@ class Llama:
         Shapes: parts [num_tokens] int64 each, at the positions from `position` on; result [num_tokens, hidden_size]
                 float32, of all parts
         """
-        hidden: list[Tensor] = []
-        for hidden in self.layer_by_layer(parts, position, cache):
-            pass
+        (hidden,) = deque(self.layer_by_layer(parts, position, cache), maxlen=1)
         return torch.cat(hidden)
 
     def layer_by_layer(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Iterator[list[Tensor]]:
