@@ -16,17 +16,18 @@ FloatArray = npt.NDArray[np.float32]
 _ROUNDINGS_PER_LAYER = 7
 _ROUNDOFF = 2.0**-11
 _GROWTH = 2.0  # what later layers may make of an error
+_HIDDEN = 2.0**-14  # of a hidden state; times the bound it is 16 of its roundings to float32
 _LARGEST = 6.0  # standard deviations: the largest of ten million normal numbers lies within
 
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """The hidden states that one layer leaves, on two runners.
+    """What one layer adds to the hidden states of a text, on two runners; both give it the same.
 
     `module` is the layer's name, such as `layers.0`; `embed_tokens` is in front of the first. `largest` is the largest
-    error of an element as a part of its scale, and `bound` what it may be. The scale is the element's size, or the root
-    mean square of its token's hidden state if that is larger. The worst element is number `element` of the token at
-    `position`: it is `actual`, and `expected` is what the reference has.
+    error of an element as a part of its scale, and `bound` what it may be. The scale is the size of what the layer
+    adds: to the element, or the root mean square of the token's elements if that is larger. The worst element is number
+    `element` of the token at `position`: its hidden state is `actual`, and `expected` on the reference.
     """
 
     module: str
@@ -72,27 +73,36 @@ class LogitsVerdict:
 
 
 def compare_layers(runner: Runner, reference: Runner, token_ids: Sequence[int]) -> list[LayerVerdict]:
-    """Run the tokens as `compare_logits` does, layer by layer; compare what each layer leaves, the embedding first.
+    """Run the tokens as `compare_logits` does, layer by layer; compare what each layer adds, the embedding first.
 
+    Every layer of `reference` is given what `runner` has in front of it. So a wrong layer spoils no other one, and each
+    has only its own roundings.
     Raises: as `compare_logits`
     """
-    found, expected = (_hidden_states(one, token_ids) for one in (runner, reference))
-    modules = ["embed_tokens", *(f"layers.{index}" for index in range(len(expected) - 1))]
-    layers = enumerate(zip(modules, found, expected, strict=True))
-    return [_compare_layer(module, number, *states) for number, (module, *states) in layers]
+    found = _hidden_states(runner, token_ids)
+    expected = _hidden_states(reference, token_ids, found)
+    embedding = _compare_layer("embed_tokens", _ROUNDOFF, np.zeros_like(found[0]), found[0], expected[0])
+    layers = enumerate(zip(found[:-1], found[1:], expected[1:], strict=True))
+    return [embedding, *(_compare_layer(f"layers.{index}", _bound(1), *states) for index, states in layers)]
 
 
-def _compare_layer(module: str, num_layers: int, found: HiddenStates, expected: HiddenStates) -> LayerVerdict:
-    """The verdict on what `num_layers` layers leave. Shapes: found, expected [num_tokens, hidden_size]"""
+def _compare_layer(
+    module: str, bound: float, before: FloatArray, found: FloatArray, expected: FloatArray
+) -> LayerVerdict:
+    """The verdict on one layer. Shapes: before, found, expected [num_tokens, hidden_size]"""
     actual, wanted = found.astype(np.float64), expected.astype(np.float64)
+    added = np.abs(wanted - before)
     difference = np.abs(actual - wanted)
-    scale = np.maximum(np.abs(wanted), np.sqrt(np.square(wanted).mean(axis=1, keepdims=True)))
-    ratio = np.divide(difference, scale, out=difference.copy(), where=scale > 0)
+    # Where a large hidden state hides what is added to it, the sum's own rounding to float32 counts.
+    scale = np.maximum(added, np.sqrt(np.square(added).mean(axis=1, keepdims=True))) + _HIDDEN * np.abs(wanted)
+    wrong = np.where(difference == 0, 0.0, np.inf)  # where nothing is added, or NaN
+    with np.errstate(invalid="ignore"):  # infinity is wrong, whatever its scale is
+        ratio = np.divide(difference, scale, out=wrong, where=scale > 0)
     place = position, element = np.unravel_index(np.argmax(ratio), ratio.shape)  # NaN counts as the largest
     return LayerVerdict(
         module=module,
         largest=float(ratio[place]),
-        bound=_bound(num_layers) if num_layers else _ROUNDOFF,  # an embedding is rounded once, at most
+        bound=bound,
         position=int(position),
         element=int(element),
         actual=float(actual[place]),
@@ -123,7 +133,7 @@ def compare_logits(runner: Runner, reference: Runner, token_ids: Sequence[int]) 
 
 
 def _bound(num_layers: int) -> float:
-    """How far a number behind so many layers may be off, as a part of its scale; a logit's is their deviation."""
+    """How far a number behind so many layers may be off, as a part of the standard deviation of all."""
     return _LARGEST * _GROWTH * _ROUNDOFF * math.sqrt(_ROUNDINGS_PER_LAYER * num_layers)
 
 
@@ -138,9 +148,15 @@ def _logits(runner: Runner, token_ids: Sequence[int]) -> FloatArray:
     return np.concatenate(_run(runner, token_ids, lambda span: runner.queue([span]).logits(0)))
 
 
-def _hidden_states(runner: Runner, token_ids: Sequence[int]) -> HiddenStates:
-    """What every layer leaves. Shapes: result [num_hidden_layers + 1, num_tokens, hidden_size]"""
-    return np.concatenate(_run(runner, token_ids, runner.hidden_states), axis=1)
+def _hidden_states(runner: Runner, token_ids: Sequence[int], inputs: HiddenStates | None = None) -> HiddenStates:
+    """What every layer leaves. Shapes: inputs, result [num_hidden_layers + 1, num_tokens, hidden_size]"""
+
+    def look(span: Span) -> HiddenStates:
+        begin = runner.num_tokens(span.row)
+        given = None if inputs is None else inputs[:, begin : begin + len(span.token_ids)]
+        return runner.hidden_states(span, given)
+
+    return np.concatenate(_run(runner, token_ids, look), axis=1)
 
 
 def _run(runner: Runner, token_ids: Sequence[int], look: Callable[[Span], FloatArray]) -> list[FloatArray]:

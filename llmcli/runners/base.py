@@ -187,9 +187,10 @@ class Runner(Protocol):
         Raises: ValueError for a span that breaks these rules; DeviceError
         """
 
-    def hidden_states(self, span: Span) -> HiddenStates:
+    def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
         """Run one span as `queue` does, and return the embeddings of its tokens and the output of every layer.
 
-        It waits for each layer. The span names its tokens and chooses nothing. `verify` compares runners by it.
+        With `inputs`, the states of another runner, every layer is given what the layer before gave there. `verify`
+        compares layers so, each by itself. The span names its tokens and chooses nothing; every layer is waited for.
         Raises: as `queue`
         """

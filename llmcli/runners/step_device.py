@@ -74,5 +74,5 @@ class StepDevice(Protocol):
     def run(self, works: Sequence[Work]) -> Step:
         """Queue a step. Raises: DeviceError"""
 
-    def hidden_states(self, work: Work) -> HiddenStates:
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
         """Run a work that names its tokens and chooses nothing; see `Runner.hidden_states`. Raises: DeviceError"""

@@ -210,12 +210,12 @@ class SteppingRunner:
                 ran.append(_Ran(row, row.num_tokens, row.num_changes))
             return _SteppingStep(step, ran)
 
-    def hidden_states(self, span: Span) -> HiddenStates:
+    def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
         """Run a span and return the hidden states between its layers; see `Runner.hidden_states`."""
         if not span.token_ids or span.choose != "none":
             raise ValueError("hidden states are those of a span that names its tokens and chooses nothing")
         work = self._work(span)
-        states = self._device.hidden_states(work)
+        states = self._device.hidden_states(work, inputs)
         with interrupts_held_back():
             self._take(span, work)
         return states

@@ -289,6 +289,24 @@ class RunnerConformance(LoadingConformance, PageConformance):
         assert same(single_steps(runner, looked, PROMPT[161:163]), single_steps(runner, expected, PROMPT[161:163]))
         assert list(runner.token_ids(looked)) == list(runner.token_ids(expected))
 
+    def test_layers_take_what_they_are_given(self, runner: Runner) -> None:
+        """Given its own states a runner repeats them; given others from the second layer on, only that changes."""
+        rows = [runner.open(PROMPT[:40]) for _ in range(4)]
+        spans = []
+        for row in rows:
+            runner.keep(row, 0)
+            spans.append(Span(row, tuple(PROMPT[: runner.span_end(row, 40)]), "none"))
+        own = runner.hidden_states(spans[0])
+        assert same(runner.hidden_states(spans[1], own), own)
+        inputs = own.copy()
+        inputs[1] = own[1, ::-1]
+        inputs[-1] = np.nan  # no layer is left to take it
+        changed = runner.hidden_states(spans[2], inputs)
+        assert same(changed[:2], own[:2])
+        assert (changed[2] != own[2]).all(-1).any()
+        assert same(changed[3:], own[3:])
+        assert same(runner.hidden_states(spans[3]), own)
+
     def check_states(
         self, runner: Runner, states: np.ndarray, token_ids: list[int], embeddings: dict[int, bytes]
     ) -> None:

@@ -11,7 +11,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
-from llmcli.runners.cuda.arena import Mailbox, fetch
+from llmcli.runners.cuda.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import WAYS, way_of
@@ -100,12 +100,17 @@ class CudaDevice:
         with interrupts_held_back():
             return self._run(works)
 
-    def hidden_states(self, work: Work) -> HiddenStates:
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
         """Run a work layer by layer; see `StepDevice.hidden_states`."""
         with interrupts_held_back():
             self.num_steps += 1
             layers = self._span_by_layer(work)
-        return np.stack([fetch(self._forward.device, hidden) for hidden in layers])
+        states = []
+        for index, hidden in enumerate(layers):
+            states.append(fetch(self._forward.device, hidden))
+            if inputs is not None:
+                send(self._forward.device, hidden, inputs[index])
+        return np.stack(states)
 
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1

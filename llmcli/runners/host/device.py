@@ -49,8 +49,17 @@ class HostModel(Protocol):
         Shapes: result [num_tokens, hidden_size], the last hidden states of all parts
         """
 
-    def hidden_states(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> HiddenStates:
-        """Do what `forward` does, and return the embeddings of all parts and the output of every layer."""
+    def hidden_states(
+        self,
+        parts: Sequence[Sequence[int]],
+        position: int,
+        pages: Sequence[int],
+        inputs: HiddenStates | None,
+    ) -> HiddenStates:
+        """Do what `forward` does; return the embeddings of all parts and the output of every layer.
+
+        With `inputs`, every layer is given what the layer before has there; see `Runner.hidden_states`.
+        """
 
     def logits(self, hidden: Hidden) -> AllLogits:
         """Scores of every vocabulary entry. Shapes: result [num_tokens, vocab_size]"""
@@ -140,11 +149,12 @@ class HostDevice:
             self._take(work, result)
         return HostStep(self._model, results, prompt_seconds)
 
-    def hidden_states(self, work: Work) -> HiddenStates:
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
         """Run a work layer by layer; see `StepDevice.hidden_states`."""
         parts = self._parts(work, work.num_tokens)
+        token_ids = [work.token_ids[part] for part in parts]
         with foreign_errors_explained("running the model", DeviceError):
-            states = self._model.hidden_states([work.token_ids[part] for part in parts], work.position, work.pages)
+            states = self._model.hidden_states(token_ids, work.position, work.pages, inputs)
         self._take(work, _Result(work, work.token_ids, parts, states[-1], ()))
         return states
 

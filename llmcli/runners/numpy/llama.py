@@ -126,16 +126,31 @@ class Llama:
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def hidden_states(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> HiddenStates:
+    def hidden_states(
+        self,
+        parts: Sequence[Sequence[int]],
+        position: int,
+        pages: Sequence[int],
+        inputs: HiddenStates | None,
+    ) -> HiddenStates:
         """Run the tokens of one row layer by layer; see `HostModel.hidden_states`."""
-        cache, states = self.cache.row(pages), []
+        cache, begin = self.cache.row(pages), 0
+        states = np.empty((len(self.layers) + 1, sum(map(len, parts)), self.config.hidden_size), np.float32)
         for token_ids in parts:
-            states.append(np.stack(list(self._layer_by_layer(token_ids, position, cache))))
-            position += len(token_ids)
-        return np.concatenate(states, axis=1)
+            some = slice(begin, begin + len(token_ids))
+            for index, hidden in enumerate(self._layer_by_layer(token_ids, position + begin, cache)):
+                states[index, some] = hidden
+                if inputs is not None:
+                    hidden[:] = inputs[index, some]
+            begin = some.stop
+        return states
 
     def _layer_by_layer(self, token_ids: Sequence[int], position: int, cache: RowCache) -> Iterator[Hidden]:
-        """Yield the embeddings, then the output of one layer after the other. Shapes: [num_tokens, hidden_size]"""
+        """Yield the embeddings, then the output of one layer after the other.
+
+        The next layer reads what was yielded, even if it has been overwritten meanwhile.
+        Shapes: [num_tokens, hidden_size]
+        """
         num_tokens = len(token_ids)
         end = position + num_tokens
         head_dim, traits = self.config.head_dim, self.config.traits

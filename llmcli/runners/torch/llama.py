@@ -160,6 +160,7 @@ class Llama:
     def layer_by_layer(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Iterator[list[Tensor]]:
         """Do what `forward` does: yield the embeddings of each part, then the outputs of one layer after the other.
 
+        The next layer reads what was yielded, even if it has been overwritten meanwhile.
         Shapes: [num_tokens, hidden_size] float32 for each part
         """
         begins = accumulate((len(part) for part in parts[:-1]), initial=position)

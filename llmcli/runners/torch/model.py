@@ -27,11 +27,24 @@ class TorchModel:
         return hidden
 
     @torch.inference_mode()
-    def hidden_states(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> HiddenStates:
+    def hidden_states(
+        self,
+        parts: Sequence[Sequence[int]],
+        position: int,
+        pages: Sequence[int],
+        inputs: HiddenStates | None,
+    ) -> HiddenStates:
         """Run the tokens of one row layer by layer; see `HostModel.hidden_states`."""
         token_ids = [torch.tensor(part) for part in parts]
         layers = self._llama.layer_by_layer(token_ids, position, self._cache.row(pages))
-        return np.stack([torch.cat(hidden).numpy() for hidden in layers])
+        states = []
+        for index, hidden in enumerate(layers):
+            states.append(torch.cat(hidden).numpy())
+            if inputs is not None:
+                given = torch.from_numpy(inputs[index]).split([len(part) for part in parts])
+                for of_part, given_part in zip(hidden, given, strict=True):
+                    of_part.copy_(given_part)
+        return np.stack(states)
 
     @torch.inference_mode()
     def logits(self, hidden: Hidden) -> AllLogits:
