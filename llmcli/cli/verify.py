@@ -43,7 +43,7 @@ def verify(
 
     Every kernel runs on small and odd inputs and is compared with a float64 reference, every element within a bound
     from the theory. Then the first tokens of a text run through the model on the card and, in float32, on the CPU. What
-    every layer leaves is compared, and all logits. The exit code is 4 if anything is wrong.
+    every layer adds is compared, and all logits. The exit code is 4 if anything is wrong.
 
     Examples:
 
@@ -137,7 +137,7 @@ def _as_json(
         "layers": [
             {
                 **dataclasses.asdict(one),
-                **{name: _finite(getattr(one, name)) for name in ("largest", "actual", "expected")},
+                **{name: _finite(getattr(one, name)) for name in ("largest", "actual", "expected", "part_of_bound")},
                 "is_right": one.is_right,
             }
             for one in layers
@@ -165,20 +165,19 @@ def _kernel_line(verdict: KernelVerdict) -> str:
 def _layers_title(name: str, logits: LogitsVerdict) -> str:
     alone = logits.num_tokens - logits.num_prompt_tokens
     return (
-        f"hidden states of {name} behind each layer ({logits.num_prompt_tokens} tokens together, {alone} one by one), "
-        "the largest error of an element as a part of its scale:\n"
+        f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
+        "error of an element as a part of its scale\n"
     )
 
 
 def _layer_line(layer: LayerVerdict) -> str:
-    error, bound = f"{layer.largest:.2g}", f"{layer.bound:.2g}"
-    verdict = "ok" if layer.is_right else "WRONG"
-    return f"{layer.module:<18} {error:>10}  limit {bound:<8} position {layer.position:<6}  {verdict}\n"
+    result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
+    return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
 
 
 def _wrong_layer_text(layer: LayerVerdict) -> str:
     return (
-        f"{layer.module} is the first whose output is wrong: element {layer.element} at position {layer.position} is "
+        f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
         f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
     )
 

@@ -39,9 +39,14 @@ class LayerVerdict:
     expected: float
 
     @property
+    def part_of_bound(self) -> float:
+        """The largest error as a part of what it may be."""
+        return self.largest / self.bound
+
+    @property
     def is_right(self) -> bool:
         """Whether roundings can explain every difference; NaN is not right."""
-        return self.largest <= self.bound
+        return self.part_of_bound <= 1
 
 
 @dataclass(frozen=True)
