@@ -130,12 +130,15 @@ def test_torch_attends_alike(norms: bool, rotary: bool, window: int | None) -> N
         assert (np.abs(out - expected.values[lane]) <= expected.bound[lane] + 8 * U32).all()
 
 
+@pytest.mark.parametrize("relative_error", [1e-6, 1e-3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_stored_lies_within_its_bound_of_every_right_number(dtype: np.dtype[Any]) -> None:
+def test_what_is_stored_lies_within_its_bound_of_every_right_number(
+    dtype: np.dtype[Any], relative_error: float
+) -> None:
     """Float32 vectors within the error, rounded as the cache does; nearly all bounds are 0 where that is small."""
     generator = np.random.default_rng(0)
     value = generator.normal(size=(50, 64))
-    error = 1e-6 * np.abs(value)
+    error = relative_error * np.abs(value)
     known = rounded(Estimate(value, error), dtype)
     for _ in range(20):
         other = stored((value + error * generator.uniform(-0.9, 0.9, value.shape)).astype(np.float32), dtype)
@@ -146,7 +149,7 @@ def test_what_is_stored_lies_within_its_bound_of_every_right_number(dtype: np.dt
         else:
             assert (np.abs(other.values - known.vectors.values) <= known.bound).all()
         assert (np.abs(other.values - known.vectors.values) <= known.error).all()
-    if dtype != np.float32:
+    if dtype != np.float32 and relative_error == 1e-6:
         assert (known.bound == 0).mean() > 0.99
 
 

@@ -119,7 +119,8 @@ class Llama:
     @np.errstate(over="ignore", invalid="ignore")  # what overflows in a broken model, the sampler reports
     def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row; see `HostModel.forward`."""
-        cache, outputs = self.cache.row(pages), []
+        cache = self.cache.row(pages)
+        outputs: list[Hidden] = []
         for token_ids in parts:
             outputs += deque(self._layer_by_layer(token_ids, position, cache), maxlen=1)
             position += len(token_ids)

@@ -41,7 +41,7 @@ class TorchModel:
         for index, hidden in enumerate(layers):
             states.append(torch.cat(hidden).numpy())
             if inputs is not None:
-                given = torch.from_numpy(inputs[index]).split([len(part) for part in parts])
+                given = torch.split(torch.from_numpy(inputs[index]), [len(part) for part in parts])
                 for of_part, given_part in zip(hidden, given, strict=True):
                     of_part.copy_(given_part)
         return np.stack(states)
