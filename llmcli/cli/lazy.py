@@ -54,6 +54,7 @@ PLACES = {
     "check_own_kernel": "lab.own_checks:check_own_kernel",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
+    "compare_layers": "measure.verify:compare_layers",
     "compare_logits": "measure.verify:compare_logits",
     "compare_receipts": "receipt.comparison:compare_receipts",
     "compare_rungs": "lab.compare:compare_rungs",
@@ -130,7 +131,6 @@ PLACES = {
     "study_names": "lab.ladder:study_names",
     "time_own_kernel": "lab.own_checks:time_own_kernel",
     "turn_end_token_ids": "tokenizer.chat_encoding:turn_end_token_ids",
-    "unchecked_kernels": "lab.verify:unchecked_kernels",
     "verdict": "measure.diff:verdict",
     "verify_kernels": "lab.verify:verify_kernels",
     "walk_model": "lab.walk:walk_model",
@@ -174,12 +174,12 @@ if TYPE_CHECKING:
     from llmcli.lab.ladder import find_rung, load_study, own_sources, read_rung, study_names
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
-    from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel
     from llmcli.lab.own_kernel import read_own_kernels
+    from llmcli.lab.profile import RungRequest, StepRequest, choose_call, profile, rung_call
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
-    from llmcli.lab.verify import unchecked_kernels, verify_kernels
+    from llmcli.lab.verify import verify_kernels
     from llmcli.lab.walk import Lengths, card_of, walk_model
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict
@@ -190,7 +190,7 @@ if TYPE_CHECKING:
     from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
     from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
-    from llmcli.measure.verify import compare_logits
+    from llmcli.measure.verify import compare_layers, compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt

@@ -1,4 +1,4 @@
-"""`llmcli verify`: kernels and a model on this machine's card, against references."""
+"""`llmcli verify`: kernels, layers and logits on this machine's card, against references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmcli.errors import DeviceError, UsageError
 if TYPE_CHECKING:
     from llmcli.kernels.device import Device
     from llmcli.lab.verify import KernelVerdict
-    from llmcli.measure.verify import LogitsVerdict
+    from llmcli.measure.verify import LayerVerdict, LogitsVerdict
 
 _TEXT = (
     "On the first morning of spring the miller opened the door and found a small grey cat asleep on a sack of flour. "
@@ -42,8 +42,8 @@ def verify(
     """Check that this machine's card computes what it should.
 
     Every kernel runs on small and odd inputs and is compared with a float64 reference, every element within a bound
-    from the theory. Then the first tokens of a text run through the model on the card and, in float32, on the CPU, and
-    all logits are compared. The exit code is 4 if anything is wrong.
+    from the theory. Then the first tokens of a text run through the model on the card and, in float32, on the CPU. What
+    every layer adds is compared, and all logits. The exit code is 4 if anything is wrong.
 
     Examples:
 
@@ -63,14 +63,16 @@ def verify(
         verdicts.append(verdict)
         if not json_:
             terminal.write(_kernel_line(verdict))
-    logits = _compare(session, card, token_ids)
-    without = lazy.unchecked_kernels()
-    is_right = logits.is_right and not any(verdict.num_wrong for verdict in verdicts)
+    layers, logits = _compare(session, card, token_ids)
+    first_wrong = _first_wrong(layers)
+    is_right = logits.is_right and first_wrong is None and not any(verdict.num_wrong for verdict in verdicts)
     if json_:
-        terminal.write_json(_as_json(session.name, opened, verdicts, without, logits, is_right))
+        terminal.write_json(_as_json(session.name, opened, verdicts, layers, logits, is_right))
     else:
-        if without:
-            terminal.write(f"checked with the model only: {', '.join(without)}\n", wraps=True)
+        terminal.write(_layers_title(session.name, logits), wraps=True)
+        terminal.write("".join(map(_layer_line, layers)))
+        if first_wrong is not None:
+            terminal.write(_wrong_layer_text(first_wrong), wraps=True)
         terminal.write(_logits_text(session.name, logits), wraps=True)
     if not is_right:
         raise typer.Exit(DeviceError.exit_code)
@@ -98,24 +100,31 @@ def _token_ids(session: Session, count: int) -> tuple[int, ...]:
     return token_ids[:count]
 
 
-def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> LogitsVerdict:
+def _compare(session: Session, card: int, token_ids: tuple[int, ...]) -> tuple[list[LayerVerdict], LogitsVerdict]:
     """The model on the card in its own precision, and on the CPU in float32, both with the stored weights."""
     runner = session.load_runner(RunnerOptions(f"cuda:{card}", AUTO, None), len(token_ids))[0]
     reference = session.load_runner(RunnerOptions("cpu", "float32", None), len(token_ids))[0]
     terminal.info(f"{session.name}: {runner.description} against {reference.description}")
-    with progress("comparing logits", "texts") as on_progress:
-        on_progress(0, 1)
-        return lazy.compare_logits(runner, reference, token_ids)
+    with progress("comparing layers and logits", "passes") as on_progress:
+        on_progress(0, 2)
+        layers = lazy.compare_layers(runner, reference, token_ids)
+        on_progress(1, 2)
+        return layers, lazy.compare_logits(runner, reference, token_ids)
+
+
+def _first_wrong(layers: list[LayerVerdict]) -> LayerVerdict | None:
+    return next((layer for layer in layers if not layer.is_right), None)
 
 
 def _as_json(
     model: str,
     opened: Device,
     verdicts: list[KernelVerdict],
-    without: list[str],
+    layers: list[LayerVerdict],
     logits: LogitsVerdict,
     is_right: bool,
 ) -> dict[str, object]:
+    first_wrong = _first_wrong(layers)
     return {
         "model": model,
         "device": opened.name,
@@ -125,7 +134,15 @@ def _as_json(
             {**dataclasses.asdict(one), "largest": _finite(one.largest), "is_right": not one.num_wrong}
             for one in verdicts
         ],
-        "unchecked_kernels": without,
+        "layers": [
+            {
+                **dataclasses.asdict(one),
+                **{name: _finite(getattr(one, name)) for name in ("largest", "actual", "expected", "part_of_bound")},
+                "is_right": one.is_right,
+            }
+            for one in layers
+        ],
+        "first_wrong_layer": first_wrong and first_wrong.module,
         "logits": {
             **dataclasses.asdict(logits),
             "largest": _finite(logits.largest),
@@ -143,6 +160,26 @@ def _kernel_line(verdict: KernelVerdict) -> str:
     else:
         result = f"{verdict.largest:4.2f} of its bound  ok"
     return f"{verdict.kernel:<18} {verdict.num_cases:>4} cases  {result}\n"
+
+
+def _layers_title(name: str, logits: LogitsVerdict) -> str:
+    alone = logits.num_tokens - logits.num_prompt_tokens
+    return (
+        f"what each layer of {name} adds ({logits.num_prompt_tokens} tokens together, {alone} one by one): the largest "
+        "error of an element as a part of its scale\n"
+    )
+
+
+def _layer_line(layer: LayerVerdict) -> str:
+    result = "exact             " if layer.largest == 0 else f"{layer.part_of_bound:4.2f} of its bound  "
+    return f"{layer.module:<18} {layer.largest:>10.2g}  {result}{'ok' if layer.is_right else 'WRONG'}\n"
+
+
+def _wrong_layer_text(layer: LayerVerdict) -> str:
+    return (
+        f"{layer.module} is the first that is wrong: behind it element {layer.element} at position {layer.position} is "
+        f"{layer.actual:.6g}, expected {layer.expected:.6g}\n"
+    )
 
 
 def _logits_text(name: str, logits: LogitsVerdict) -> str:

@@ -70,15 +70,16 @@ def attend(
     weight_error: float,
     tensor_cores: bool,
     value_scales: np.ndarray | None = None,
+    key_error: np.ndarray | None = None,
 ) -> Estimate:
     """Attention of each query over the cached tokens up to its position, its own included.
 
     `query_error` and `weight_error` are relative errors of a query element and of a softmax weight as they enter the
     products, `query_floor` the absolute one of a scaled query element. Sums are of rounded fp32 additions, or of
-    `tensor_cores`, which truncate once for 16 products.
+    `tensor_cores`, which truncate once for 16 products. `key_error` is how far the cached keys may be from `keys`.
     Shapes: query [num_tokens, num_attention_heads, head_dim]; keys, values [num_key_value_heads, seq_len, head_dim]
-            float64; value_scales [num_key_value_heads, seq_len] of codes; positions [num_tokens]; result [num_tokens,
-            num_attention_heads * head_dim]
+            float64, key_error the same; value_scales [num_key_value_heads, seq_len] of codes; positions [num_tokens];
+            result [num_tokens, num_attention_heads * head_dim]
     """
     num_tokens, num_heads, head_dim = query.value.shape
     group_size = num_heads // keys.shape[0]
@@ -107,6 +108,10 @@ def attend(
             relative = weights_error + sum_error(num_seen, tensor_cores) + 16 * U32
             value[token, head] = weight @ v
             error[token, head] = relative * (weight @ np.abs(v)) + 1e-30
+            if key_error is not None:
+                # A score that is off by e moves the result by its weight * e * (its value - the result).
+                moved = weight * (scale * (key_error[head // group_size, first : position + 1] @ np.abs(q)))
+                error[token, head] += moved @ np.abs(v) + moved.sum() * np.abs(value[token, head])
             if value_scales is not None:
                 scales = value_scales[head // group_size, first : position + 1, None]
                 codes = np.abs(v) / np.where(scales == 0, 1.0, scales)

@@ -8,7 +8,6 @@ from typing import Any
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
-from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, KernelCases, Problem
@@ -50,11 +49,6 @@ def launched_names(card: CardFacts, cases: KernelCases) -> set[str]:
         problem.solvers[ENGINE](notes, phantoms_of(problem))
         names |= {launch.name for launch in notes.launches}
     return names
-
-
-def unchecked_kernels() -> list[str]:
-    """Kernels that have no cases."""
-    return sorted(KERNELS.keys() - CASES.keys())
 
 
 def verify_kernel(device: Device, cases: KernelCases) -> KernelVerdict:

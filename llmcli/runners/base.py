@@ -20,6 +20,7 @@ from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
+HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
 PAGE_TOKENS = 16  # tokens in a page of the KV cache; a page covers all layers
@@ -186,4 +187,12 @@ class Runner(Protocol):
 
         After an exception or a Ctrl-C every row holds what it held before.
         Raises: ValueError for a span that breaks these rules; DeviceError
+        """
+
+    def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
+        """Run one span as `queue` does, and return the embeddings of its tokens and the output of every layer.
+
+        With `inputs`, the states of another runner, every layer is given what the layer before gave there. `verify`
+        compares layers so, each by itself. The span names its tokens and chooses nothing; every layer is waited for.
+        Raises: as `queue`
         """

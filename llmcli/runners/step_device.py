@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import Arithmetic, Choose, Limits, Logits, Step
+from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Step
 from llmcli.sampling.sampler import Sampler
 
 # The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
@@ -73,3 +73,6 @@ class StepDevice(Protocol):
 
     def run(self, works: Sequence[Work]) -> Step:
         """Queue a step. Raises: DeviceError"""
+
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
+        """Run a work that names its tokens and chooses nothing; see `Runner.hidden_states`. Raises: DeviceError"""

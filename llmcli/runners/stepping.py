@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, Span, Step
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, HiddenStates, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.pages import PagePool, PromptIndex
 from llmcli.runners.step_device import SINGLE, StepDevice, Work
@@ -206,11 +206,26 @@ class SteppingRunner:
         with interrupts_held_back():
             ran = []
             for span, work in zip(spans, works, strict=True):
-                row = self._rows[span.row]
-                row.take(work)
-                self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
+                row = self._take(span, work)
                 ran.append(_Ran(row, row.num_tokens, row.num_changes))
             return _SteppingStep(step, ran)
+
+    def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
+        """Run a span and return the hidden states between its layers; see `Runner.hidden_states`."""
+        if not span.token_ids or span.choose != "none":
+            raise ValueError("hidden states are those of a span that names its tokens and chooses nothing")
+        work = self._work(span)
+        states = self._device.hidden_states(work, inputs)
+        with interrupts_held_back():
+            self._take(span, work)
+        return states
+
+    def _take(self, span: Span, work: Work) -> _Row:
+        """Add the tokens of a queued span to its row, and return the row."""
+        row = self._rows[span.row]
+        row.take(work)
+        self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
+        return row
 
     def _work(self, span: Span) -> Work:
         row = self._rows[span.row]

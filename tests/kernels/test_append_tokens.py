@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 from kv_codes import cache_arguments, upload_cache
-from test_attention_decode import EPS, KINDS, LLAMA, Problem, cupy_array, make, run
+from test_attention_decode import KINDS, LLAMA, cupy_array, run
 from test_attention_decode_launch import F32, Recorder, host
 
 from llmcli.kernels.append_tokens import append_tokens, append_tokens_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import paged, visible_table
+from llmcli.lab.new_tokens import EPS, NewTokens, new_tokens
 
 
-def append(device: Device, problem: Problem, rows: np.ndarray) -> list[Any]:
+def append(device: Device, problem: NewTokens, rows: np.ndarray) -> list[Any]:
     """Keys and values, in pages, after one call."""
     caches = [upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values)]
     arrays = {
@@ -46,7 +47,7 @@ def test_bits_are_those_of_attention_decode(
     device: Device, dtype: np.dtype, head_dim: int, norms: bool, rotary: bool
 ) -> None:
     layout = QkvLayout(9, 3, head_dim)
-    problem = make(layout, dtype, [0, 15, 16, 200], norms=norms, rotary=rotary, magnitude=3.0)
+    problem = new_tokens(layout, dtype, [0, 15, 16, 200], norms=norms, rotary=rotary, magnitude=3.0)
     expected = run(device, problem)[0]
     keys, values = append(device, problem, problem.rows)
     assert keys.tobytes() == expected.keys.tobytes()
@@ -56,7 +57,7 @@ def test_bits_are_those_of_attention_decode(
 @pytest.mark.cuda
 @KINDS
 def test_unused_lanes_append_nothing(device: Device, dtype: np.dtype) -> None:
-    problem = make(LLAMA, dtype, [3, 70, 0], norms=True)
+    problem = new_tokens(LLAMA, dtype, [3, 70, 0], norms=True)
     expected = run(device, problem.only([1]))[0]
     rows = np.where(np.arange(3) == 1, problem.rows, -1).astype(np.int32)
     keys, values = append(device, problem, rows)

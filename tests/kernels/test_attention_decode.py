@@ -1,6 +1,6 @@
 """attention_decode against float64: every stage in one call, its cache in pages, its splits and its batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,84 +19,12 @@ from llmcli.kernels.attention_decode import (
 )
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab import attention as reference
-from llmcli.lab.bounds import sum_bound
-from llmcli.lab.kv_cache import CODES, Stored, in_rows, page_table, paged, share_pages, stored, visible_table
+from llmcli.lab.kv_cache import CODES, Stored, in_rows, paged, visible_table
+from llmcli.lab.new_tokens import EPS, NewTokens, append, new_tokens
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])
-EPS = 1e-5
 LLAMA = QkvLayout(8, 2, 64)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One call's inputs on the host; lane i has the row `rows[i]`, whose tokens `keys` and `values` hold in order.
-
-    With `is_cached` append_tokens appends them in a launch of its own.
-    """
-
-    layout: QkvLayout
-    qkv: np.ndarray
-    q_norm: np.ndarray | None
-    k_norm: np.ndarray | None
-    cos_sin: np.ndarray | None
-    rows: np.ndarray
-    positions: np.ndarray
-    keys: Stored
-    values: Stored
-    window: int | None
-    num_splits: int
-    table: np.ndarray
-    is_cached: bool = False
-
-    def only(self, batch: list[int]) -> "Problem":
-        """The same cache with some of the lanes."""
-        return replace(self, qkv=self.qkv[batch], rows=self.rows[batch], positions=self.positions[batch])
-
-
-def make(
-    layout: QkvLayout,
-    dtype: np.dtype,
-    positions: list[int],
-    *,
-    window: int | None = None,
-    norms: bool = False,
-    rotary: bool = True,
-    num_splits: int = 3,
-    max_seq_len: int | None = None,
-    magnitude: float = 1.0,
-    shared_pages: int = 0,
-) -> Problem:
-    """Normal values; whatever no token of a row may see yet is NaN. All rows begin with as many `shared_pages`."""
-    generator = np.random.default_rng(len(positions) + layout.head_dim)
-    num_rows = len(positions) + 1
-    max_seq_len = max_seq_len or max(positions) + 1
-    head_dim = layout.head_dim
-    rows = generator.permutation(num_rows)[: len(positions)].astype(np.int32)
-    shape = (num_rows, layout.num_key_value_heads, max_seq_len, head_dim)
-    keys, values = (stored(generator.normal(size=shape), dtype) for _ in range(2))
-    table = page_table(num_rows, max_seq_len, len(positions))
-    for cache in (keys, values):
-        share_pages(cache, table, rows.tolist(), shared_pages)
-    for row, position in zip(rows, positions, strict=True):
-        for cache in (keys, values):
-            cache.poison((row, slice(None), slice(position, None)))
-    weights = generator.uniform(0.5, 2.0, (2, head_dim)).astype(np.float32)
-    return Problem(
-        layout,
-        (magnitude * generator.normal(size=(len(positions), layout.width))).astype(np.float32),
-        weights[0] if norms else None,
-        weights[1] if norms else None,
-        reference.cos_sin_table(max_seq_len, head_dim) if rotary else None,
-        rows,
-        np.array(positions, np.int32),
-        keys,
-        values,
-        window,
-        num_splits,
-        table,
-    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +48,7 @@ def cupy_array(array: np.ndarray) -> Any:
     return cupy.asarray(array)
 
 
-def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
+def run(device: Device, problem: NewTokens, repeats: int = 1) -> list[Result]:
     """Call the kernel `repeats` times on the same workspace, each time on a fresh cache; check everything around it."""
     layout, num_rows, itemsize = problem.layout, len(problem.rows), problem.keys.dtype.itemsize
     padded = np.full((num_rows, layout.width + 16), np.nan, np.float32)
@@ -182,66 +110,31 @@ def run(device: Device, problem: Problem, repeats: int = 1) -> list[Result]:
     return results
 
 
-def heads(x: np.ndarray, head_dim: int) -> reference.Estimate:
-    return reference.exact(x.reshape(len(x), -1, head_dim))
+def verify(problem: NewTokens, result: Result) -> None:
+    """The appended token against float64, the rest of the cache against what it was, the output against float64.
 
-
-def verify(problem: Problem, result: Result) -> None:
-    """The appended token against float64, the rest of the cache against what it was, the output against float64."""
-    layout, dtype, positions = problem.layout, problem.keys.dtype, problem.positions
-    head_dim = layout.head_dim
-    query = heads(problem.qkv[:, : layout.q_size], head_dim)
-    key = heads(problem.qkv[:, layout.k_offset : layout.k_offset + layout.kv_size], head_dim)
-    value = problem.qkv[:, layout.v_offset : layout.v_offset + layout.kv_size]
-    if problem.q_norm is not None and problem.k_norm is not None:
-        query = reference.normalize(query, problem.q_norm, EPS)
-        key = reference.normalize(key, problem.k_norm, EPS)
-    if problem.cos_sin is not None:
-        query = reference.rotate(query, problem.cos_sin, positions)
-        key = reference.rotate(key, problem.cos_sin, positions)
-
-    expected_keys, expected_values = problem.keys.copy(), problem.values.copy()
-    seq_len = expected_keys.elements.shape[2]
-    keys, values = (in_rows(pages, problem.table, seq_len) for pages in (result.keys, result.values))
-    for index, (row, position) in enumerate(zip(problem.rows, positions, strict=True)):
-        appended = keys[row, :, position]
-        assert_within(appended.values, key.value[index], rounding_bound(key.value[index], key.error[index], dtype))
-        expected_keys[row, :, position] = appended
-        expected_values[row, :, position] = stored(value[index].reshape(-1, head_dim), dtype)
-    assert result.keys.tobytes() == paged(expected_keys, problem.table).tobytes()
-    assert result.values.tobytes() == paged(expected_values, problem.table).tobytes()
-
-    for index, (row, position) in enumerate(zip(problem.rows, positions, strict=True)):
-        seen = slice(0, position + 1)
-        expected = reference.attend(
-            reference.Estimate(query.value[index : index + 1], query.error[index : index + 1]),
-            keys[row, :, seen].values,
-            values[row, :, seen].values,
-            positions[index : index + 1],
-            problem.window,
-            query_error=reference.SPLIT[dtype],
-            query_floor=reference.FLOOR[dtype],
-            weight_error=reference.SPLIT[dtype],
-            tensor_cores=dtype != F32,
-            value_scales=values[row, :, seen].scales,
-        )
-        assert_within(result.out[index : index + 1], expected.value, expected.error)
-
-
-def rounding_bound(x: np.ndarray, error: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """How far a stored vector may be from x, which is itself known within `error`."""
-    if dtype != CODES:
-        return sum_bound(x, np.zeros(1), 1, dtype) / 2 + error
-    # Half a step; the scale and what is multiplied with it are each rounded twice.
-    step = (np.abs(x) + error).max(-1, keepdims=True) / 127
-    return step / 2 + error + 4 * reference.U32 * (np.abs(x) + step)
+    The output is expected of the keys that were appended, whichever of two neighbours they were rounded to.
+    """
+    expected, query = append(problem), problem.query()
+    keys, values = expected.keys.copy(), expected.values
+    actual = in_rows(result.keys, problem.table, keys.elements.shape[2])
+    for _, row, position in problem.used():
+        place = (row, slice(None), position)
+        appended = actual[place]
+        assert_within(appended.values, expected.keys[place].values, expected.key_error[place])
+        keys[place] = appended
+    assert result.keys.tobytes() == paged(keys, problem.table).tobytes()
+    assert result.values.tobytes() == paged(values, problem.table).tobytes()
+    for lane, row, _ in problem.used():
+        out = problem.attention(lane, query, keys[row,], values[row,])
+        assert_within(result.out[lane : lane + 1], out.value, out.error)
 
 
 @pytest.mark.cuda
 @KINDS
 @pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256])
 def test_head_dims(device: Device, dtype: np.dtype, head_dim: int) -> None:
-    problem = make(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 300], norms=True)
+    problem = new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 300], norms=True)
     verify(problem, run(device, problem)[0])
 
 
@@ -256,7 +149,7 @@ def test_head_dims(device: Device, dtype: np.dtype, head_dim: int) -> None:
     ids=lambda layout: f"{layout.num_attention_heads}-{layout.num_key_value_heads}",
 )
 def test_groups(device: Device, dtype: np.dtype, layout: QkvLayout) -> None:
-    problem = make(layout, dtype, [200, 5])
+    problem = new_tokens(layout, dtype, [200, 5])
     verify(problem, run(device, problem)[0])
 
 
@@ -264,7 +157,7 @@ def test_groups(device: Device, dtype: np.dtype, layout: QkvLayout) -> None:
 @KINDS
 @pytest.mark.parametrize(("norms", "rotary"), [(False, True), (True, True), (True, False), (False, False)])
 def test_norms_and_rotary(device: Device, dtype: np.dtype, norms: bool, rotary: bool) -> None:
-    problem = make(LLAMA, dtype, [0, 130], norms=norms, rotary=rotary, magnitude=3.0)
+    problem = new_tokens(LLAMA, dtype, [0, 130], norms=norms, rotary=rotary, magnitude=3.0)
     verify(problem, run(device, problem)[0])
 
 
@@ -273,30 +166,30 @@ def test_norms_and_rotary(device: Device, dtype: np.dtype, norms: bool, rotary: 
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 33])
 def test_split_edges(device: Device, dtype: np.dtype, num_splits: int) -> None:
     positions = [15, 16, 17, 63, 64, 65, 127, 128]
-    verify(first := make(LLAMA, dtype, positions, num_splits=num_splits), run(device, first)[0])
+    verify(first := new_tokens(LLAMA, dtype, positions, num_splits=num_splits), run(device, first)[0])
     positions = [129, 255, 256, 257, 511, 640, 641, 1000]
-    verify(second := make(LLAMA, dtype, positions, num_splits=num_splits), run(device, second)[0])
+    verify(second := new_tokens(LLAMA, dtype, positions, num_splits=num_splits), run(device, second)[0])
 
 
 @pytest.mark.cuda
 @KINDS
 @pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 100, 513, 5000])
 def test_windows(device: Device, dtype: np.dtype, window: int) -> None:
-    problem = make(LLAMA, dtype, [0, 1, 99, 100, 101, 700], window=window)
+    problem = new_tokens(LLAMA, dtype, [0, 1, 99, 100, 101, 700], window=window)
     verify(problem, run(device, problem)[0])
 
 
 @pytest.mark.cuda
 @KINDS
 def test_long_rows(device: Device, dtype: np.dtype) -> None:
-    problem = make(QkvLayout(4, 1, 128), dtype, [4095, 2500], num_splits=50, max_seq_len=4096)
+    problem = new_tokens(QkvLayout(4, 1, 128), dtype, [4095, 2500], num_splits=50, max_seq_len=4096)
     verify(problem, run(device, problem)[0])
 
 
 @pytest.mark.cuda
 @KINDS
 def test_large_scores_and_outliers(device: Device, dtype: np.dtype) -> None:
-    problem = make(LLAMA, dtype, [260, 300], magnitude=8.0)
+    problem = new_tokens(LLAMA, dtype, [260, 300], magnitude=8.0)
     problem.qkv[0, 5] = 300.0  # one dimension that drowns the others
     problem.qkv[1] = 0.0  # all weights equal
     verify(problem, run(device, problem)[0])
@@ -305,7 +198,7 @@ def test_large_scores_and_outliers(device: Device, dtype: np.dtype) -> None:
 @pytest.mark.cuda
 @KINDS
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(device: Device, dtype: np.dtype) -> None:
-    problem = make(LLAMA, dtype, [700, 0, 128, 129, 300, 15, 511, 640], norms=True)
+    problem = new_tokens(LLAMA, dtype, [700, 0, 128, 129, 300, 15, 511, 640], norms=True)
     together = run(device, problem)[0].out
     for batch in ([0], [3], [7], [4, 0], [6, 5, 1], [0, 1, 2, 3], [7, 6, 5, 4, 3, 2, 1]):
         alone = run(device, problem.only(batch))[0].out
@@ -315,7 +208,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(device: Device, dtype: n
 @pytest.mark.cuda
 @KINDS
 def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
-    problem = make(QkvLayout(8, 8, 128), dtype, [900, 300], norms=True, num_splits=7)
+    problem = new_tokens(QkvLayout(8, 8, 128), dtype, [900, 300], norms=True, num_splits=7)
     first, *others = run(device, problem, repeats=10)
     for other in others:
         for name in ("out", "keys", "values"):

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from test_attention_decode import LLAMA, Problem, Result, make, run, verify
+from test_attention_decode import LLAMA, Result, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.lab.kv_cache import CODES, Stored, in_rows, stored
+from llmcli.lab.new_tokens import NewTokens, new_tokens
 
 
-def caches(problem: Problem, result: Result) -> list[Stored]:
+def caches(problem: NewTokens, result: Result) -> list[Stored]:
     """Keys and values of each row, in order."""
     seq_len = problem.keys.elements.shape[2]
     return [in_rows(pages, problem.table, seq_len) for pages in (result.keys, result.values)]
@@ -18,7 +19,7 @@ def caches(problem: Problem, result: Result) -> list[Stored]:
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e3, 1e6])
 def test_scales_of_any_size(device: Device, magnitude: float) -> None:
     """Values of codes: from what no fp16 could hold to what it just can; beyond that they are cut off."""
-    problem = make(LLAMA, CODES, [260, 3], rotary=False)
+    problem = new_tokens(LLAMA, CODES, [260, 3], rotary=False)
     problem.qkv[:, LLAMA.k_offset :] *= np.float32(magnitude)
     assert problem.values.scales is not None
     problem.values.scales[...] *= np.float32(min(magnitude, 1e4))
@@ -36,7 +37,7 @@ def test_scales_of_any_size(device: Device, magnitude: float) -> None:
 
 @pytest.mark.cuda
 def test_a_vector_of_zeros_has_the_scale_zero(device: Device) -> None:
-    problem = make(LLAMA, CODES, [40, 0])
+    problem = new_tokens(LLAMA, CODES, [40, 0])
     problem.qkv[:, LLAMA.k_offset :] = 0.0
     result = run(device, problem)[0]
     verify(problem, result)
@@ -49,7 +50,7 @@ def test_a_vector_of_zeros_has_the_scale_zero(device: Device) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("offset", [LLAMA.k_offset, LLAMA.v_offset], ids=["key", "value"])
 def test_nan_is_not_hidden_by_codes(device: Device, offset: int) -> None:
-    problem = make(LLAMA, CODES, [40, 7], rotary=False)
+    problem = new_tokens(LLAMA, CODES, [40, 7], rotary=False)
     problem.qkv[0, offset + 3] = np.nan
     out = run(device, problem)[0].out.reshape(2, LLAMA.num_attention_heads, -1)
     assert np.isnan(out[0, : LLAMA.group_size]).all()

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_attention_decode import KINDS, LLAMA, make, run, verify
+from test_attention_decode import KINDS, LLAMA, run, verify
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import in_rows, page_table
+from llmcli.lab.new_tokens import new_tokens
 
 
 @pytest.mark.cuda
 @KINDS
 def test_a_row_has_the_same_bits_in_any_pages(device: Device, dtype: np.dtype) -> None:
-    problem = make(LLAMA, dtype, [700, 300, 64, 129], norms=True, shared_pages=4)
+    problem = new_tokens(LLAMA, dtype, [700, 300, 64, 129], norms=True, shared_pages=4)
     first = run(device, problem)[0]
     verify(problem, first)
     moved = replace(problem, table=page_table(len(problem.table), problem.keys.elements.shape[2], seed=99))
@@ -25,7 +26,7 @@ def test_a_row_has_the_same_bits_in_any_pages(device: Device, dtype: np.dtype) -
 @KINDS
 def test_what_the_window_has_left_is_not_seen(device: Device, dtype: np.dtype) -> None:
     """Tiles lie as pages do and begin before the window; NaN in front of it must not reach the sums."""
-    problem = make(LLAMA, dtype, [200, 41, 5], window=23)
+    problem = new_tokens(LLAMA, dtype, [200, 41, 5], window=23)
     expected = run(device, problem)[0].out
     for row, position in zip(problem.rows, problem.positions, strict=True):
         for cache in (problem.keys, problem.values):
@@ -37,7 +38,7 @@ def test_what_the_window_has_left_is_not_seen(device: Device, dtype: np.dtype) -
 @KINDS
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype, is_cached: bool) -> None:
-    used = replace(make(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached)
+    used = replace(new_tokens(LLAMA, dtype, [700, 0, 129], norms=True), is_cached=is_cached)
     lanes = [1, 2, 4]
     qkv = np.full((6, LLAMA.width), np.nan, np.float32)
     rows, positions = np.full(6, -1, np.int32), np.full(6, 2**30, np.int32)
@@ -61,7 +62,7 @@ def test_a_span_has_the_bits_of_single_steps(
 ) -> None:
     """Spans of 8, 1 and 3 tokens in one launch, across the end of a page; a split ends between two of the tokens."""
     starts, lengths = [125, 300, 6], [8, 1, 3]
-    problem = make(layout, dtype, starts, norms=True, window=window, max_seq_len=320)
+    problem = new_tokens(layout, dtype, starts, norms=True, window=window, max_seq_len=320)
     generator = np.random.default_rng(3)
     qkv = generator.normal(size=(sum(lengths), layout.width)).astype(np.float32)
     rows = np.repeat(problem.rows, lengths)

@@ -6,16 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fenced import fenced, to_host
-from sampling_chains import (
-    CHAINS,
-    NUM_PROMPT_TOKENS,
-    Text,
-    first_differences,
-    go_on,
-    make_logits,
-    make_sampler,
-    prompts,
-)
+from sampling_chains import Text, first_differences, go_on
 
 from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.sample_token import (
@@ -38,6 +29,7 @@ from llmcli.kernels.sample_token import (
     sample_token,
 )
 from llmcli.kernels.sources import flatten
+from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
@@ -94,7 +86,7 @@ def write_texts(device, samplers, vocab_size, num_steps, lanes=None) -> list[Tex
     num_pool_rows = 48
     pool = make_logits(num_pool_rows, vocab_size, POOL_SEED)
     on_card = cupy.asarray(np.resize(pool, (num_pool_rows + num_rows, vocab_size)))  # any `num_rows` from any row on
-    histories = prompts(num_rows, vocab_size, 5)
+    histories = make_prompts(num_rows, vocab_size, 5)
     batch = begin(device, samplers, histories, vocab_size, NUM_PROMPT_TOKENS + num_steps, lanes)
     for step in range(num_steps):
         first = step % num_pool_rows
@@ -157,15 +149,10 @@ def test_ten_thousand_tokens_of_every_chain_are_the_hosts(device):
     assert first_differences(texts) == []
 
 
-# What may leave nothing of a small vocabulary.
-BANS = {"eos_token_ids", "logit_bias", "sequence_bias", "begin_suppress_token_ids", "forced_eos_token_ids"}
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("vocab_size", [1, 2, 33, 260, 512, 32_000, 128_256, 151_936, 152_064, 300_000])
 def test_rows_of_all_chains_side_by_side(device, vocab_size):
-    chains = [settings for settings in CHAINS.values() if vocab_size > 16 or not BANS & settings.keys()]
-    samplers = [make_sampler(settings, 99, index) for index, settings in enumerate(chains)]
+    samplers = [make_sampler(settings, 99, index) for index, settings in enumerate(chains_for(vocab_size))]
     texts = []
     for begin_ in range(0, len(samplers), 8):
         texts += write_texts(device, samplers[begin_ : begin_ + 8], vocab_size, 40)
@@ -181,7 +168,7 @@ def test_mu_over_200_steps_is_the_hosts(device, name):
     pool = make_logits(24, vocab_size, 3)
     on_card = cupy.asarray(pool)
     sampler = make_sampler(CHAINS[name], 8)
-    batch = begin(device, [sampler], prompts(1, vocab_size, 5), vocab_size, NUM_PROMPT_TOKENS + num_steps)
+    batch = begin(device, [sampler], make_prompts(1, vocab_size, 5), vocab_size, NUM_PROMPT_TOKENS + num_steps)
     for step in range(num_steps):
         history = batch.texts()[0]
         batch.step(on_card[step % 24 : step % 24 + 1])
@@ -236,7 +223,7 @@ def test_a_row_alone_is_the_row_in_a_batch(device):
     samplers = [make_sampler(chain, 3, index) for index, chain in enumerate(settings)]
     vocab_size, num_steps = 32_000, 30
     logits = cupy.asarray(make_logits(num_steps * len(samplers), vocab_size, 1).reshape(num_steps, -1, vocab_size))
-    histories = prompts(len(samplers), vocab_size, 5)
+    histories = make_prompts(len(samplers), vocab_size, 5)
     together = begin(device, samplers, histories, vocab_size, 100, lanes=[4, 0, 2, 1, 3])
     for step in range(num_steps):
         together.step(logits[step])

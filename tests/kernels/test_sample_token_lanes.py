@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fenced import to_host
-from sampling_chains import CHAINS, NUM_PROMPT_TOKENS, first_differences, make_logits, make_sampler, prompts
+from sampling_chains import first_differences
 from test_sample_token import begin, write_texts
 
 from llmcli.kernels.launches import addresses_of
 from llmcli.kernels.sample_token import NUM_RESULTS, ROW_SAMPLER, RowLayout, sample_token
+from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, make_logits, make_prompts, make_sampler
 
 cupy = pytest.importorskip("cupy")
 
@@ -54,7 +55,7 @@ def test_more_lanes_than_run_at_once_take_several_launches(num_multiprocessors, 
 def test_unused_lanes_are_neither_read_nor_written(device):
     vocab_size, num_steps, used = 32_000, 12, [1, 3, 4]
     samplers = [make_sampler(CHAINS[name], 1, 0) for name in ("default", "every step", "dry")]
-    histories = prompts(3, vocab_size, 5)
+    histories = make_prompts(3, vocab_size, 5)
     pool = make_logits(num_steps * 3, vocab_size, 1).reshape(num_steps, 3, vocab_size)
     expected = begin(device, samplers, histories, vocab_size, 100, lanes=[2, 0, 3])
     batch = begin(device, samplers, histories, vocab_size, 100, lanes=[2, 0, 3])

@@ -15,6 +15,7 @@ from tiny_models import CONFIG, write_tiny_llama
 transformers = pytest.importorskip("transformers")
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
+from llmcli.runners.base import Span  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.stepping import SteppingRunner  # noqa: E402
 from llmcli.runners.torch.load import load as load_on_torch  # noqa: E402
@@ -65,6 +66,21 @@ def test_token_by_token_logits_equal_transformers(folder: Path, loaded: Callable
     ours = [run_prompt(runner, row, token_ids[:1], choose="none"), *single_steps(runner, row, token_ids[1:])]
     for logits, their_logits in zip(ours, expected, strict=True):
         assert relative_error(logits, their_logits) < 1e-5
+
+
+def test_hidden_states_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:
+    """Of a prompt and of tokens behind it; transformers has the last layer's behind the final norm only."""
+    token_ids = random_ids(40)
+    with torch.inference_mode():
+        expected = reference(folder)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+    runner = loaded(folder)
+    row = runner.open(token_ids[:16])
+    ours = [runner.hidden_states(Span(row, tuple(token_ids[:16]), "none"))]
+    ours += [runner.hidden_states(Span(row, (token_id,), "none")) for token_id in token_ids[16:]]
+    states = np.concatenate(ours, axis=1)
+    assert len(states) == len(expected)
+    for layer, theirs in zip(states[:-1], expected, strict=False):
+        assert relative_error(layer, theirs[0].numpy()) < 1e-5
 
 
 def test_greedy_tokens_equal_transformers(folder: Path, loaded: Callable[[Path], SteppingRunner]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Moment
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, Limits
-from llmcli.runners.cuda.arena import Mailbox, fetch
+from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
+from llmcli.runners.cuda.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import WAYS, way_of
@@ -100,6 +100,18 @@ class CudaDevice:
         with interrupts_held_back():
             return self._run(works)
 
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
+        """Run a work layer by layer; see `StepDevice.hidden_states`."""
+        with interrupts_held_back():
+            self.num_steps += 1
+            layers = self._span_by_layer(work)
+        states = []
+        for index, hidden in enumerate(layers):
+            states.append(fetch(self._forward.device, hidden))
+            if inputs is not None:
+                send(self._forward.device, hidden, inputs[index])
+        return np.stack(states)
+
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
@@ -137,22 +149,9 @@ class CudaDevice:
 
     def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
-        workspace, count = self._workspace, work.num_tokens
-        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        pages = np.zeros(workspace.pages.shape[1], np.int32)
-        pages[: len(work.pages)] = work.pages
-        self._mailbox.send(token_ids, np.array(work.token_ids, np.int32))
-        self._mailbox.send(positions, np.arange(work.position, work.position + count, dtype=np.int32))
-        self._mailbox.send(workspace.pages, pages)
-        if work.method == SINGLE:
-            rows = workspace.no_rows[:count]
-            self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1))
-        else:
-            number = work.method - _FIRST_NUMBER
-            way = way_of(number) if number > 0 else WAYS[work.method - 1]
-            self._forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
-        if work.slot is not None:
-            self._send_history(work.slot, work.position, work.token_ids)
+        workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
+        for _ in self._span_by_layer(work):
+            pass
         if work.choose == "none":
             return []
         first = 0 if work.choose == "every" else count - 1
@@ -166,6 +165,26 @@ class CudaDevice:
             if place + 1 < count and work.slot is not None:
                 self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
         return runs
+
+    def _span_by_layer(self, work: Work) -> Iterator[Any]:
+        """Queue a span's layers, one each time it is asked; see `Forward.lanes_by_layer`."""
+        workspace, count = self._workspace, work.num_tokens
+        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+        pages = np.zeros(workspace.pages.shape[1], np.int32)
+        pages[: len(work.pages)] = work.pages
+        self._mailbox.send(token_ids, np.array(work.token_ids, np.int32))
+        self._mailbox.send(positions, np.arange(work.position, work.position + count, dtype=np.int32))
+        self._mailbox.send(workspace.pages, pages)
+        if work.slot is not None:
+            self._send_history(work.slot, work.position, work.token_ids)
+        if work.method == SINGLE:
+            rows = workspace.no_rows[:count]
+            return self._forward.lanes_by_layer(
+                Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1)
+            )
+        number = work.method - _FIRST_NUMBER
+        way = way_of(number) if number > 0 else WAYS[work.method - 1]
+        return self._forward.chunk_by_layer(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
 
     def _choose_from(self, work: Work, logits: Any) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]

@@ -6,7 +6,7 @@ each operation between them.
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,19 @@ class Forward:
 
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
+        for _ in self.lanes_by_layer(lanes):
+            pass
+
+    def run_chunk(self, chunk: Chunk) -> None:
+        """Run tokens of a prompt; leave the last layer's outputs in `hidden`."""
+        for _ in self.chunk_by_layer(chunk):
+            pass
+
+    def lanes_by_layer(self, lanes: Lanes) -> Iterator[Any]:
+        """Do what `run_lanes` does. Yield `hidden` of the lanes as the embedding leaves it, then as each layer does.
+
+        Shapes: float32 [num_lanes, hidden_size]
+        """
         count = len(lanes.rows)
         activations = self._begin(lanes.token_ids, count, lanes.token_rows)
 
@@ -126,17 +139,17 @@ class Forward:
             attend = functools.partial(self._attend_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
 
-        self._run_layers(run)
+        return self._each_layer(run, activations.hidden)
 
-    def run_chunk(self, chunk: Chunk) -> None:
-        """Run tokens of a prompt; leave the last layer's outputs in `hidden`."""
+    def chunk_by_layer(self, chunk: Chunk) -> Iterator[Any]:
+        """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
         activations = self._begin(chunk.token_ids, len(chunk.token_ids))
 
         def run(layer: _Layer) -> None:
             attend = functools.partial(self._attend_chunk, layer, chunk, activations)
             self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        self._run_layers(run)
+        return self._each_layer(run, activations.hidden)
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -179,8 +192,9 @@ class Forward:
         """Copy the keys and values of a page."""
         self._cache.copy_page(self.device, source, target)
 
-    def _run_layers(self, run: Callable[[_Layer], None]) -> None:
-        """Run the first layer of each kind, and replay its launches for the others."""
+    def _each_layer(self, run: Callable[[_Layer], None], hidden: Any) -> Iterator[Any]:
+        """Run the first layer of each kind, and replay its launches for the others. Yield `hidden` between them."""
+        yield hidden
         replays: dict[int, Replay] = {}
         for layer in self._layers:
             replay = replays.get(layer.kind)
@@ -188,6 +202,7 @@ class Forward:
                 replays[layer.kind] = self.device.record(functools.partial(run, layer), layer.arrays)
             else:
                 replay.start(layer.addresses)
+            yield hidden
 
     def _find_layers(self) -> list[_Layer]:
         traits = self.config.traits

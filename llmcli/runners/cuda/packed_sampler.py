@@ -5,7 +5,7 @@ field is an error, so none is left out silently.
 """
 
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from llmcli.kernels.sample_token import (
     ROW_SAMPLER,
     SEQUENCE,
     STEPS,
+    RowLayout,
 )
 from llmcli.sampling.mirostat import current_mu
 from llmcli.sampling.order import OFF_VALUES
@@ -51,6 +52,17 @@ class PackedSampler(NamedTuple):
     marks: NDArray[np.uint8] | None
     sequences: NDArray[np.void] | None
     sequence_ids: NDArray[np.int32] | None
+
+    def places(self, layout: RowLayout) -> list[tuple[int, NDArray[Any]]]:
+        """Where each array begins in a row's state, and the array. Units: bytes"""
+        arrays = (
+            (0, self.header),
+            (layout.bias_start, self.bias),
+            (layout.marks_start, self.marks),
+            (layout.sequences_start, self.sequences),
+            (layout.sequence_ids_start, self.sequence_ids),
+        )
+        return [(start, values) for start, values in arrays if values is not None]
 
 
 def pack_sampler(sampler: Sampler, vocab_size: int) -> PackedSampler:

@@ -54,23 +54,15 @@ class DeviceSampler:
 
         Raises: UsageError as `pack_sampler`
         """
-        layout = self._layout
-        packed = pack_sampler(sampler, layout.vocab_size)
+        packed = pack_sampler(sampler, self._layout.vocab_size)
         packed.header["step"] = self._num_runs[slot]
         marks, held = packed.marks, self._marks[slot]
         if marks is not None and held is not None and np.array_equal(marks, held):
-            marks = None  # the usual case: rows of one model have the same end tokens
+            packed = packed._replace(marks=None)  # the usual case: rows of one model have the same end tokens
         elif marks is not None:
             self._marks[slot] = marks
-        for start, values in (
-            (0, packed.header),
-            (layout.bias_start, packed.bias),
-            (layout.marks_start, marks),
-            (layout.sequences_start, packed.sequences),
-            (layout.sequence_ids_start, packed.sequence_ids),
-        ):
-            if values is not None:
-                self._mailbox.send(self._state[slot, start : start + values.nbytes], values)
+        for start, values in packed.places(self._layout):
+            self._mailbox.send(self._state[slot, start : start + values.nbytes], values)
         self._has_mu[slot] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
 
     def count_run(self, slot: int) -> int:

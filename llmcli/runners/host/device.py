@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import AllLogits, Arithmetic, Chosen, Limits, pages_of
+from llmcli.runners.base import AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.sampler import Sampler
@@ -47,6 +47,18 @@ class HostModel(Protocol):
 
         Each part has the bits of a call of its own, of which each finds what those before it have written.
         Shapes: result [num_tokens, hidden_size], the last hidden states of all parts
+        """
+
+    def hidden_states(
+        self,
+        parts: Sequence[Sequence[int]],
+        position: int,
+        pages: Sequence[int],
+        inputs: HiddenStates | None,
+    ) -> HiddenStates:
+        """Do what `forward` does; return the embeddings of all parts and the output of every layer.
+
+        With `inputs`, every layer is given what the layer before has there; see `Runner.hidden_states`.
         """
 
     def logits(self, hidden: Hidden) -> AllLogits:
@@ -136,6 +148,15 @@ class HostDevice:
         for work, result in zip(works, results, strict=True):
             self._take(work, result)
         return HostStep(self._model, results, prompt_seconds)
+
+    def hidden_states(self, work: Work, inputs: HiddenStates | None) -> HiddenStates:
+        """Run a work layer by layer; see `StepDevice.hidden_states`."""
+        parts = self._parts(work, work.num_tokens)
+        token_ids = [work.token_ids[part] for part in parts]
+        with foreign_errors_explained("running the model", DeviceError):
+            states = self._model.hidden_states(token_ids, work.position, work.pages, inputs)
+        self._take(work, _Result(work, work.token_ids, parts, states[-1], ()))
+        return states
 
     def _run(self, work: Work) -> _Result:
         token_ids = self._token_ids(work)

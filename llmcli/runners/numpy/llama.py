@@ -4,13 +4,14 @@ Both are tested against transformers. The traits of related families (biases, no
 layers without rotary) are fields.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import AllLogits
+from llmcli.runners.base import AllLogits, HiddenStates
 from llmcli.runners.host.device import Hidden
 from llmcli.runners.numpy.cache import Floats, PagedCache, RowCache
 
@@ -118,13 +119,39 @@ class Llama:
     @np.errstate(over="ignore", invalid="ignore")  # what overflows in a broken model, the sampler reports
     def forward(self, parts: Sequence[Sequence[int]], position: int, pages: Sequence[int]) -> Hidden:
         """Run the tokens of one row; see `HostModel.forward`."""
-        cache, hidden = self.cache.row(pages), []
+        cache = self.cache.row(pages)
+        outputs: list[Hidden] = []
         for token_ids in parts:
-            hidden.append(self._forward(token_ids, position, cache))
+            outputs += deque(self._layer_by_layer(token_ids, position, cache), maxlen=1)
             position += len(token_ids)
-        return hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
+        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
-    def _forward(self, token_ids: Sequence[int], position: int, cache: RowCache) -> Hidden:
+    @np.errstate(over="ignore", invalid="ignore")
+    def hidden_states(
+        self,
+        parts: Sequence[Sequence[int]],
+        position: int,
+        pages: Sequence[int],
+        inputs: HiddenStates | None,
+    ) -> HiddenStates:
+        """Run the tokens of one row layer by layer; see `HostModel.hidden_states`."""
+        cache, begin = self.cache.row(pages), 0
+        states = np.empty((len(self.layers) + 1, sum(map(len, parts)), self.config.hidden_size), np.float32)
+        for token_ids in parts:
+            some = slice(begin, begin + len(token_ids))
+            for index, hidden in enumerate(self._layer_by_layer(token_ids, position + begin, cache)):
+                states[index, some] = hidden
+                if inputs is not None:
+                    hidden[:] = inputs[index, some]
+            begin = some.stop
+        return states
+
+    def _layer_by_layer(self, token_ids: Sequence[int], position: int, cache: RowCache) -> Iterator[Hidden]:
+        """Yield the embeddings, then the output of one layer after the other.
+
+        The next layer reads what was yielded, even if it has been overwritten meanwhile.
+        Shapes: [num_tokens, hidden_size]
+        """
         num_tokens = len(token_ids)
         end = position + num_tokens
         head_dim, traits = self.config.head_dim, self.config.traits
@@ -134,6 +161,7 @@ class Llama:
         cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
         hidden: Hidden = self.embed_tokens[list(token_ids)]  # [num_tokens, hidden_size]
+        yield hidden
         for index, layer in enumerate(self.layers):
             x = layer.input_layernorm(hidden)
             query = layer.q_proj(x).reshape(num_tokens, -1, head_dim)
@@ -152,7 +180,7 @@ class Llama:
 
             x = layer.post_attention_layernorm(hidden)
             hidden = hidden + layer.down_proj(silu(layer.gate_proj(x)) * layer.up_proj(x))
-        return hidden
+            yield hidden
 
     @np.errstate(over="ignore", invalid="ignore")
     def logits(self, hidden: Hidden) -> AllLogits:

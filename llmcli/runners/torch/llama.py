@@ -5,6 +5,7 @@ The traits of related families (biases, norms of query and key, sliding windows,
 Source: Hugging Face modeling_llama.py and its relatives, whose logits the tests compare with.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,9 +154,19 @@ class Llama:
         Shapes: parts [num_tokens] int64 each, at the positions from `position` on; result [num_tokens, hidden_size]
                 float32, of all parts
         """
+        (hidden,) = deque(self.layer_by_layer(parts, position, cache), maxlen=1)
+        return torch.cat(hidden)
+
+    def layer_by_layer(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Iterator[list[Tensor]]:
+        """Do what `forward` does: yield the embeddings of each part, then the outputs of one layer after the other.
+
+        The next layer reads what was yielded, even if it has been overwritten meanwhile.
+        Shapes: [num_tokens, hidden_size] float32 for each part
+        """
         begins = accumulate((len(part) for part in parts[:-1]), initial=position)
         places = [self._place(begin, len(part)) for begin, part in zip(begins, parts, strict=True)]
         hidden = [F.embedding(part, self.embed_tokens).float() for part in parts]  # [num_tokens, hidden_size]
+        yield hidden
         for index, layer in enumerate(self.layers):
             x = [layer.input_layernorm(of) for of in hidden]
             projected = zip(places, layer.q_proj.each(x), layer.k_proj.each(x), layer.v_proj.each(x), strict=True)
@@ -166,7 +177,7 @@ class Llama:
             gated = zip(layer.gate_proj.each(x), layer.up_proj.each(x), strict=True)
             down = layer.down_proj.each([F.silu(gate) * up for gate, up in gated])
             hidden = [of + more for of, more in zip(hidden, down, strict=True)]
-        return torch.cat(hidden)
+            yield hidden
 
     def _place(self, position: int, num_tokens: int) -> Place:
         positions = torch.arange(position, position + num_tokens, dtype=torch.float32)

@@ -1,0 +1,115 @@
+"""Norm, rotary, cache and attention of one new token in each lane."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmcli.kernels.attention_decode import (
+    PARTIAL_EXTRA,
+    attention_decode,
+    attention_decode_cost,
+    grid_heads,
+    max_splits,
+)
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.kv_cache import cache_name
+from llmcli.lab.new_tokens import (
+    DTYPES,
+    EPS,
+    NewTokens,
+    append,
+    cache_of,
+    cache_outputs,
+    expected_cache,
+    inputs_of,
+    new_tokens,
+    span_of,
+    with_unused_lanes,
+)
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+
+_LLAMA = QkvLayout(8, 2, 64)
+
+
+def problem_of(tokens: NewTokens) -> Problem:
+    """Attend from these tokens. Counters must be zeros again; what nobody asked for stays NaN."""
+    layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
+    before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
+    cached = list(cache_of(tokens))
+
+    def reference() -> dict[str, Expected]:
+        after, query = append(tokens), tokens.query()
+        values = np.full((num_lanes, layout.q_size), np.nan)
+        bound = np.zeros(values.shape)
+        for lane, row, _ in tokens.used():
+            out = tokens.attention(lane, query, after.keys[row,], after.values[row,], after.key_error[row])
+            values[lane], bound[lane] = out.value[0], out.error[0]
+        expected = {"out": Expected(values, bound), "counters": Expected(np.zeros(counters.shape), 0.0)}
+        return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        attention_decode(
+            device,
+            qkv=arrays["qkv"][:, : layout.width],
+            layout=layout,
+            q_norm=arrays.get("q_norm"),
+            k_norm=arrays.get("k_norm"),
+            eps=EPS,
+            cos_sin=arrays.get("cos_sin"),
+            rows=arrays["rows"],
+            positions=arrays["positions"],
+            page_table=arrays["page_table"],
+            **{name: arrays[name][1] for name in cached},
+            window=tokens.window,
+            is_cached=tokens.is_cached,
+            partials=arrays["partials"],
+            counters=arrays["counters"],
+            out=arrays["out"],
+        )
+
+    counters = Output((num_lanes, grid_heads(layout, dtype.itemsize)), np.uint32, holds_zeros=True)
+    partials = Output((num_lanes, layout.num_attention_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA))
+    seen = [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]
+    return Problem(
+        "attention_decode",
+        {
+            "num_lanes": num_lanes,
+            "num_tokens": max(seen),
+            "num_attention_heads": layout.num_attention_heads,
+            "num_key_value_heads": layout.num_key_value_heads,
+            "head_dim": layout.head_dim,
+            "num_splits": tokens.num_splits,
+        },
+        inputs={**inputs_of(tokens), **before},
+        outputs={"out": Output((num_lanes, layout.q_size)), "counters": counters, **appended},
+        scratch={"partials": partials},
+        reference=reference,
+        cost=attention_decode_cost(seen, layout, dtype.itemsize),
+        solvers={ENGINE: solve},
+        label=cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
+    )
+
+
+def _checks() -> Iterator[Problem]:
+    for dtype in DTYPES:
+        for head_dim in (8, 24, 64, 80, 128, 256):
+            yield problem_of(new_tokens(QkvLayout(6, 2, head_dim), dtype, [0, 1, 37, 140], norms=True))
+        for group_size, num_key_value_heads in ((1, 3), (7, 1), (9, 1), (16, 2)):
+            layout = QkvLayout(group_size * num_key_value_heads, num_key_value_heads, 64)
+            yield problem_of(new_tokens(layout, dtype, [130, 5], rotary=False))
+        for num_splits in (1, 5):
+            yield problem_of(new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits))
+        yield problem_of(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23))
+        yield problem_of(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)))
+        yield problem_of(span_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), 8))
+
+
+def _typical() -> Problem:
+    layout, dtype, seq_len = QkvLayout(32, 8, 128), DTYPES[1], 2048
+    num_splits = max_splits(TYPICAL_CARD.num_multiprocessors, layout, dtype.itemsize, seq_len)
+    return problem_of(new_tokens(layout, dtype, [seq_len - 1], num_splits=num_splits))
+
+
+CASES = KernelCases("attention_decode", _checks, _typical)

@@ -1,0 +1,127 @@
+"""The sampler chain, from logits to the next token: the reference is the chain of the CPU, whose draws have keys."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from llmcli.errors import CheckpointError
+from llmcli.kernels.device import Device
+from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, sample_token, sample_token_cost
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
+from llmcli.runners.cuda.packed_sampler import pack_sampler
+from llmcli.sampling.chain import choose
+from llmcli.sampling.sampler import Sampler
+
+_UNUSED_LANE = 1
+_STEP = 1  # of each row: the first
+# Mirostat's mu is compared by its bits: so many neighbours away is about 20 roundings of numbers 100 times as large.
+# float64, in which they are compared, holds every 1024th.
+_MU_NEIGHBOURS = 2.0**11 + 2.0**10
+
+
+def case(samplers: Sequence[Sampler], logits: np.ndarray, num_free: int = 3, label: str = "") -> Problem:
+    """The first choice of each sampler's row. One lane is unused; rows lie in other places than their lanes.
+
+    Histories have room for `num_free` tokens behind the prompt; a full row tells its token and stays.
+    Shapes: logits float32 [num_samplers, vocab_size]
+    """
+    vocab_size, num_rows = logits.shape[1], len(samplers) + 1
+    rows = np.random.default_rng(num_rows).permutation(num_rows)[: len(samplers)].astype(np.int32)
+    history = np.full((num_rows, NUM_PROMPT_TOKENS + num_free), -1, np.int32)
+    history[rows, :NUM_PROMPT_TOKENS] = make_prompts(len(samplers), vocab_size, 5)
+    state = np.zeros((num_rows, RowLayout(vocab_size).row_bytes), np.uint8)
+    for row, sampler in zip(rows, samplers, strict=True):
+        for place, values in pack_sampler(sampler, vocab_size).places(RowLayout(vocab_size)):
+            state[row, place : place + values.nbytes] = values.view(np.uint8)
+    positions = np.full(len(samplers), NUM_PROMPT_TOKENS - 1, np.int32)
+    inputs = {
+        "logits": np.insert(logits, _UNUSED_LANE, np.nan, axis=0),
+        "rows": np.insert(rows, _UNUSED_LANE, -1),
+        "positions_before": np.insert(positions, _UNUSED_LANE, 2**30),
+        "token_ids_before": np.full(num_rows, -1, np.int32),
+        "history_before": history,
+        "state_before": state,
+    }
+    changed = {name: inputs[f"{name}_before"] for name in ("positions", "token_ids", "history")}
+
+    def reference() -> dict[str, Expected]:
+        values = {name: array.astype(np.float64) for name, array in changed.items()}
+        results, bound = np.zeros((2, num_rows, 2, NUM_RESULTS))
+        for lane, row in enumerate(inputs["rows"]):
+            if row < 0:
+                continue
+            sampler = samplers[lane - (lane > _UNUSED_LANE)]
+            try:
+                choice = choose(inputs["logits"][lane], history[row, :NUM_PROMPT_TOKENS], sampler)
+            except CheckpointError:
+                results[row, 0, _STEP] = _STEP << 32 | IS_PROBLEM | _problem_of(inputs["logits"][lane])
+                continue
+            results[row, 0, _STEP] = _STEP << 32 | choice.token_id
+            if choice.mirostat_mu is not None:
+                results[row, 1, _STEP] = np.float64(choice.mirostat_mu).view(np.uint64)
+                bound[row, 1, _STEP] = _MU_NEIGHBOURS
+            if num_free:
+                values["positions"][lane] += 1
+                values["token_ids"][row] = values["history"][row, NUM_PROMPT_TOKENS] = choice.token_id
+        return {**{name: Expected(array, 0.0) for name, array in values.items()}, "results": Expected(results, bound)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        names = ("logits", "rows", "positions", "token_ids", "history", "state", "results")
+        sample_token(device, **{name: arrays[name] for name in names})
+
+    return Problem(
+        "sample_token",
+        {"num_lanes": num_rows, "vocab_size": vocab_size},
+        inputs=inputs,
+        outputs={
+            **{name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in changed.items()},
+            "results": Output((num_rows, 2, NUM_RESULTS), np.uint64, holds_zeros=True),
+        },
+        scratch={"state": Output(state.shape, np.uint8, initial="state_before")},
+        reference=reference,
+        cost=sample_token_cost(len(samplers), vocab_size),
+        solvers={ENGINE: solve},
+        label=label,
+    )
+
+
+def chains_case(vocab_size: int, seed: int) -> Problem:
+    """All chains side by side."""
+    samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(vocab_size))]
+    return case(samplers, make_logits(len(samplers), vocab_size, seed))
+
+
+def problems_case(vocab_size: int) -> Problem:
+    """Logits that leave no token: these rows stay as they are, and tell the number of their problem."""
+    samplers = [make_sampler(CHAINS[name], 3) for name in ("greedy", "usual") for _ in range(4)]
+    logits = make_logits(len(samplers), vocab_size, 1)
+    logits[0::4, vocab_size // 2] = np.nan
+    logits[1::4, vocab_size // 2] = np.inf
+    logits[2::4] = -np.inf  # the fourth row of each chain chooses a token
+    return case(samplers, logits, label="no token")
+
+
+def _problem_of(logits: np.ndarray) -> int:
+    """The number that the kernel tells for NaN, for infinity, and for nothing but minus infinity."""
+    if np.isnan(logits).any():
+        return 1
+    return 2 if np.isposinf(logits).any() else 3
+
+
+def _checks() -> Iterator[Problem]:
+    for vocab_size in (1, 33, 2500, 32_000):
+        for seed in range(3):
+            yield chains_case(vocab_size, seed)
+    large = [make_sampler(CHAINS[name], 2**63, index) for index, name in enumerate(("usual", "every step"))]
+    yield case(large, make_logits(2, 128_256, 4))
+    full = [make_sampler(CHAINS[name], 7) for name in ("greedy", "default", "mirostat")]
+    yield case(full, make_logits(3, 600, 5), num_free=0, label="full rows")
+    yield problems_case(600)
+
+
+def _typical() -> Problem:
+    return case([make_sampler(CHAINS["usual"], 1)], make_logits(1, 128_256, 1), num_free=1000)
+
+
+CASES = KernelCases("sample_token", _checks, _typical)

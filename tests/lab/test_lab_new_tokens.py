@@ -1,0 +1,178 @@
+"""Cases of append_tokens and attention_decode: torch and numpy in float32 are right by them, and no fault is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import simulated_attention  # noqa: E402
+import torch  # noqa: E402
+from simulated_kernels import allocate, on_host  # noqa: E402
+
+from llmcli.kernels.qkv import QkvLayout  # noqa: E402
+from llmcli.lab.attention import U32, Estimate  # noqa: E402
+from llmcli.lab.cases import append_tokens, attention_decode  # noqa: E402
+from llmcli.lab.kv_cache import CODES, stored  # noqa: E402
+from llmcli.lab.new_tokens import DTYPES, EPS, append, new_tokens, rounded, span_of, with_unused_lanes  # noqa: E402
+from llmcli.lab.problem import ENGINE, Problem, find_mismatch  # noqa: E402
+from llmcli.runners.torch.llama import RMSNorm, attend, rotate  # noqa: E402
+
+LAYOUT = QkvLayout(6, 2, 24)
+MODULES = {"append_tokens": append_tokens, "attention_decode": attention_decode}
+Launcher = Callable[..., None]
+
+
+def on_card(values: np.ndarray) -> Any:
+    array = cupy.ndarray(values.shape, values.dtype, allocate(values.nbytes))
+    on_host(array)[...] = values
+    return array
+
+
+def solve(problem: Problem, launcher: Launcher) -> dict[str, np.ndarray]:
+    """What a launcher on the host makes of a problem."""
+    arrays = {name: on_card(array) for name, array in problem.inputs.items()}
+    for name, output in {**problem.outputs, **problem.scratch}.items():
+        before = np.full(int(np.prod(output.shape)) * np.dtype(output.dtype).itemsize, 0xFF, np.uint8)
+        array = before.view(output.dtype).reshape(output.shape)
+        arrays[name] = on_card(np.zeros_like(array) if output.holds_zeros else array)
+        if output.initial:
+            arrays[name] = on_card(problem.inputs[output.initial])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(MODULES[problem.name], problem.name, launcher)
+        problem.solvers[ENGINE](None, arrays)  # type: ignore[arg-type]
+    for name, array in problem.inputs.items():
+        assert on_host(arrays[name]).tobytes() == array.tobytes(), f"{name} changed"
+    return {name: on_host(arrays[name]).copy() for name in problem.outputs}
+
+
+@pytest.mark.parametrize("stem", MODULES)
+def test_the_numpy_of_the_simulated_card_is_right(stem: str) -> None:
+    launcher = getattr(simulated_attention, stem)
+    for problem in MODULES[stem].CASES.checks():
+        assert find_mismatch(problem, solve(problem, launcher)) is None, (problem.sizes, problem.label)
+
+
+def forgets_the_norm(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **{**arguments, "k_norm": None})
+
+
+def takes_the_place_before(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    positions = on_host(arguments["positions"])
+    launcher(None, **{**arguments, "positions": on_card(np.where(positions > 0, positions - 1, positions))})
+
+
+def rotates_nothing(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **{**arguments, "cos_sin": None})
+
+
+def swaps_keys_and_values(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **{**arguments, "keys": arguments["values"], "values": arguments["keys"]})
+
+
+def leaves_a_counter(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **arguments)
+    on_host(arguments["counters"])[-1, -1] = 1
+
+
+def sees_one_token_too_few(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **{**arguments, "window": 36})
+
+
+def forgets_a_query_head(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **arguments)
+    on_host(arguments["out"])[-1, -24:] = 0
+
+
+def adds_a_thousandth(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    launcher(None, **arguments)
+    on_host(arguments["out"])[-1] *= np.float32(1.001)
+
+
+FAULTS = [forgets_the_norm, takes_the_place_before, rotates_nothing, swaps_keys_and_values]
+FAULTS_OF_ATTENTION = [leaves_a_counter, sees_one_token_too_few, forgets_a_query_head, adds_a_thousandth]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("stem", "fault"),
+    [("append_tokens", fault) for fault in FAULTS]
+    + [("attention_decode", fault) for fault in FAULTS + FAULTS_OF_ATTENTION],
+)
+def test_faults_are_found(stem: str, fault: Callable[..., None], dtype: np.dtype[Any]) -> None:
+    problem = MODULES[stem].problem_of(new_tokens(LAYOUT, dtype, [1, 37], norms=True))
+    launcher = getattr(simulated_attention, stem)
+    assert find_mismatch(problem, solve(problem, lambda device, **arguments: launcher(device, **arguments))) is None
+    wrong = solve(problem, lambda device, **arguments: fault(launcher, arguments))
+    assert find_mismatch(problem, wrong) is not None
+
+
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize(("norms", "rotary"), [(True, True), (False, True), (True, False)])
+def test_torch_attends_alike(norms: bool, rotary: bool, window: int | None) -> None:
+    """The plain torch reference of the runners, in float32 as it is."""
+    tokens = new_tokens(LAYOUT, DTYPES[0], [0, 50, 19], norms=norms, rotary=rotary, window=window)
+    expected = attention_decode.problem_of(tokens).expected["out"]
+    after = append(tokens)
+    for lane, row, position in tokens.used():
+        query = torch.from_numpy(tokens.qkv[lane : lane + 1, : LAYOUT.q_size]).view(1, -1, LAYOUT.head_dim)
+        if tokens.q_norm is not None:
+            query = RMSNorm(torch.from_numpy(tokens.q_norm), EPS)(query)
+        if tokens.cos_sin is not None:
+            cos, sin = torch.from_numpy(tokens.cos_sin[position]).unbind(-1)
+            query = rotate(query, cos, sin)
+        begin = 0 if window is None else max(0, position + 1 - window)
+        cached = (torch.from_numpy(of.elements[row, :, begin : position + 1]) for of in (after.keys, after.values))
+        out = attend(query, *cached, position - begin, window).numpy()[0].astype(np.float64)
+        assert (np.abs(out - expected.values[lane]) <= expected.bound[lane] + 8 * U32).all()
+
+
+@pytest.mark.parametrize("relative_error", [1e-6, 1e-3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_stored_lies_within_its_bound_of_every_right_number(
+    dtype: np.dtype[Any], relative_error: float
+) -> None:
+    """Float32 vectors within the error, rounded as the cache does; nearly all bounds are 0 where that is small."""
+    generator = np.random.default_rng(0)
+    value = generator.normal(size=(50, 64))
+    error = relative_error * np.abs(value)
+    known = rounded(Estimate(value, error), dtype)
+    for _ in range(20):
+        other = stored((value + error * generator.uniform(-0.9, 0.9, value.shape)).astype(np.float32), dtype)
+        off = np.abs(other.elements.astype(np.float64) - known.vectors.elements.astype(np.float64))
+        if dtype == CODES:
+            assert (off <= known.bound).all()
+            assert (np.abs(other.scales - known.vectors.scales) <= known.scale_bound[..., 0]).all()
+        else:
+            assert (np.abs(other.values - known.vectors.values) <= known.bound).all()
+        assert (np.abs(other.values - known.vectors.values) <= known.error).all()
+    if dtype != np.float32 and relative_error == 1e-6:
+        assert (known.bound == 0).mean() > 0.99
+
+
+def test_a_span_holds_what_single_tokens_append() -> None:
+    """Its own tokens are in the cache before it attends, in the places behind the first."""
+    before = new_tokens(LAYOUT, CODES, [20], norms=True, max_seq_len=32)
+    span = span_of(before, 5)
+    (row,) = set(span.rows.tolist())
+    single = before
+    for lane, position in enumerate(span.positions.tolist()):
+        single = replace(single, qkv=span.qkv[lane : lane + 1], positions=np.array([position], np.int32))
+        after = append(single)
+        single = replace(single, keys=after.keys, values=after.values)
+    assert span.positions.tolist() == [20, 21, 22, 23, 24]
+    assert single.keys.tobytes() == span.keys.tobytes()
+    assert single.values.tobytes() == span.values.tobytes()
+    assert np.isfinite(span.keys.values[row, :, :25]).all()
+    assert np.isnan(span.keys.values[row, :, 25:]).all()
+
+
+def test_unused_lanes_stay_as_they_are() -> None:
+    tokens = with_unused_lanes(new_tokens(LAYOUT, DTYPES[0], [3, 7]))
+    assert tokens.rows[[0, 3]].tolist() == [-1, -1]
+    expected = attention_decode.problem_of(tokens).expected["out"].values
+    assert np.isnan(expected[[0, 3]]).all()
+    assert np.isfinite(expected[[1, 2]]).all()
