@@ -42,7 +42,7 @@ def kernels(context: typer.Context) -> None:
 @kernels_app.command("compare", cls=Command)
 def compare(
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="The study; without one, all are listed.")
+        str | None, typer.Argument(metavar="STUDY", help="The study, or the first words of several; without one, all are listed.")
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
     try_: Annotated[
@@ -68,11 +68,19 @@ def compare(
     llmcli kernels compare rmsnorm --try mine.cu
 
     llmcli kernels compare rmsnorm --arch sm_86
+
+    llmcli kernels compare decode
     """
     if study is None:
         _list_studies()
         return
-    told, source = lazy.load_study(study)
+    names = lazy.find_studies(study)
+    if len(names) > 1:
+        if show is not None or try_ is not None or json_ or csv_:
+            raise UsageError(f"--show, --try, --json and --csv take one study; {study} is {', '.join(names)}")
+        _compare_all(names, arch)
+        return
+    told, source = lazy.load_study(names[0])
     if show is not None:
         terminal.write(lazy.excerpt(_rung(told, show), source))
         return
@@ -85,16 +93,13 @@ def compare(
             raise UsageError(f"{try_}: the study has a rung {mine.name!r}; give yours another name")
         rungs.append(mine)
         sources[mine.name] = own
-    if arch is None:
-        _measure(told, rungs, sources, json_, csv_)
-    else:
-        _inspect(told, rungs, sources, arch, json_, csv_)
+    _compare(told, rungs, sources, arch, json_, csv_)
 
 
 def _list_studies() -> None:
     for name in lazy.study_names():
         study, _ = lazy.load_study(name)
-        terminal.write(f"{name:<14} {study.title} ({study.source})\n")
+        terminal.write(f"{name:<16} {study.title} ({study.source})\n")
 
 
 def _rung(study: Study, name: str) -> Rung:
@@ -102,6 +107,24 @@ def _rung(study: Study, name: str) -> Rung:
         if rung.name == name:
             return rung
     raise UsageError(f"study {study.name} has no rung {name!r}; it has {', '.join(one.name for one in study.rungs)}")
+
+
+def _compare_all(names: list[str], arch: str | None) -> None:
+    """One study after the other."""
+    for name in names:
+        study, source = lazy.load_study(name)
+        _compare(study, list(study.rungs), {rung.name: source for rung in study.rungs}, arch, False, False)
+        if name != names[-1]:
+            terminal.write("\n")
+
+
+def _compare(
+    study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str | None, json_: bool, csv_: bool
+) -> None:
+    if arch is None:
+        _measure(study, rungs, sources, json_, csv_)
+    else:
+        _inspect(study, rungs, sources, arch, json_, csv_)
 
 
 def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:

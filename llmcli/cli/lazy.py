@@ -70,6 +70,7 @@ PLACES = {
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
     "find_problem": "kernels.device:find_problem",
+    "find_studies": "lab.ladder:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
@@ -157,7 +158,7 @@ if TYPE_CHECKING:
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import load_study, own_sources, read_rung, study_names
+    from llmcli.lab.ladder import find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.roofline import Ceilings, find_gap, place_calls
     from llmcli.lab.step_times import measure_steps
     from llmcli.lab.verify import unchecked_kernels, verify_kernels
