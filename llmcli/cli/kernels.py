@@ -42,7 +42,10 @@ def kernels(context: typer.Context) -> None:
 @kernels_app.command("compare", cls=Command)
 def compare(
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="The study, or the first words of several; without one, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="STUDY", help="A study, or the words that several begin with; without it, all are listed."
+        ),
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
     try_: Annotated[

@@ -22,10 +22,10 @@ def make(hidden_size: int, num_attention_heads: int, num_key_value_heads: int, p
     """hidden += o @ mixed, mixed as decode_cache's, of qkv @ n, n = norm_weight * hidden / sqrt(mean(hidden^2) + eps).
 
     The weights are codes of int8, (code - 128) * scale. Heads have 128 dimensions, hidden_size is a multiple of 16.
-    Shapes: hidden float32 [hidden_size], in-out, `before` at first; norm_weight float32 [hidden_size]; q_codes, k_codes,
-            v_codes uint8 [heads * 128, hidden_size], and in one matrix qkv_codes; o_codes uint8 [hidden_size,
-            num_attention_heads * 128]; their scales float32, one a row; qkv and o in tiles; the cache as decode_cache's;
-            scratch normed, added float32 [hidden_size], qkv, mixed, and decode_cache's
+    Shapes: hidden float32 [hidden_size], in-out, `before` at first; norm_weight float32 [hidden_size]; q_codes,
+            k_codes, v_codes uint8 [heads * 128, hidden_size], and in one matrix qkv_codes; o_codes uint8 [hidden_size,
+            num_attention_heads * 128]; their scales float32, one a row; qkv and o in tiles; the cache as in
+            decode_cache; scratch normed, added float32 [hidden_size], qkv, mixed, and that of decode_cache
     """
     layout = QkvLayout(num_attention_heads, num_key_value_heads, HEAD_DIM)
     sizes = {

@@ -71,7 +71,7 @@ class CachedTokens:
         return {name: Output(shape, F16, initial=f"cached_{name}") for name in ("keys", "values")}
 
     def scratch(self) -> dict[str, Output]:
-        """Memory between launches: turned queries, also with the key behind, scores, parts of splits of any card, counters."""
+        """Memory between launches: turned queries (and keys), scores, parts of splits on any card, counters."""
         layout = self.layout
         splits = max_splits(_MANY, layout, _ITEMSIZE, self._capacity)
         return {
@@ -87,11 +87,12 @@ class CachedTokens:
 
         Shapes: qkv [layout.width]; the result [layout.q_size]
         """
-        layout = self.layout
         position = np.array([self.position])
         query, key, value = (self._heads(qkv, begin, end) for begin, end in self._columns())
         query, key = (rotate(one, self.cos_sin, position) for one in (query, key))
-        after, tokens, errors = {}, [], []
+        after: dict[str, Expected] = {}
+        tokens: list[np.ndarray] = []
+        errors: list[np.ndarray] = []
         for name, cache, new in (("keys", self.keys, key), ("values", self.values, value)):
             bound = ROUNDOFF[F16] * np.abs(new.value) + new.error + FLOOR[F16]
             rows, bounds = cache.values, np.zeros(cache.elements.shape)  # earlier tokens stay as they are
@@ -101,9 +102,10 @@ class CachedTokens:
             errors.append(bound[0])
         mixed = attend(
             exact(query.value),
-            *tokens,
-            position,
-            None,
+            keys=tokens[0],
+            values=tokens[1],
+            positions=position,
+            window=None,
             query_error=SPLIT[F16],
             query_floor=FLOOR[F16],
             weight_error=SPLIT[F16],
@@ -138,7 +140,7 @@ class CachedTokens:
 
     @property
     def _capacity(self) -> int:
-        return self.table.shape[1] * PAGE_TOKENS
+        return int(self.table.shape[1]) * PAGE_TOKENS
 
     def _columns(self) -> list[tuple[int, int]]:
         """Of queries, keys and values in a row of projections."""
