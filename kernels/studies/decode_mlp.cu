@@ -13,9 +13,9 @@
 // Claim:   int8 < norm_fused: half the bytes
 // Claim:   overlapping < int8: weights of the next product are under way while the last blocks of this one end
 // Claim:   llmcli < overlapping: rings of copies keep memory busy, and tensor cores multiply the codes
-// Note:    The second half of a layer of Llama-3.2-1B and of Llama-3-8B: most of its weights, and no attention. One
-//          token takes so little time that what lies between two launches counts. Rungs with halves read twice the
-//          least bytes.
+// Note:    The second half of a layer of Llama-3.2-1B and of Llama-3-8B: most of its weights. decode_attention is the
+//          first half. One token takes so little time that what lies between two launches counts. Rungs with halves
+//          read twice the least bytes.
 #include <cuda_fp16.h>
 
 #include "common/launch.cuh"

@@ -9,6 +9,8 @@
 // Claim:   shuffles < strided at num_rows 1024; num_columns 128: one barrier a reduction instead of nine
 // Claim:   online < shuffles at num_rows 1024; num_columns 8192: the row is read twice and written once, where it was
 //          read three times and written twice
+// Claim:   warp < online at num_rows 1024; num_columns 128: one warp has all of a narrow row, and needs no barrier
+// Claim:   online < warp at num_rows 1024; num_columns 8192: a wide row keeps all warps of a block busy
 // Claim:   registers < online at num_rows 1024; num_columns 8192: the row is read once, 16 bytes a load
 // Claim:   llmcli < registers at num_rows 1024; num_columns 128: a warp is enough for a narrow row
 // Claim:   llmcli < registers at num_rows 1; num_columns 128256: more threads, each with 16 bytes a load, have more of
@@ -152,15 +154,10 @@ __device__ MaxSum merge_lanes(MaxSum known, int distance) {
                                __shfl_xor_sync(0xffffffffu, known.sum, distance)});
 }
 
-// rung online: maximum and sum in one pass. Where the maximum grows, what was added so far is scaled down. The second
-//   pass computes the exponentials again, which costs less than writing and reading them.
-// launch: softmax_online<<<num_rows, 256>>>
-__global__ void softmax_online(const float* x, float* out, int num_columns) {
-    __shared__ MaxSum parts[WARPS];
-    x += static_cast<size_t>(blockIdx.x) * num_columns;
-    out += static_cast<size_t>(blockIdx.x) * num_columns;
+// What a warp knows of the columns that its lanes take, each every `num_threads`-th: for all of its lanes.
+__device__ MaxSum warp_max_sum(const float* x, int num_columns, int thread, int num_threads) {
     MaxSum known{minus_infinity(), 0.0f};
-    for (int i = threadIdx.x; i < num_columns; i += THREADS) {
+    for (int i = thread; i < num_columns; i += num_threads) {
         const float value = x[i];
         if (value > known.maximum) {
             known.sum *= expf(known.maximum - value);
@@ -170,6 +167,17 @@ __global__ void softmax_online(const float* x, float* out, int num_columns) {
     }
 #pragma unroll
     for (int distance = WARP / 2; distance > 0; distance /= 2) known = merge_lanes(known, distance);
+    return known;
+}
+
+// rung online: maximum and sum in one pass. Where the maximum grows, what was added so far is scaled down. The second
+//   pass computes the exponentials again, which costs less than writing and reading them.
+// launch: softmax_online<<<num_rows, 256>>>
+__global__ void softmax_online(const float* x, float* out, int num_columns) {
+    __shared__ MaxSum parts[WARPS];
+    x += static_cast<size_t>(blockIdx.x) * num_columns;
+    out += static_cast<size_t>(blockIdx.x) * num_columns;
+    MaxSum known = warp_max_sum(x, num_columns, threadIdx.x, THREADS);
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = known;
     __syncthreads();
     known = parts[threadIdx.x % WARPS];
@@ -179,8 +187,21 @@ __global__ void softmax_online(const float* x, float* out, int num_columns) {
     for (int i = threadIdx.x; i < num_columns; i += THREADS) out[i] = expf(x[i] - known.maximum) * factor;
 }
 
-// rung registers: up to 8192 columns stay in registers, four a load, all loads under way together. So the row is read
-//   once and each exponential computed once. What does not fit is read in every pass, one column a load.
+// rung warp: as online, with a warp a row and eight rows a block. No shared memory, no barrier.
+// launch: softmax_by_warp<<<(num_rows + 7) / 8, 256>>>
+__global__ void softmax_by_warp(const float* x, float* out, int num_rows, int num_columns) {
+    const int row = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= num_rows) return;
+    x += static_cast<size_t>(row) * num_columns;
+    out += static_cast<size_t>(row) * num_columns;
+    const MaxSum known = warp_max_sum(x, num_columns, lane, WARP);
+    const float factor = 1.0f / known.sum;
+    for (int i = lane; i < num_columns; i += WARP) out[i] = expf(x[i] - known.maximum) * factor;
+}
+
+// rung registers: a block a row again. Up to 8192 columns stay in registers, four a load, all loads under way
+//   together. So the row is read once and each exponential computed once. What does not fit is read in every pass, one
+//   column a load.
 // launch: softmax_in_registers<<<num_rows, 256>>>
 __global__ void __launch_bounds__(THREADS) softmax_in_registers(const float* x, float* out, int num_columns) {
     constexpr int STEPS = 8;

@@ -48,7 +48,10 @@ def kernels(context: typer.Context) -> None:
 @kernels_app.command("compare", cls=Command)
 def compare(
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="The study; without one, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="STUDY", help="A study, or the words that several begin with; without it, all are listed."
+        ),
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
     try_: Annotated[
@@ -74,11 +77,19 @@ def compare(
     llmcli kernels compare rmsnorm --try mine.cu
 
     llmcli kernels compare rmsnorm --arch sm_86
+
+    llmcli kernels compare decode
     """
     if study is None:
         _list_studies()
         return
-    told, source = lazy.load_study(study)
+    names = lazy.find_studies(study)
+    if len(names) > 1:
+        if show is not None or try_ is not None or json_ or csv_:
+            raise UsageError(f"--show, --try, --json and --csv take one study; {study} is {', '.join(names)}")
+        _compare_all(names, arch)
+        return
+    told, source = lazy.load_study(names[0])
     if show is not None:
         terminal.write(lazy.excerpt(lazy.find_rung(told, show), source))
         return
@@ -91,16 +102,31 @@ def compare(
             raise UsageError(f"{try_}: the study has a rung {mine.name!r}; give yours another name")
         rungs.append(mine)
         sources[mine.name] = own
-    if arch is None:
-        _measure(told, rungs, sources, json_, csv_)
-    else:
-        _inspect(told, rungs, sources, arch, json_, csv_)
+    _compare(told, rungs, sources, arch, json_, csv_)
 
 
 def _list_studies() -> None:
     studies = {name: lazy.load_study(name)[0] for name in lazy.study_names()}
     rows = ((name, f"{study.title} ({study.source})") for name, study in studies.items())
     terminal.write(fact_lines(rows, max(map(len, studies)) + 2, sys.stdout))
+
+
+def _compare_all(names: list[str], arch: str | None) -> None:
+    """One study after the other."""
+    for name in names:
+        study, source = lazy.load_study(name)
+        _compare(study, list(study.rungs), {rung.name: source for rung in study.rungs}, arch, False, False)
+        if name != names[-1]:
+            terminal.write("\n")
+
+
+def _compare(
+    study: Study, rungs: list[Rung], sources: dict[str, Source], arch: str | None, json_: bool, csv_: bool
+) -> None:
+    if arch is None:
+        _measure(study, rungs, sources, json_, csv_)
+    else:
+        _inspect(study, rungs, sources, arch, json_, csv_)
 
 
 def _measure(study: Study, rungs: list[Rung], sources: dict[str, Source], json_: bool, csv_: bool) -> None:

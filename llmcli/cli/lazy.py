@@ -79,6 +79,7 @@ PLACES = {
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
     "find_rung": "lab.ladder:find_rung",
+    "find_studies": "lab.ladder:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
@@ -171,7 +172,7 @@ if TYPE_CHECKING:
     from llmcli.kernels.registry import KERNELS
     from llmcli.lab.compare import compare_rungs, find_claims, inspect_rungs
     from llmcli.lab.excerpt import excerpt
-    from llmcli.lab.ladder import find_rung, load_study, own_sources, read_rung, study_names
+    from llmcli.lab.ladder import find_rung, find_studies, load_study, own_sources, read_rung, study_names
     from llmcli.lab.limit import find_limit
     from llmcli.lab.nsight import find_ncu
     from llmcli.lab.own_checks import check_own_kernel, prepare_own_kernels, time_own_kernel

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
     headers = environment.header_folder()
     if headers is None:
         raise KernelCompileError(f"the CUDA headers (cuda_fp16.h) are missing; {_INSTALL}")
-    options = compile_options(headers, arch)
+    options = compile_options((headers, *environment.cub_folders()), arch)
     if nvrtc.getVersion() >= _UNCACHED_SINCE:
         options += (_UNCACHED,)
     program = nvrtc.createProgram(source, f"kernels/{stem}.cu", [], [])
@@ -107,9 +107,9 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
         nvrtc.destroyProgram(program)
 
 
-def compile_options(headers: Path, arch: str) -> tuple[str, ...]:
-    """All options of one compilation."""
-    return (f"--gpu-architecture={arch}", *OPTIONS, f"--include-path={headers}")
+def compile_options(folders: Iterable[Path], arch: str) -> tuple[str, ...]:
+    """All options of one compilation, which looks for headers in these folders in turn."""
+    return (f"--gpu-architecture={arch}", *OPTIONS, *(f"--include-path={folder}" for folder in folders))
 
 
 def first_error(log: str) -> str | None:

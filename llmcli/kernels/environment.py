@@ -8,6 +8,7 @@ import atexit
 import ctypes
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _CUPY_NAMES = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0")
 _NVRTC_NAMES = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 _CUBLAS_NAMES = {12: "nvidia-cublas-cu12", 13: "nvidia-cublas"}
+_CCCL_PARTS = ("cub", "libcudacxx", "thrust")
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 # Where NVIDIA's packages for CUDA 12 keep what CuPy loads, in the order of their dependence.
@@ -194,6 +196,15 @@ def header_folder() -> Path | None:
         )
     candidates.append(Path("/usr/local/cuda/include"))
     return next((folder for folder in candidates if (folder / "cuda_fp16.h").is_file()), None)
+
+
+@functools.cache
+def cub_folders() -> tuple[Path, ...]:
+    """The folders with the headers of CUB and of what it includes, which come with CuPy; none without CuPy."""
+    spec = importlib.util.find_spec("cupy")  # does not import it
+    places = (spec and spec.submodule_search_locations) or ()
+    parts = (Path(place) / "_core/include/cupy/_cccl" / part for place in places for part in _CCCL_PARTS)
+    return tuple(folder for folder in parts if folder.is_dir())
 
 
 def _nvidia_folders() -> list[Path]:

@@ -119,6 +119,30 @@ def attend(
     return Estimate(value.reshape(num_tokens, -1), error.reshape(num_tokens, -1))
 
 
+def carried_error(
+    query: Estimate, keys: np.ndarray, values: np.ndarray, own_key: np.ndarray, own_value: np.ndarray
+) -> np.ndarray:
+    """How far attention of one token moves, to first order, where its query, its key and its value are off.
+
+    `own_key` and `own_value` are how far its own key and value may be, the last of `keys` and `values`.
+    Shapes: query [num_attention_heads, head_dim]; keys, values [num_key_value_heads, seq_len, head_dim] float64;
+            own_key, own_value [num_key_value_heads, head_dim]; result [num_attention_heads * head_dim]
+    """
+    num_heads, head_dim = query.value.shape
+    group_size = num_heads // keys.shape[0]
+    scale = head_dim**-0.5
+    error = np.empty((num_heads, head_dim))
+    for head in range(num_heads):
+        kv_head = head // group_size
+        k, v, q = keys[kv_head], values[kv_head], query.value[head]
+        weight = np.exp(scale * (k @ q - (k @ q).max()))
+        weight /= weight.sum()
+        change = weight[:, None] * (v - weight @ v)  # of the result by each token's score, [seq_len, head_dim]
+        error[head] = scale * np.abs(change.T @ k) @ query.error[head]
+        error[head] += scale * np.abs(change[-1]) * (np.abs(q) @ own_key[kv_head]) + weight[-1] * own_value[kv_head]
+    return error.reshape(-1)
+
+
 def sum_error(num_terms: int, tensor_cores: bool) -> float:
     """Error of a sum relative to that of its terms' magnitudes."""
     return float(np.ceil(num_terms / 16) * 2 * U32 if tensor_cores else np.sqrt(num_terms) * U32)

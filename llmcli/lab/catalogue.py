@@ -5,6 +5,8 @@ from llmcli.lab.problem import Problem, ProblemKind
 from llmcli.lab.problems.activations import GELU, SILU, SWIGLU
 from llmcli.lab.problems.bias_gelu import BIAS_GELU
 from llmcli.lab.problems.copy import COPY
+from llmcli.lab.problems.decode_attention import DECODE_ATTENTION
+from llmcli.lab.problems.decode_cache import DECODE_CACHE
 from llmcli.lab.problems.decode_mlp import DECODE_MLP
 from llmcli.lab.problems.gemv import GEMV
 from llmcli.lab.problems.gemv_codes import GEMV_INT4, GEMV_INT8
@@ -26,6 +28,8 @@ _KINDS = (
     BIAS_GELU,
     BRANCHES,
     COPY,
+    DECODE_ATTENTION,
+    DECODE_CACHE,
     DECODE_MLP,
     GELU,
     GEMV,

@@ -38,15 +38,25 @@ def study_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.cu"))
 
 
-def load_study(name: str) -> tuple[Study, Source]:
-    """A study by name, whose words may be joined by `-`, and its source.
+def find_studies(name: str) -> list[str]:
+    """The study of this name, whose words may be joined by `-`; else those whose names begin with its words.
 
+    So `decode` is decode_attention, decode_cache and decode_mlp.
     Raises: UsageError
     """
-    name = name.replace("-", "_")
+    name, known = name.replace("-", "_"), study_names()
+    found = [name] if name in known else [one for one in known if one.startswith(f"{name}_")]
+    if not found:
+        raise UsageError(f"there is no study {name!r}; there are {', '.join(known)}")
+    return found
+
+
+def load_study(name: str) -> tuple[Study, Source]:
+    """A study, of which `find_studies` gave the name, and its source.
+
+    Raises: UsageError for a file of another form
+    """
     path = _folder() / f"{name}.cu"
-    if name not in study_names():
-        raise UsageError(f"there is no study {name!r}; there are {', '.join(study_names())}")
     text = path.read_text(encoding="ascii")
     return parse_study(text, f"kernels/studies/{name}.cu"), Source(f"{_FOLDER}/{name}", text)
 

@@ -89,6 +89,22 @@ def test_words_of_a_study_may_be_joined_by_hyphens(llmcli: Llmcli) -> None:
     assert "rung fastllm" in llmcli("kernels", "compare", "gemm-int8", "--show", "fastllm").stdout
 
 
+def test_first_words_are_all_studies_that_begin_with_them(llmcli: Llmcli) -> None:
+    names = ["decode_attention", "decode_cache", "decode_mlp"]
+    result = llmcli("kernels", "compare", "decode", "--arch", "sm_90")
+    assert result.exit_code == 0, result.stderr
+    assert [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("decode")] == names
+    alone = [llmcli("kernels", "compare", name, "--arch", "sm_90").stdout for name in names]
+    assert result.stdout == "\n".join(alone)
+    for option in (("--json",), ("--csv",), ("--show", "plain"), ("--try", "mine.cu")):
+        llmcli("kernels", "compare", "decode", *option).expect_error(2, "decode_attention, decode_cache, decode_mlp")
+
+
+def test_a_study_is_one_though_others_begin_with_its_name(llmcli: Llmcli) -> None:
+    told = json.loads(llmcli("kernels", "compare", "rotary", "--arch", "sm_90", "--json").stdout)
+    assert told["study"] == "rotary"
+
+
 def test_what_show_prints_can_be_tried(llmcli: Llmcli, tmp_path: Path) -> None:
     mine = tmp_path / "mine.cu"
     shown = llmcli("kernels", "compare", "rmsnorm", "--show", "packed").stdout

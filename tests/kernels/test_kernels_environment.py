@@ -144,6 +144,18 @@ def test_the_compiler_is_known_by_its_package(cupy: str, version: str, monkeypat
     assert environment.compiler_identity() == "12.4"
 
 
+def test_cub_comes_with_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    environment.cub_folders.cache_clear()
+    assert any((folder / "cub" / "cub.cuh").is_file() for folder in environment.cub_folders())
+    assert any((folder / "cuda" / "std" / "cstdint").is_file() for folder in environment.cub_folders())
+    environment.cub_folders.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+        assert environment.cub_folders() == ()
+    environment.cub_folders.cache_clear()
+
+
 @pytest.mark.cuda
 def test_the_driver_and_cupy_describe_the_same_card() -> None:
     import cupy
