@@ -1,6 +1,7 @@
 """y = f(x' @ W.T + bias) for nine and more rows, staged as digits, and a tiled matrix of codes: gemv's bits."""
 
 import ctypes
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -59,12 +60,15 @@ def gemm_codes(
     """Multiply what stage_digits has written; `out`, `bias` and `epilogue` as in gemv, and each bit as gemv gives it.
 
     May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
-    Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs]
-    Raises: ValueError, also for a matrix that it does not take
+    Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
+            bias float32 [16 * num_tiles]
+    Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
     """
     layout = matrix.layout
     if not takes(layout):
         raise ValueError(f"gemm_codes: {layout} is not for this kernel")
+    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
+        raise ValueError("gemm_codes: the card has no wgmma; only those of compute capability 9.0 have")
     num_rows = out.shape[0]
     tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
     check("gemm_codes", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
@@ -75,6 +79,8 @@ def gemm_codes(
         )
     if image.nbytes < image_bytes(layout, num_rows):
         raise ValueError(f"gemm_codes: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
+    if bias is not None:
+        check("gemm_codes", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
     tokens = tokens_of(num_rows)
     stages = choose_stages(layout, tokens, device.shared_bytes_per_block)
     shape = CodesShape(
@@ -92,7 +98,7 @@ def gemm_codes(
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, image, factors, bias, out, shape),
         shared_bytes=_shared_bytes(layout, tokens, stages),
         overlaps=True,
-        cost=partial(gemm_codes_cost, layout, num_rows, epilogue),
+        cost=partial(gemm_codes_cost, layout, num_rows, epilogue=epilogue, has_bias=bias is not None),
     )
 
 
@@ -117,15 +123,28 @@ def kernel_name(layout: TileLayout, tokens: int, stages: int) -> str:
     return f"gemm_codes<{', '.join(parameters)}>"
 
 
-def gemm_codes_cost(layout: TileLayout, num_rows: int, epilogue: Epilogue) -> KernelCost:
+@dataclass(frozen=True, kw_only=True)
+class CodesCost(KernelCost):
+    """The same of one call, with what decides how long the tensor cores take."""
+
+    layout: TileLayout
+    num_rows: int
+
+
+def gemm_codes_cost(
+    layout: TileLayout, num_rows: int, *, epilogue: Epilogue = "store", has_bias: bool = False
+) -> CodesCost:
     """What one call moves: the matrix and the digits once (re-reads are L2's), the results."""
     out_bytes = 4 * num_rows * layout.num_rows // (2 if epilogue == "swiglu" else 1)
-    return KernelCost(
-        read_bytes=layout.num_bytes + image_bytes(layout, num_rows) + (out_bytes if epilogue == "add" else 0),
+    stored_bytes = layout.num_bytes + 4 * layout.padded_rows * has_bias
+    return CodesCost(
+        read_bytes=stored_bytes + image_bytes(layout, num_rows) + (out_bytes if epilogue == "add" else 0),
         written_bytes=out_bytes,
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
-        stored_bytes=layout.num_bytes,
+        stored_bytes=stored_bytes,
         element_bits=WEIGHT_BITS[layout.weight_type],
+        layout=layout,
+        num_rows=num_rows,
     )
 
 
@@ -163,4 +182,5 @@ SPEC = KernelSpec(
         )
         for tokens in TOKENS
     ),
+    only_arch="sm_90",
 )

@@ -32,7 +32,8 @@ class SimulatedDevice:
     """Stands for `Device`; copies and launches happen at once."""
 
     index, name, arch = 0, "Simulated Card", "sm_90"
-    num_multiprocessors, l2_bytes, shared_bytes_per_block, can_cluster = 132, 50 * 2**20, 227 * 1024, True
+    num_multiprocessors, l2_bytes, shared_bytes_per_block = 132, 50 * 2**20, 227 * 1024
+    can_cluster, can_wgmma = True, True
     clock_hertz = 1.98e9
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class SimulatedDevice:
             TYPICAL_CARD,
             num_multiprocessors=self.num_multiprocessors,
             shared_bytes_per_block=self.shared_bytes_per_block,
+            can_wgmma=self.can_wgmma,
         )
 
     def activate(self) -> None: ...
