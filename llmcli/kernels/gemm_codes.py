@@ -167,7 +167,7 @@ def _lines(num_bytes: int) -> int:
 
 SPEC = KernelSpec(
     "gemm_codes",
-    "nine and more rows of digits times a tiled matrix of codes",
+    "nine and more rows, as digits, times a tiled matrix of codes, on sm_90",
     tuple(
         kernel_name(
             layout := TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric),

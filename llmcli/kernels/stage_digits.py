@@ -96,7 +96,7 @@ def kernel_name(layout: TileLayout, tokens: int) -> str:
 
 SPEC = KernelSpec(
     "stage_digits",
-    "activations as two 8-bit digits",
+    "rows as two 8-bit digits, times the norm's weights",
     tuple(
         f"stage_digits<{weight_type}, {is_symmetric}, {tokens}>"
         for weight_type in ("Int8", "Int4")

@@ -4,6 +4,7 @@ from llmcli.lab.cases import (
     attention_prefill,
     dequantize,
     embedding,
+    gemm_codes,
     gemm_packed,
     gemv,
     head_norm,
@@ -16,6 +17,7 @@ from llmcli.lab.cases import (
     row_reduce,
     scale_bias,
     softmax,
+    stage_digits,
     swiglu,
 )
 from llmcli.lab.problem import KernelCases
@@ -27,6 +29,7 @@ CASES: dict[str, KernelCases] = {
         attention_prefill.CASES,
         dequantize.CASES,
         embedding.CASES,
+        gemm_codes.CASES,
         gemm_packed.CASES,
         gemv.CASES,
         head_norm.CASES,
@@ -40,6 +43,7 @@ CASES: dict[str, KernelCases] = {
         row_reduce.CASES,
         scale_bias.CASES,
         softmax.CASES,
+        stage_digits.CASES,
         swiglu.CASES,
     )
 }

@@ -29,21 +29,22 @@ class KernelVerdict:
 
 
 def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Iterator[KernelVerdict]:
-    """Run the cases of one kernel after the other; what the cache lacks of all of them is compiled first.
+    """Run the cases of every kernel that the card can run; what the cache lacks of all of them is compiled first.
 
     `on_compile` as in `Device.prepare_all`.
 
     Raises: DeviceError for one that fails, KernelCompileError
     """
     wanted: dict[str, set[str]] = {}
-    for cases in CASES.values():
+    runnable = [cases for stem, cases in CASES.items() if KERNELS[stem].runs_on(device.arch)]
+    for cases in runnable:
         for problem in cases.checks():
             notes: Any = Notes(device.facts)
             problem.solvers[ENGINE](notes, phantoms_of(problem))
             for launch in notes.launches:
                 wanted.setdefault(launch.stem, set()).add(launch.name)
     device.prepare_all(wanted, on_compile)
-    for cases in CASES.values():
+    for cases in runnable:
         yield _verify(device, cases)
 
 
