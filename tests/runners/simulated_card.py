@@ -163,11 +163,21 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
-    from llmcli.runners.cuda import arena, forward, kv_cache, lanes, load, products, upload, weight_pieces
+    from llmcli.runners.cuda import (
+        arena,
+        forward,
+        kv_cache,
+        lanes,
+        load,
+        products,
+        row_products,
+        upload,
+        weight_pieces,
+    )
     from llmcli.runners.cuda import device as card
 
     device = SimulatedDevice()
-    for module in (arena, card, forward, kv_cache, lanes, load, products, upload, weight_pieces):
+    for module in (arena, card, forward, kv_cache, lanes, load, products, row_products, upload, weight_pieces):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)
@@ -192,7 +202,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
-    "scale_bias residual_add swiglu gemv gemm_packed",
+    "scale_bias residual_add swiglu gemv stage_digits gemm_codes gemm_packed",
     simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode",
 }
 _REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {

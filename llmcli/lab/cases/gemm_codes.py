@@ -41,7 +41,7 @@ def problem_of(
     x = make_rows(num_rows, layout.num_inputs)
     digits = digits_of(layout, x)
     sizes = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1))
-    factors = (rng.uniform(0.5, 2, num_rows) / np.where(sizes > 0, sizes, 1)).astype(np.float32)
+    factors = (rng.uniform(0.1, 0.4, num_rows) / np.where(sizes > 0, sizes, 1)).astype(np.float32)
     out_shape = (num_rows, num_outputs or layout.num_rows)
     given: dict[str, np.ndarray] = {}
     if has_bias:
