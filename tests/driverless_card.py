@@ -35,7 +35,8 @@ class DriverlessCard(Device):
     """Attributes: launches: what the driver was asked for."""
 
     def __init__(self) -> None:
-        self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster = 132, 227 * 1024, True
+        self.num_multiprocessors, self.shared_bytes_per_block = 132, 227 * 1024
+        self.can_cluster = self.can_wgmma = True
         self.trace, self.noted, self._started = [], None, None
         self.stream = SimpleNamespace(ptr=0)
         driver = Driver()

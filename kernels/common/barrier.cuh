@@ -30,7 +30,11 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     while (!is_over) {
         asm volatile(
             "{\n.reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
+            "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
             "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
             "selp.u32 %0, 1, 0, p;\n}"
             : "=r"(is_over)
             : "r"(shared_address(barrier)), "r"(parity)

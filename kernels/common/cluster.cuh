@@ -29,3 +29,26 @@ __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
+
+// The same at once, for ordinary writes too: behind it everybody in the cluster sees what was written before it.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// Four floats at block `rank`'s copy of `place` in shared memory.
+__device__ __forceinline__ float4 load_from(const float4* place, int rank) {
+    float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(place))), "r"(rank)
+        : "memory");
+#endif
+    return value;
+}

@@ -55,7 +55,14 @@ struct Output {
         const float* of_warp = sums + min(row(warp, lane), ROWS - 1) * TILE_ROWS + lane % TILE_ROWS;
         float result = 0.0f;
 #pragma unroll
-        for (int w = 0; w < TILE_WARPS; ++w) result = __fadd_rn(result, of_warp[w * ROWS * TILE_ROWS]);
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < TILE_WARPS / 4; ++w) {
+                sum = __fadd_rn(sum, of_warp[(quarter * TILE_WARPS / 4 + w) * ROWS * TILE_ROWS]);
+            }
+            result = __fadd_rn(result, sum);
+        }
         result = __fadd_rn(__fmul_rn(__fmul_rn(result, factor), norm_factor), bias);
         if (shape.epilogue == ADD) result = __fadd_rn(before, result);
         if (shape.epilogue == SWIGLU) {

@@ -178,6 +178,14 @@ struct CodeProduct {
         }
     }
 
+    // Four of eight nibbles as bytes: signed and times 16 in a symmetric scheme.
+    __device__ __forceinline__ static unsigned even(unsigned word) {
+        return IS_SYMMETRIC ? (word << 4 & 0xf0f0f0f0u) ^ 0x80808080u : word & 0x0f0f0f0fu;
+    }
+    __device__ __forceinline__ static unsigned odd(unsigned word) {
+        return IS_SYMMETRIC ? (word & 0xf0f0f0f0u) ^ 0x80808080u : word >> 4 & 0x0f0f0f0fu;
+    }
+
 private:
     // The sums of this lane's two columns as 256 * first + second.
     __device__ __forceinline__ static float two_digits(int first, int second) {
@@ -208,13 +216,5 @@ private:
                 }
             }
         }
-    }
-
-    // Four of eight nibbles as bytes: signed and times 16 in a symmetric scheme.
-    __device__ __forceinline__ static unsigned even(unsigned word) {
-        return IS_SYMMETRIC ? (word << 4 & 0xf0f0f0f0u) ^ 0x80808080u : word & 0x0f0f0f0fu;
-    }
-    __device__ __forceinline__ static unsigned odd(unsigned word) {
-        return IS_SYMMETRIC ? (word & 0xf0f0f0f0u) ^ 0x80808080u : word >> 4 & 0x0f0f0f0fu;
     }
 };

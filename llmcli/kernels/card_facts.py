@@ -7,12 +7,14 @@ from dataclasses import dataclass
 class CardFacts:
     """The facts of a card that decide about sizes, launches and times.
 
-    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, as from sm_90 on.
+    Units: bytes, hertz (the highest clock). can_cluster: blocks can form clusters, as from sm_90 on. can_wgmma: four
+    warps can multiply together, as on sm_90 alone.
     """
 
     num_multiprocessors: int
     shared_bytes_per_block: int
     can_cluster: bool
+    can_wgmma: bool
     clock_hertz: float
     l2_bytes: int
 
@@ -22,6 +24,7 @@ TYPICAL_CARD = CardFacts(
     num_multiprocessors=132,
     shared_bytes_per_block=227 * 1024,
     can_cluster=True,
+    can_wgmma=True,
     clock_hertz=1.98e9,
     l2_bytes=50 * 2**20,
 )

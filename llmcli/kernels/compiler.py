@@ -108,8 +108,12 @@ def compile_kernels(source: str, stem: str, names: Sequence[str], arch: str) -> 
 
 
 def compile_options(folders: Iterable[Path], arch: str) -> tuple[str, ...]:
-    """All options of one compilation, which looks for headers in these folders in turn."""
-    return (f"--gpu-architecture={arch}", *OPTIONS, *(f"--include-path={folder}" for folder in folders))
+    """All options of one compilation, which looks for headers in these folders in turn.
+
+    For sm_90 with what only Hopper has (wgmma): such code runs on every card of compute capability 9.0.
+    """
+    target = f"{arch}a" if arch == "sm_90" else arch
+    return (f"--gpu-architecture={target}", *OPTIONS, *(f"--include-path={folder}" for folder in folders))
 
 
 def first_error(log: str) -> str | None:

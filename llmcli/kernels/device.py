@@ -55,6 +55,7 @@ class Device:
             attribute = runtime.deviceGetAttribute
             # Cards have clusters and overlapping launches from sm_90, and graphs record the latter from CUDA 12.3.
             self.can_cluster = card.compute_capability >= (9, 0)
+            self.can_wgmma = card.compute_capability == (9, 0)  # later cards have another such operation
             self._can_overlap = self.can_cluster and runtime.driverGetVersion() >= 12030
             self.num_multiprocessors = int(attribute(runtime.cudaDevAttrMultiProcessorCount, card.index))
             self.clock_hertz = 1e3 * attribute(runtime.cudaDevAttrClockRate, card.index)  # the highest
@@ -78,7 +79,12 @@ class Device:
     def facts(self) -> CardFacts:
         """What plans and predictions need to know of the card."""
         return CardFacts(
-            self.num_multiprocessors, self.shared_bytes_per_block, self.can_cluster, self.clock_hertz, self.l2_bytes
+            num_multiprocessors=self.num_multiprocessors,
+            shared_bytes_per_block=self.shared_bytes_per_block,
+            can_cluster=self.can_cluster,
+            can_wgmma=self.can_wgmma,
+            clock_hertz=self.clock_hertz,
+            l2_bytes=self.l2_bytes,
         )
 
     def activate(self) -> None:

@@ -6,6 +6,7 @@ from llmcli.kernels import (
     attention_prefill,
     dequantize,
     embedding,
+    gemm_codes,
     gemm_packed,
     gemv,
     head_norm,
@@ -21,6 +22,7 @@ from llmcli.kernels import (
     sample_token,
     scale_bias,
     softmax,
+    stage_digits,
     swiglu,
 )
 from llmcli.kernels.spec import KernelSpec
@@ -31,6 +33,7 @@ _SPECS = (
     attention_prefill.SPEC,
     dequantize.SPEC,
     embedding.SPEC,
+    gemm_codes.SPEC,
     gemm_packed.SPEC,
     gemv.SPEC,
     head_norm.SPEC,
@@ -46,6 +49,7 @@ _SPECS = (
     sample_token.SPEC,
     scale_bias.SPEC,
     softmax.SPEC,
+    stage_digits.SPEC,
     swiglu.SPEC,
 )
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 class KernelSpec:
     """One `.cu` file: `stem` names it, `op` says in a few words what it does.
 
-    `variants` are the name expressions, such as `rms_norm<float, 256>`, that must compile for every architecture.
+    `variants` are the name expressions, such as `rms_norm<float, 256>`, that must compile for every architecture, or
+    for the `only_arch` that the kernel is for.
     """
 
     stem: str
     op: str
     variants: tuple[str, ...]
+    only_arch: str | None = None
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether cards of architecture `arch`, such as `sm_90`, can run it."""
+        return self.only_arch in (None, arch)
 
 
 @dataclass(frozen=True)

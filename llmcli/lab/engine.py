@@ -6,6 +6,7 @@ from llmcli.lab.cases import (
     attention_prefill,
     dequantize,
     embedding,
+    gemm_codes,
     gemm_packed,
     gemv,
     head_norm,
@@ -20,6 +21,7 @@ from llmcli.lab.cases import (
     sample_token,
     scale_bias,
     softmax,
+    stage_digits,
     swiglu,
 )
 from llmcli.lab.problem import KernelCases
@@ -33,6 +35,7 @@ CASES: dict[str, KernelCases] = {
         attention_prefill.CASES,
         dequantize.CASES,
         embedding.CASES,
+        gemm_codes.CASES,
         gemm_packed.CASES,
         gemv.CASES,
         head_norm.CASES,
@@ -48,6 +51,7 @@ CASES: dict[str, KernelCases] = {
         sample_token.CASES,
         scale_bias.CASES,
         softmax.CASES,
+        stage_digits.CASES,
         swiglu.CASES,
     )
 }

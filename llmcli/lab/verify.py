@@ -8,6 +8,7 @@ from typing import Any
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
+from llmcli.kernels.registry import KERNELS
 from llmcli.lab.engine import CASES
 from llmcli.lab.notes import Notes, phantoms_of
 from llmcli.lab.problem import ENGINE, KernelCases, Problem
@@ -29,15 +30,15 @@ class KernelVerdict:
 
 
 def verify_kernels(device: Device, on_compile: OnCompile = say_nothing) -> Iterator[KernelVerdict]:
-    """Run the cases of one kernel after the other; what the cache lacks of all of them is compiled first.
+    """Run the cases of every kernel that the card can run; what the cache lacks of all of them is compiled first.
 
     `on_compile` as in `Device.prepare_all`.
 
     Raises: DeviceError for one that fails, KernelCompileError
     """
-    wanted = {stem: launched_names(device.facts, cases) for stem, cases in CASES.items()}
-    device.prepare_all(wanted, on_compile)
-    for cases in CASES.values():
+    runnable = {stem: cases for stem, cases in CASES.items() if KERNELS[stem].runs_on(device.arch)}
+    device.prepare_all({stem: launched_names(device.facts, cases) for stem, cases in runnable.items()}, on_compile)
+    for cases in runnable.values():
         yield verify_kernel(device, cases)
 
 

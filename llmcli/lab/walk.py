@@ -28,6 +28,7 @@ DEFAULT_LENGTH = 512
 LEAST_ROOM, BEST_ROOM = 128, 2048
 
 _CLUSTERS_FROM = 90  # sm_90
+_WGMMA_ON = "sm_90"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def card_of(arch: str) -> CardFacts:
         TYPICAL_CARD,
         shared_bytes_per_block=MULTIPROCESSORS[arch].shared_bytes_per_block,
         can_cluster=int(arch.removeprefix("sm_")) >= _CLUSTERS_FROM,
+        can_wgmma=arch == _WGMMA_ON,
     )
 
 

@@ -17,6 +17,7 @@ from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_codes import gemm_codes
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
@@ -29,6 +30,7 @@ from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
+from llmcli.kernels.stage_digits import image_bytes, stage_digits
 from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
@@ -120,13 +122,14 @@ def test_likeness_is_all_but_the_address(other: Any) -> None:
 
 
 LAYOUT = QkvLayout(4, 2, 64)
+LAYOUT_OF_CODES = tile_layout("int8", 64, 256, 128, "float16", is_symmetric=False)
 CACHE = (7, 2, PAGE_TOKENS, 64)
 
 Give = Callable[..., Any]  # the next array of a shape and type
 
 
 def matrix(give: Give) -> TiledMatrix:
-    layout = tile_layout("int8", 64, 256, 128, "float16", is_symmetric=False)
+    layout = LAYOUT_OF_CODES
     shape = (layout.num_tiles, layout.num_groups, 16)
     return TiledMatrix(
         layout,
@@ -213,6 +216,23 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     ),
     "gemm_packed": lambda card, give: gemm_packed(
         card, matrix=matrix(give), x=give(5, 256, dtype=F16), out=give(5, 64)
+    ),
+    "stage_digits": lambda card, give: stage_digits(
+        card,
+        layout=LAYOUT_OF_CODES,
+        x=give(9, 256),
+        image=give(image_bytes(LAYOUT_OF_CODES, 9), dtype=U8),
+        factors=give(9),
+        norm_weight=give(256),
+        eps=1e-5,
+    ),
+    "gemm_codes": lambda card, give: gemm_codes(
+        card,
+        matrix=matrix(give),
+        image=give(image_bytes(LAYOUT_OF_CODES, 9), dtype=U8),
+        factors=give(9),
+        out=give(9, 64),
+        bias=give(64),
     ),
     "gemv": lambda card, give: gemv(
         card, matrix=matrix(give), x=give(9, 256), out=give(9, 64), norm_weight=give(256), eps=1e-5, bias=give(64)

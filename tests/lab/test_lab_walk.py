@@ -103,6 +103,7 @@ def test_a_card_of_an_architecture_has_its_limits(arch: str) -> None:
     card = card_of(arch)
     assert card.shared_bytes_per_block == MULTIPROCESSORS[arch].shared_bytes_per_block
     assert card.can_cluster == (int(arch.removeprefix("sm_")) >= 90)
+    assert card.can_wgmma == (arch == "sm_90")
 
 
 def test_every_launch_fits_a_multiprocessor_of_a_small_card(nvrtc: None) -> None:

@@ -32,7 +32,8 @@ class SimulatedDevice:
     """Stands for `Device`; copies and launches happen at once."""
 
     index, name, arch = 0, "Simulated Card", "sm_90"
-    num_multiprocessors, l2_bytes, shared_bytes_per_block, can_cluster = 132, 50 * 2**20, 227 * 1024, True
+    num_multiprocessors, l2_bytes, shared_bytes_per_block = 132, 50 * 2**20, 227 * 1024
+    can_cluster, can_wgmma = True, True
     clock_hertz = 1.98e9
     own_sources: ClassVar[dict[str, str]] = {}
 
@@ -46,6 +47,7 @@ class SimulatedDevice:
             TYPICAL_CARD,
             num_multiprocessors=self.num_multiprocessors,
             shared_bytes_per_block=self.shared_bytes_per_block,
+            can_wgmma=self.can_wgmma,
         )
 
     def activate(self) -> None: ...
@@ -162,11 +164,21 @@ class SimulatedSampler:
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
-    from llmcli.runners.cuda import arena, forward, kv_cache, lanes, load, products, upload, weight_pieces
+    from llmcli.runners.cuda import (
+        arena,
+        forward,
+        kv_cache,
+        lanes,
+        load,
+        products,
+        row_products,
+        upload,
+        weight_pieces,
+    )
     from llmcli.runners.cuda import device as card
 
     device = SimulatedDevice()
-    for module in (arena, card, forward, kv_cache, lanes, load, products, upload, weight_pieces):
+    for module in (arena, card, forward, kv_cache, lanes, load, products, row_products, upload, weight_pieces):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)
@@ -191,7 +203,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
-    "scale_bias residual_add swiglu gemv gemm_packed",
+    "scale_bias residual_add swiglu gemv stage_digits gemm_codes gemm_packed",
     simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode",
 }
 _REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {

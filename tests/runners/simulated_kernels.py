@@ -8,8 +8,10 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+from llmcli.kernels.gemm_codes import takes  # noqa: E402
 from llmcli.kernels.repack import row_bytes  # noqa: E402
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix  # noqa: E402
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, TileLayout  # noqa: E402
+from llmcli.lab.digits import Digits, digits_of  # noqa: E402
 from llmcli.quantization.floats import widen  # noqa: E402
 from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
 
@@ -230,8 +232,83 @@ def gemv(
     bias: Any = None,
     epilogue: str = "store",
 ) -> None:
+    layout = matrix.layout
+    if layout.has_codes:
+        digits, factors = _as_digits(layout, x, norm_weight, eps)
+        _multiply_digits(matrix, digits.values, factors, out, bias, epilogue)
+        return
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
-    y = product(values, weights_of(matrix)) + (0 if bias is None else floats(bias))
+    _finish(product(values, weights_of(matrix)), out, bias, epilogue)
+
+
+def stage_digits(
+    device: Any, *, layout: TileLayout, x: Any, image: Any, factors: Any, norm_weight: Any = None, eps: float = 0.0
+) -> None:
+    digits, norm_factors = _as_digits(layout, x, norm_weight, eps)
+    staged = digits.image(unused=0xFF)  # of rows that do not exist: scales that are NaN
+    on_host(image)[: len(staged)] = staged
+    store(factors, norm_factors)
+
+
+def gemm_codes(
+    device: Any,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    factors: Any,
+    out: Any,
+    bias: Any = None,
+    epilogue: str = "store",
+) -> None:
+    assert takes(matrix.layout)
+    assert factors.shape == (len(out),)
+    values = values_of_image(matrix.layout, on_host(image), len(out))
+    _multiply_digits(matrix, values, floats(factors), out, bias, epilogue)
+
+
+def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
+    """What stands in the bytes of digits, by the order that digit_image.cuh tells. Shapes: [num_rows, num_inputs]"""
+    tokens = next((count for count in (16, 32) if num_rows <= count), 64)
+    width = layout.unit_inputs
+    unit_bytes = tokens * (2 * width + (4 if layout.is_symmetric else 8))
+    values = np.empty((num_rows, layout.num_units, width))
+    for row in range(num_rows):
+        first = row // tokens * layout.num_units * unit_bytes
+        units = image[first : first + layout.num_units * unit_bytes].reshape(layout.num_units, unit_bytes)
+        digits = units[:, : 2 * width * tokens].reshape(layout.num_units, 2, width // 16, tokens, 16)
+        # [unit, digit, piece, t, byte]
+        own = digits[..., row % tokens, :].view(np.int8).astype(np.int64).reshape(layout.num_units, 2, -1, 4, 4)
+        integers = 256 * own[:, 0] + own[:, 1]
+        if layout.weight_type == "int8":
+            ordered = integers.transpose(0, 2, 1, 3)  # a lane's 16 inputs: piece by piece
+        else:  # pieces are [pair of eighths][even, odd inputs][eighth]
+            pairs = integers.reshape(layout.num_units, 2, 2, 2, 4, 4)  # unit, pair, half, eighth, t, byte
+            ordered = pairs.transpose(0, 4, 1, 3, 5, 2)
+        begin = 2 * width * tokens + 4 * (row % tokens)
+        scales = np.ascontiguousarray(units[:, begin : begin + 4]).view(np.float32)
+        values[row] = ordered.reshape(layout.num_units, width) * scales.astype(np.float64)
+    code_unit = 16 if layout.weight_type == "int4" and layout.is_symmetric else 1
+    return code_unit * values.reshape(num_rows, -1)[:, : layout.num_inputs]
+
+
+def _as_digits(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tuple[Digits, np.ndarray]:
+    """Rows times the norm's weights, and the factors that follow the product."""
+    values = floats(x)
+    if norm_weight is None:
+        return digits_of(layout, values), np.ones(len(values), np.float32)
+    factors = 1 / np.sqrt(np.square(values).mean(-1) + np.float32(eps))
+    return digits_of(layout, values * floats(norm_weight)), factors.astype(np.float32)
+
+
+def _multiply_digits(
+    matrix: TiledMatrix, values: np.ndarray, factors: np.ndarray, out: Any, bias: Any, epilogue: str
+) -> None:
+    y = product(values.astype(np.float32), weights_of(matrix)) * factors[:, None]
+    _finish(y, out, bias, epilogue)
+
+
+def _finish(y: np.ndarray, out: Any, bias: Any, epilogue: str) -> None:
+    y = y + (0 if bias is None else floats(bias))
     if epilogue == "swiglu":
         store(out, _gated(y, out.shape[1]))
     else:

@@ -12,7 +12,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
@@ -23,11 +23,12 @@ DECODE = {"embedding", "gemv", "attention_decode"}
 LOAD = {"repack", "dequantize"}
 
 
-def needed(folder: Path, shared_bytes_per_block: int = 227 * 1024, **options: Any) -> dict[str, set[str]]:
-    """What a model needs on a card with so much shared memory a block."""
+def needed(folder: Path, card: CardFacts = TYPICAL_CARD, num_rows: int = 9, **options: Any) -> dict[str, set[str]]:
+    """What a model needs on a card for so many rows."""
     model = open_model(folder)
-    plan = plan_memory(StoredModel.of_model(model, **options), max_seq_len=256, num_rows=9, chunk_tokens=200)
-    names = needed_kernels(model, plan, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes_per_block))
+    stored = StoredModel.of_model(model, **options)
+    plan = plan_memory(stored, max_seq_len=256, num_rows=num_rows, chunk_tokens=200, card=card)
+    names = needed_kernels(model, plan, card)
     return {stem: set(found) for stem, found in names.items()}
 
 
@@ -55,14 +56,38 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     scheme = SCHEMES.get(name) or WeightScheme(8, 64, is_symmetric=False)
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(scheme))
-    names = needed(folder, shared_bytes)
+    names = needed(folder, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
     assert (PREFILL | DECODE | LOAD | {"round_rows", "scale_bias"}) <= names.keys()
     weight = f"Int{scheme.num_bits}"
     assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])
     assert any(name.startswith("gemv<__nv_bfloat16") for name in names["gemv"])  # the head
     assert any("repack_scales" in name for name in names["repack"])
     assert any("repack_zero_points" in name for name in names["repack"]) == (not scheme.is_symmetric)
-    assert ("gemm_packed" in names) == (scheme.group_size is None or scheme.group_size >= 64 * 8 // scheme.num_bits)
+    assert (
+        ("gemm_packed" in names)
+        == ("gemm_codes" in names)
+        == ("stage_digits" in names)
+        == (scheme.group_size is None or scheme.group_size >= 64 * 8 // scheme.num_bits)
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "has_codes_head", "tokens"),
+    [(8, True, set()), (9, False, {16}), (9, True, {16, 32, 64}), (20, False, {16, 32}), (70, False, {16, 32, 64})],
+)
+def test_kernels_of_many_rows_are_loaded_before_they_run(
+    num_rows: int, has_codes_head: bool, tokens: set[int], tmp_path: Path
+) -> None:
+    """For each number of lanes that may run, and of tokens that a head of codes may score; on other cards none."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    options = ExportOptions(WeightScheme(8, 128), head_bits=8 if has_codes_head else None)
+    folder = export(source, tmp_path / "model", options)
+    names = needed(folder, num_rows=num_rows)
+    assert {int(name.rstrip(">").split(", ")[-1]) for name in names.get("stage_digits", set())} == tokens
+    assert {int(name.split(", ")[4]) for name in names.get("gemm_codes", set())} == tokens
+    others = needed(folder, replace(TYPICAL_CARD, can_wgmma=False), num_rows)
+    assert others.keys() == names.keys() - {"stage_digits", "gemm_codes"}
+    assert others["gemv"] >= names["gemv"]
 
 
 def test_layers_stored_in_different_ways(tmp_path: Path) -> None:

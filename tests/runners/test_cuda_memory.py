@@ -68,12 +68,16 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
     assert plans[0].staging == plans[1].staging
 
 
-def test_arrays_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_rows", "num_absent"), [(3, 2), (20, 0)])
+def test_arrays_do_not_overlap(num_rows: int, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-    plan = plan_memory(StoredModel.of_config(config(), stored_dtype="float32"), max_seq_len=99, num_rows=3)
+    stored = StoredModel.of_config(config(), stored_dtype="float32", scheme=WeightScheme(8, 128))
+    plan = plan_memory(stored, max_seq_len=99, num_rows=num_rows)
     memory = card_memory(held_bytes(plan.workspace))
     workspace = lay_out(plan.workspace, memory)
-    places = sorted((array.data.ptr, array.nbytes) for array in vars(workspace).values())
+    arrays = [array for array in vars(workspace).values() if array is not None]
+    assert len(arrays) == len(vars(workspace)) - num_absent  # rows as digits need memory where there are many
+    places = sorted((array.data.ptr, array.nbytes) for array in arrays)
     for (begin, size), (following, _) in zip(places, places[1:], strict=False):
         assert begin % 256 == 0
         assert begin + size <= following
@@ -177,6 +181,36 @@ def test_the_workspace_grows_with_the_card() -> None:
     )
     assert small.workspace.partials.shape[2] < large.workspace.partials.shape[2]
     assert (small.weights, small.cache) == (large.weights, large.cache)
+
+
+def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
+    """Two bytes an input and a float a unit, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
+    int8, int4 = (
+        StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
+        for bits in (8, 4)
+    )
+
+    def digits_of(stored: StoredModel, num_rows: int, **card: bool) -> tuple[int, int] | None:
+        plan = plan_memory(stored, max_seq_len=64, num_rows=num_rows, card=replace(TYPICAL_CARD, **card))
+        digits, factors = plan.workspace.digits, plan.workspace.norm_factors
+        return (digits.num_bytes, factors.num_bytes) if digits and factors else None
+
+    def bytes_of(rows: int, unit_inputs: int) -> int:
+        return rows * 14336 // unit_inputs * (2 * unit_inputs + 4)
+
+    assert [digits_of(stored, num_rows) for stored in (int8, int4) for num_rows in (1, 8)] == [None] * 4
+    for num_rows, rows in ((9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 128), (256, 256)):
+        num_factors = max(-(-num_rows // 8) * 8, 64)  # of all lanes, or of the tokens that are scored together
+        assert digits_of(int8, num_rows) == (bytes_of(rows, 64), 4 * num_factors)
+        assert digits_of(int4, num_rows) == (bytes_of(rows, 128), 4 * num_factors)
+    assert digits_of(int8, 256, can_wgmma=False) is None
+    plain = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16")
+    assert digits_of(plain, 256) is None
+    with_digits, without = (
+        plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
+        for can_wgmma in (True, False)
+    )
+    assert with_digits.total_bytes - without.total_bytes == bytes_of(256, 64) + 4 * 256
 
 
 def test_how_products_are_made() -> None:

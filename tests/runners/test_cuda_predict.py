@@ -19,7 +19,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.quantization.schemes import WeightScheme
@@ -171,6 +171,16 @@ def test_launches_of_many_rows(count_launches: Any, tmp_path: Path) -> None:
     check_launches(plan_of(folder, num_rows=131), count_launches, row_counts=(9, 40, 70, 131))
 
 
+@pytest.mark.parametrize("name", ["int8 groups of 128", "int4 channel", "int4 groups of 64, asymmetric"])
+def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_path: Path) -> None:
+    """Of codes with a float matrix among query, key and value; an int4 group of 64 is smaller than a unit."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
+    plan = plan_of(folder, num_rows=131)
+    check_launches(plan, count_launches, row_counts=(8, 9, 16, 40, 131))
+    assert (plan.workspace.digits is None) == ("64" in name)
+
+
 def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:
     sizes = {**SIZES, "intermediate_size": 20480, "num_hidden_layers": 1}
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
@@ -252,24 +262,41 @@ def test_a_slower_clock_and_a_step_without_overlap_take_longer() -> None:
     assert apart - usual == pytest.approx(129 * 1.6e-6, rel=0.05)
 
 
+NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
+
+
+@pytest.mark.parametrize("card", [TYPICAL_CARD, NO_WGMMA], ids=["wgmma", "none"])
 @pytest.mark.parametrize(("num_rows", "num_lanes", "num_passes"), [(8, 8, 1), (11, 16, 2), (16, 16, 2), (250, 256, 32)])
-def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int) -> None:
-    """Eight lanes a pass over the weights; of lanes that nobody uses no keys and values are read."""
-    predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
-    of_embedding, of_token = 4096 * 2, 32 * 2 * 4096 * 2
-    weights = predictor.decode_bytes(0) - of_embedding
-    expected = num_passes * weights + num_lanes * of_embedding + num_rows * 100 * of_token
-    assert predictor.decode_bytes(100, num_rows) == expected
+def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int, card: CardFacts) -> None:
+    """Codes once for all lanes where tensor cores take digits; else, and of floats, eight lanes a pass.
+
+    Of lanes that nobody uses no keys and values are read.
+    """
+    predictor = CardPredictor(shape_7b(num_rows=256), RATES, card)
+    of_embedding, of_token, of_head = 4096 * 2, 32 * 2 * 4096 * 2, 32000 * 4096 * 2 + 4096 * 4
+    of_layers = predictor.decode_bytes(0) - of_embedding - of_head
+    passes_of_layers = 1 if card.can_wgmma else num_passes
+    expected = passes_of_layers * of_layers + num_passes * of_head + num_lanes * of_embedding
+    assert predictor.decode_bytes(100, num_rows) == expected + num_rows * 100 * of_token
 
 
-def test_many_rows_take_a_little_less_than_steps_of_eight() -> None:
+def test_many_rows_take_a_little_less_than_steps_of_eight_without_wgmma() -> None:
     """Attention, embedding and sampler start less often."""
-    predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
+    predictor = CardPredictor(shape_7b(num_rows=256), RATES, NO_WGMMA)
     eight = predictor.decode_seconds(100, 8)
     for num_rows in (16, 64, 256):
         steps = num_rows / 8
         assert 0.95 * steps * eight < predictor.decode_seconds(100, num_rows) < steps * eight
     assert predictor.decode_seconds(100, 8) < predictor.decode_seconds(100, 9) < predictor.decode_seconds(100, 16)
+
+
+def test_rows_as_digits_take_far_less_than_steps_of_eight() -> None:
+    """And more rows more, as each has its part of the tensor cores."""
+    predictor = CardPredictor(shape_7b(num_rows=256), RATES, TYPICAL_CARD)
+    eight = predictor.decode_seconds(100, 8)
+    times = [predictor.decode_seconds(100, num_rows) for num_rows in (8, 16, 32, 64, 128, 256)]
+    assert times == sorted(times)
+    assert times[-1] < 0.5 * 32 * eight
 
 
 def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
@@ -305,7 +332,8 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
     for one in DryModel(shape_7b(num_rows=16), TYPICAL_CARD).step(num_rows, 100):
         assert one.launch.cost is not None
         flops[one.launch.stem] += one.count * one.launch.cost().flops
-    assert flops["gemv"] == 2 * num_lanes * weights
+    assert flops["gemv"] + flops["gemm_codes"] == 2 * num_lanes * weights
+    assert (flops["gemm_codes"] > 0) == (num_lanes > 8)
     assert flops["attention_decode"] == 32 * 4 * num_rows * 101 * 4096
 
 

@@ -11,13 +11,15 @@ from families import VARIANTS
 from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from row_steps import PROMPT, logits_of, relative_error, single_steps, start
+from side_by_side import check_rows_together
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.base import Arithmetic, Runner
+from llmcli.runners.base import Arithmetic, Runner, Span
+from llmcli.runners.cuda import row_products
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.torch.load import load
 
@@ -143,3 +145,67 @@ def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: Simu
     error = worst_error(runner, load(open_model(folder), max_seq_len=200))
     assert error < {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
     assert (error > 1e-5) == (dtype != "float32")
+
+
+# Rows as digits
+
+
+@pytest.mark.parametrize(
+    "name", ["int8 groups of 128", "int4 channel", "int4 groups of 128", "int4 channel, asymmetric"]
+)
+def test_many_rows_as_digits_have_the_bits_of_each_alone(
+    name: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
+) -> None:
+    """With biases, and a value projection of floats beside codes; alone a row is multiplied by gemv."""
+    sizes = {**SIZES, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 1}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    head_bits = None if "asymmetric" in name else 8
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], head_bits, skip=("v_proj",)))
+    runner = load_simulated(folder, device, num_rows=72, max_seq_len=64)
+    for num_rows in (9, 20, 72):
+        launched.clear()
+        check_rows_together(runner, num_rows, 2)
+        lanes = -(-num_rows // 8) * 8
+        # Query and key share digits; then there are those of o, of gate and up, of down, and of a head of codes.
+        num_staged = 5 if head_bits else 4
+        assert launched.count(("stage_digits", lanes)) == 2 * num_staged
+        assert launched.count(("gemm_codes", lanes)) == 2 * (num_staged + 1)
+        assert launched.count(("gemv", lanes)) == 2 * (6 - num_staged)  # the value projection, and a head of floats
+
+
+@pytest.mark.parametrize("can_wgmma", [True, False])
+def test_a_text_is_scored_with_the_same_bits_in_any_way(
+    can_wgmma: bool, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
+) -> None:
+    """A head of codes multiplies 64 tokens together where there are lanes for digits, else eight at a time."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"], head_bits=8))
+    device.can_wgmma = can_wgmma
+    scores = []
+    for num_rows in (1, 16):
+        runner = load_simulated(folder, device, num_rows=num_rows)
+        row = runner.open(PROMPT[:80])
+        launched.clear()
+        scores.append(runner.queue([Span(row, tuple(PROMPT[:80]), "none")]).logits(0).tobytes())
+        uses_digits = can_wgmma and num_rows == 16
+        ways = ["stage_digits", "gemm_codes"] if uses_digits else ["gemv"]
+        assert launched == [(stem, rows) for rows in (64, 16) for stem in ways]
+    assert scores[0] == scores[1]
+
+
+@pytest.fixture
+def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Gets the kernel and the rows of every product of rows."""
+    noted: list[tuple[str, int]] = []
+
+    def note(stem: str, operation: Any) -> Any:
+        def call(device: Any, **arguments: Any) -> None:
+            if isinstance(device, SimulatedDevice):
+                noted.append((stem, len(arguments["x" if stem == "stage_digits" else "out"])))
+            operation(device, **arguments)
+
+        return call
+
+    for stem in ("gemv", "stage_digits", "gemm_codes"):
+        monkeypatch.setattr(row_products, stem, note(stem, getattr(row_products, stem)))
+    return noted

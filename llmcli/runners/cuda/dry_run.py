@@ -17,13 +17,14 @@ from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.spec import Cost
+from llmcli.kernels.stage_digits import TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
-from llmcli.runners.cuda.workspace import Cache, Workspace, num_lanes
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace, num_lanes
 
 PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1
@@ -47,6 +48,7 @@ class DryRun:
         self.num_multiprocessors = card.num_multiprocessors
         self.shared_bytes_per_block = card.shared_bytes_per_block
         self.can_cluster = card.can_cluster
+        self.can_wgmma = card.can_wgmma
         self._started: list[Started] = []
         self._in_order = in_order
 
@@ -134,6 +136,7 @@ class DryModel:
         self._sampler_state = Phantom((plan.num_rows, row_bytes), np.uint8, 4 << 48)
         self._results = Phantom((plan.num_rows, 2, NUM_RESULTS), np.uint64, 5 << 48)
         products = Products(self.device, DryCublas(self.device), self._workspace.widened)
+        self._num_rows = plan.num_rows
         self._longest = min(plan.chunk_tokens, plan.max_seq_len)  # a chunk also has room for every lane
         self._forward = Forward(self.device, plan, self.weights, cache, self._workspace, products)
         self.take = dry_run.take
@@ -183,6 +186,9 @@ class DryModel:
         started = self.take()
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
+        if self._num_rows > MAX_SPAN:
+            for count in TOKENS:  # digits of more rows have one more kernel for each
+                started += self.step(min(count, self._num_rows), 0) + self.head(min(count, LOGIT_ROWS, self._longest))
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
         for way, count in [*ways, ("widened", 1), ("widened", self._longest)]:
             if count <= self._longest:

@@ -1,7 +1,7 @@
 """The forward pass on the card: a chunk of a prompt, or one token in each of many lanes.
 
 Everything is queued on the device's stream, and nothing is allocated. Lanes and short spans use the fused products of
-decoding, whose bits depend on the token alone. Prompts use matrix products on the tensor cores, with one kernel for
+rows, whose bits depend on the token alone. Prompts use matrix products on the tensor cores, with one kernel for
 each operation between them.
 """
 
@@ -18,7 +18,6 @@ from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
-from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.replay import Replay, base_addresses, likeness
@@ -34,6 +33,7 @@ from llmcli.runners.cuda.arena import fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
+from llmcli.runners.cuda.row_products import RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace
 
@@ -111,6 +111,7 @@ class Forward:
         self._cache = KvCache(cache)
         self._workspace = workspace
         self._products = products
+        self._row_products = RowProducts(device, workspace.digits, workspace.norm_factors)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
 
@@ -169,14 +170,8 @@ class Forward:
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
-        gemv(
-            self.device,
-            matrix=self._weights.head.matrix,
-            x=hidden,
-            out=logits,
-            norm_weight=self._weights.norm,
-            eps=self.config.rms_norm_eps,
-        )
+        normed = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
+        normed.multiply(self._weights.head.matrix, logits)
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
         """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
@@ -225,31 +220,16 @@ class Forward:
 
     def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in four products, which include norms, biases, SwiGLU and residual additions."""
-        device, eps = self.device, self.config.rms_norm_eps
+        inputs, eps = self._row_products.inputs, self.config.rms_norm_eps
         hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
+        normed = inputs(hidden, layer.input_layernorm, eps)
         for part in layer.qkv:
-            gemv(
-                device,
-                matrix=part.matrix,
-                x=hidden,
-                out=activations.qkv_of(part),
-                norm_weight=layer.input_layernorm,
-                eps=eps,
-                bias=part.bias,
-            )
+            normed.multiply(part.matrix, activations.qkv_of(part), bias=part.bias)
         attend()
-        gemv(device, matrix=layer.o.matrix, x=mixed, out=hidden, bias=layer.o.bias, epilogue="add")
-        gemv(
-            device,
-            matrix=layer.gate_up.matrix,
-            x=hidden,
-            out=gated,
-            norm_weight=layer.post_attention_layernorm,
-            eps=eps,
-            bias=layer.gate_up.bias,
-            epilogue="swiglu",
-        )
-        gemv(device, matrix=layer.down.matrix, x=gated, out=hidden, bias=layer.down.bias, epilogue="add")
+        inputs(mixed).multiply(layer.o.matrix, hidden, bias=layer.o.bias, epilogue="add")
+        normed = inputs(hidden, layer.post_attention_layernorm, eps)
+        normed.multiply(layer.gate_up.matrix, gated, bias=layer.gate_up.bias, epilogue="swiglu")
+        inputs(gated).multiply(layer.down.matrix, hidden, bias=layer.down.bias, epilogue="add")
 
     def _many_tokens(
         self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]

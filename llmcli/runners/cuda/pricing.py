@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.gemm_codes import CodesCost
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
+from llmcli.kernels.stage_digits import tokens_of
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
@@ -31,6 +33,9 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
+# Products of rows as digits: clocks of the start and end of each of the two kernels, and a multiprocessor's clocks for
+# a unit of codes, and for each row and 64 inputs of it. Fitted to an 8B model's layers in int8, with 16 to 256 rows.
+DIGITS_CLOCKS, CODES_UNIT_CLOCKS, CODES_ROW_CLOCKS = 15700, 53, 2.0
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
@@ -74,6 +79,11 @@ class Pricing:
         cost = launch.cost()
         if isinstance(cost, GemvCost):
             return self._gemv(cost)
+        if isinstance(cost, CodesCost):
+            return self._gemm_codes(cost)
+        if launch.stem == "stage_digits":
+            moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
+            return moving + DIGITS_CLOCKS / self._card.clock_hertz
         if isinstance(cost, DecodeAttentionCost):
             return self._decode_attention(cost)
         if launch.stem == "sample_token":
@@ -95,6 +105,14 @@ class Pricing:
         start = max(start, LEAST_CLOCKS / card.clock_hertz)
         rows = (plan.num_rows - 1) * GEMV_ROW_CLOCKS
         return max(reading, computing) + start + (fetching + rows) / card.clock_hertz
+
+    def _gemm_codes(self, cost: CodesCost) -> float:
+        layout, rows = cost.layout, tokens_of(cost.num_rows)
+        num_units = layout.num_tiles * layout.num_units * -(-cost.num_rows // rows)
+        row_clocks = CODES_ROW_CLOCKS * layout.unit_inputs / 64
+        multiplying = self._clocks(num_units * (CODES_UNIT_CLOCKS + row_clocks * rows))
+        reading = cost.stored_bytes / self._rates.read_bytes
+        return max(reading, multiplying) + DIGITS_CLOCKS / self._card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE

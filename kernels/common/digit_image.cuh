@@ -1,0 +1,66 @@
+// digit_image: activations as digits (product_codes.cuh), in the order in which wgmma takes them, for TOKENS rows.
+//
+// A unit of TOKENS rows: digits [high, low][piece][token][16 bytes], then the scale of each token (float), and with zero
+// points 256 times the sum of the high digits plus that of the low ones (int). A piece is half of a k-step; it has four
+// inputs of each lane t, since codes stand in a unit as 16 bytes of each lane.
+#pragma once
+
+#include "common/product_codes.cuh"
+
+template <typename WeightT, bool IS_SYMMETRIC, int TOKENS>
+struct DigitImage {
+    using Codes = CodeProduct<WeightT, float, 0, IS_SYMMETRIC, 1>;
+    static constexpr bool IS_INT4 = Codes::IS_INT4;
+    static constexpr int PIECES = TileFormat<WeightT>::UNIT_INPUTS / 16, STEPS = PIECES / 2;
+    static constexpr int PIECE_BYTES = 16 * TOKENS, DIGIT_BYTES = PIECES * PIECE_BYTES;
+    static constexpr int SCALES_AT = 2 * DIGIT_BYTES, SUMS_AT = SCALES_AT + 4 * TOKENS;
+    static constexpr int UNIT_BYTES = SUMS_AT + (IS_SYMMETRIC ? 0 : 4 * TOKENS);
+    static constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
+    static constexpr int MAX_DEPTH = Codes::MAX_DEPTH;
+    static_assert(UNIT_BYTES % 16 == 0, "a unit is copied in vectors");
+
+    // Eight inputs of the row blockIdx.x.
+    struct Staged : Codes::Staged {
+        using Codes::Staged::Staged;
+
+        __device__ __forceinline__ void store(uint4* unit, int eighth, int) const {
+            const int token = blockIdx.x % TOKENS;
+            unsigned char* bytes = reinterpret_cast<unsigned char*>(unit);
+            const int t = IS_INT4 ? eighth / 4 : eighth / 2;
+#pragma unroll
+            for (int digit = 0; digit < 2; ++digit) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int step = IS_INT4 ? eighth / 2 % 2 * 2 + half : eighth % 2;
+                    const int piece = 2 * step + (IS_INT4 ? eighth % 2 : half);
+                    *reinterpret_cast<unsigned*>(bytes + digit * DIGIT_BYTES + piece * PIECE_BYTES + 16 * token + 4 * t) =
+                        this->words[digit][half];
+                }
+            }
+            if (eighth == 0) {
+                reinterpret_cast<float*>(bytes + SCALES_AT)[token] = this->scale;
+                if (!IS_SYMMETRIC) reinterpret_cast<int*>(bytes + SUMS_AT)[token] = 256 * this->sums[0] + this->sums[1];
+            }
+        }
+    };
+
+    // A lane's codes of the rows g and g + 8 as operands of wgmma, step by step.
+    __device__ __forceinline__ static void operands(const uint4& low, const uint4& high, unsigned (&a)[STEPS][4]) {
+        if constexpr (IS_INT4) {
+            const unsigned words[4][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const unsigned word = words[2 * part + i / 2][i % 2];
+                    a[2 * part][i] = Codes::even(word);
+                    a[2 * part + 1][i] = Codes::odd(word);
+                }
+            }
+        } else {
+            constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
+            a[0][0] = low.x ^ SIGNS, a[0][1] = high.x ^ SIGNS, a[0][2] = low.y ^ SIGNS, a[0][3] = high.y ^ SIGNS;
+            a[1][0] = low.z ^ SIGNS, a[1][1] = high.z ^ SIGNS, a[1][2] = low.w ^ SIGNS, a[1][3] = high.w ^ SIGNS;
+        }
+    }
+};

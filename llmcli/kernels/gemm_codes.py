@@ -1,0 +1,186 @@
+"""y = f(x' @ W.T + bias) for nine and more rows, staged as digits, and a tiled matrix of codes: gemv's bits."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import check
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemv import Epilogue
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.stage_digits import TOKENS, image_bytes, tokens_of, unit_bytes
+from llmcli.kernels.tiles import (
+    HALF_ROWS,
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
+
+BLOCK_SIZE = 256
+_BLOCK_TILES, _QUARTERS = 8, 4
+_MAX_STAGES = 6
+_EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
+STATIC_SHARED_BYTES = 128
+
+
+class CodesShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("out_stride", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+    )
+
+
+def takes(layout: TileLayout) -> bool:
+    """Whether the kernel is for such a matrix: codes in groups of whole units, or with one scale a row."""
+    return layout.has_codes and (layout.group_size is None or layout.group_size >= layout.unit_inputs)
+
+
+def gemm_codes(
+    device: Device,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    factors: Any,
+    out: Any,
+    bias: Any | None = None,
+    epilogue: Epilogue = "store",
+) -> None:
+    """Multiply what stage_digits has written; `out`, `bias` and `epilogue` as in gemv, and each bit as gemv gives it.
+
+    May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
+    Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
+            bias float32 [16 * num_tiles]
+    Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
+    """
+    layout = matrix.layout
+    if not takes(layout):
+        raise ValueError(f"gemm_codes: {layout} is not for this kernel")
+    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
+        raise ValueError("gemm_codes: the card has no wgmma; only those of compute capability 9.0 have")
+    num_rows = out.shape[0]
+    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
+    check("gemm_codes", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
+    check("gemm_codes", "out", out, dtype=np.float32, shape=(num_rows, None), row_stride=True, aligned=4)
+    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
+        raise ValueError(
+            f"gemm_codes: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}"
+        )
+    if image.nbytes < image_bytes(layout, num_rows):
+        raise ValueError(f"gemm_codes: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
+    if bias is not None:
+        check("gemm_codes", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
+    tokens = tokens_of(num_rows)
+    stages = choose_stages(layout, tokens, device.shared_bytes_per_block)
+    shape = CodesShape(
+        num_rows=num_rows,
+        num_inputs=layout.num_inputs,
+        num_outputs=out.shape[1],
+        out_stride=out.strides[0] // 4,
+        epilogue=_EPILOGUES.index(epilogue),
+    )
+    device.launch(
+        "gemm_codes",
+        kernel_name(layout, tokens, stages),
+        grid=(_QUARTERS, -(-num_rows // tokens), -(-layout.num_tiles // _BLOCK_TILES)),
+        block=BLOCK_SIZE,
+        arguments=(matrix.tiles, matrix.scales, matrix.zero_points, image, factors, bias, out, shape),
+        shared_bytes=_shared_bytes(layout, tokens, stages),
+        overlaps=True,
+        cost=partial(gemm_codes_cost, layout, num_rows, epilogue=epilogue, has_bias=bias is not None),
+    )
+
+
+def choose_stages(layout: TileLayout, tokens: int, shared_bytes_per_block: int) -> int:
+    """Units under way, so that two blocks fit on a multiprocessor."""
+    room = (shared_bytes_per_block + 1024) // 2 - 1024 - STATIC_SHARED_BYTES
+    fixed = _shared_bytes(layout, tokens, 0)
+    return max(2, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
+
+
+def kernel_name(layout: TileLayout, tokens: int, stages: int) -> str:
+    """The name expression; its last parameter is the size of a stage, for the compiler to compare."""
+    parameters = (
+        WEIGHT_C_TYPES[layout.weight_type],
+        SCALE_C_TYPES[layout.scale_type or "float32"],
+        str(layout.group_size or 0),
+        "true" if layout.is_symmetric else "false",
+        str(tokens),
+        str(stages),
+        str(_stage_bytes(layout, tokens)),
+    )
+    return f"gemm_codes<{', '.join(parameters)}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodesCost(KernelCost):
+    """The same of one call, with what decides how long the tensor cores take."""
+
+    layout: TileLayout
+    num_rows: int
+
+
+def gemm_codes_cost(
+    layout: TileLayout, num_rows: int, *, epilogue: Epilogue = "store", has_bias: bool = False
+) -> CodesCost:
+    """What one call moves: the matrix and the digits once (re-reads are L2's), the results."""
+    out_bytes = 4 * num_rows * layout.num_rows // (2 if epilogue == "swiglu" else 1)
+    stored_bytes = layout.num_bytes + 4 * layout.padded_rows * has_bias
+    return CodesCost(
+        read_bytes=stored_bytes + image_bytes(layout, num_rows) + (out_bytes if epilogue == "add" else 0),
+        written_bytes=out_bytes,
+        flops=2 * num_rows * layout.num_rows * layout.num_inputs,
+        stored_bytes=stored_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
+        layout=layout,
+        num_rows=num_rows,
+    )
+
+
+def _shared_bytes(layout: TileLayout, tokens: int, stages: int) -> int:
+    return stages * _stage_bytes(layout, tokens) + 16 * BLOCK_SIZE * tokens // 8
+
+
+def _stage_bytes(layout: TileLayout, tokens: int) -> int:
+    scale_bytes = 0
+    if layout.group_size is not None:
+        scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
+    zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
+    return _lines(unit_bytes(layout, tokens)) + _BLOCK_TILES * _lines(UNIT_BYTES + scale_bytes + zero_bytes)
+
+
+def _lines(num_bytes: int) -> int:
+    """Rounded up to lines of 128 bytes."""
+    return -(-num_bytes // 128) * 128
+
+
+SPEC = KernelSpec(
+    "gemm_codes",
+    "nine and more rows, as digits, times a tiled matrix of codes, on sm_90",
+    tuple(
+        kernel_name(
+            layout := TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric),
+            tokens,
+            choose_stages(layout, tokens, 227 * 1024),
+        )
+        for weight_type in ("int8", "int4")
+        for scale_type, group_size, is_symmetric in (
+            ("float32", None, True),
+            ("bfloat16", 128, True),
+            ("float16", 128, False),
+        )
+        for tokens in TOKENS
+    ),
+    only_arch="sm_90",
+)

@@ -1,0 +1,201 @@
+"""gemm_codes against float64 of digits and weights, and against gemv bit for bit; on cards with wgmma."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import assert_same_bits, fenced, to_host
+from right import assert_right
+from uploaded import upload
+
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_codes import SPEC, STATIC_SHARED_BYTES, choose_stages, gemm_codes, gemm_codes_cost, takes
+from llmcli.kernels.gemv import Epilogue, gemv
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.stage_digits import TOKENS, image_bytes, stage_digits
+from llmcli.kernels.tiles import tile_layout
+from llmcli.lab.cases.gemm_codes import FORMATS, problem_of
+from llmcli.lab.cases.gemv import EPS, Case, make_case
+from llmcli.lab.matrices import matrix_of, random_matrix, tiles_of
+from llmcli.lab.notes import Notes
+
+FORMAT_IDS = ["-".join(str(value) for value in form.values()) for form in FORMATS]
+
+
+@pytest.fixture
+def wgmma_card(device: Device) -> Device:
+    if not device.can_wgmma:
+        pytest.skip("the card has no wgmma")
+    return device
+
+
+def run(device: Device, case: Case, way: str, epilogue: Epilogue = "store", num_outputs: int | None = None) -> Any:
+    """The output of all rows by `way`: digits or gemv. x at a distance, and out between canaries."""
+    import cupy
+
+    num_rows, num_inputs = case.x.shape
+    wide = cupy.full((num_rows, num_inputs + 12), np.nan, dtype=np.float32)
+    wide[:, :num_inputs] = cupy.asarray(case.x)
+    x = wide[:, :num_inputs]
+    result = fenced((num_rows, num_outputs or case.stored.values.shape[0]), np.float32)
+    if epilogue == "add":
+        result.array[...] = cupy.asarray(case.before)
+    matrix = upload(tiles_of(case.stored))
+    norm_weight = None if case.norm_weight is None else cupy.asarray(case.norm_weight)
+    common: dict[str, Any] = {
+        "matrix": matrix,
+        "out": result.array,
+        "bias": None if case.bias is None else cupy.asarray(case.bias),
+        "epilogue": epilogue,
+    }
+    device.synchronize()  # both read weights before the kernels in front of them have ended
+    if way == "gemv":
+        gemv(device, x=x, norm_weight=norm_weight, eps=EPS, **common)
+    else:
+        layout = case.stored.layout
+        image, factors = fenced(image_bytes(layout, num_rows), np.uint8), fenced(num_rows, np.float32)
+        staged: dict[str, Any] = {"image": image.array, "factors": factors.array}
+        stage_digits(device, layout=layout, x=x, norm_weight=norm_weight, eps=EPS, **staged)
+        gemm_codes(device, **staged, **common)
+        image.check()
+    device.synchronize()
+    result.check()
+    return to_host(result.array)
+
+
+def assert_bits_of_gemv(
+    device: Device, case: Case, epilogue: Epilogue = "store", num_outputs: int | None = None
+) -> None:
+    digits, expected = (run(device, case, way, epilogue, num_outputs) for way in ("digits", "gemv"))
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(digits.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (272, 2304)])
+@pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
+def test_formats_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
+    stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+    assert_right(wgmma_card, problem_of(stored, 9))
+    assert_bits_of_gemv(wgmma_card, make_case(stored, 9))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_rows", [9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 192, 256, 257])
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[5], FORMATS[7]])
+def test_any_number_of_rows_has_the_bits_of_gemv(wgmma_card: Device, form: dict[str, Any], num_rows: int) -> None:
+    """Rows of zeros, of one number, with an outlier; normed, with a bias, and by every epilogue."""
+    stored = random_matrix(2, num_rows=96, num_inputs=712, **form)
+    case = make_case(stored, num_rows, has_norm=True, has_bias=True)
+    case.before = np.random.default_rng(3).standard_normal((num_rows, 96)).astype(np.float32)
+    assert_bits_of_gemv(wgmma_card, case)
+    assert_bits_of_gemv(wgmma_card, case, "add")
+    assert_bits_of_gemv(wgmma_card, case, "swiglu", 44)  # 44 columns leave the last tile half used
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("form", "num_inputs"), [(FORMATS[0], 11008), (FORMATS[1], 14336), (FORMATS[6], 14336)])
+def test_long_rows(wgmma_card: Device, form: dict[str, Any], num_inputs: int) -> None:
+    assert_bits_of_gemv(wgmma_card, make_case(random_matrix(3, num_rows=64, num_inputs=num_inputs, **form), 40))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[6]])
+def test_a_real_shape_with_equal_bits(wgmma_card: Device, form: dict[str, Any]) -> None:
+    case = make_case(random_matrix(5, num_rows=4096, num_inputs=4096, **form), 64, has_norm=True)
+    assert_bits_of_gemv(wgmma_card, case)
+    assert_same_bits(lambda: run(wgmma_card, case, "digits"))
+
+
+@pytest.mark.cuda
+def test_nan_shows_in_its_row_alone(wgmma_card: Device) -> None:
+    case = make_case(random_matrix(6, "int8", 32, 128), num_rows=20)
+    case.x[4, 5] = np.nan
+    result = run(wgmma_card, case, "digits")
+    assert np.isnan(result[4]).all()
+    assert np.isfinite(np.delete(result, 4, axis=0)).all()
+
+
+# Without a card
+
+
+def arguments(num_rows: int = 9) -> dict[str, Any]:
+    layout = tile_layout("int8", 40, 128, 64, "bfloat16")
+    return {
+        "matrix": layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)),
+        "image": Phantom((image_bytes(layout, num_rows),), np.uint8, 2 << 20),
+        "factors": Phantom((num_rows,), np.float32, 3 << 20),
+        "out": Phantom((num_rows, 40), np.float32, 4 << 20),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": Phantom((16,), np.uint8, 1 << 30)}, "image has 16 bytes"),
+        ({"factors": Phantom((8,), np.float32, 1 << 30)}, r"factors is \[8\]"),
+        ({"out": Phantom((9, 16), np.float32, 1 << 30)}, "out has 16 columns, expected 3 tiles of 16"),
+        ({"epilogue": "swiglu"}, "out has 40 columns, expected 3 tiles of 8"),
+        ({"bias": Phantom((40,), np.float32, 1 << 30)}, r"bias is \[40\], expected \[48\]"),
+    ],
+)
+def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
+    notes: Any = Notes()
+    gemm_codes(notes, **arguments())
+    (launch,) = notes.launches
+    assert launch.grid == (4, 1, 1)
+    with pytest.raises(ValueError, match=message):
+        gemm_codes(notes, **{**arguments(), **change})
+
+
+def test_matrices_and_cards_that_it_is_not_for_are_refused() -> None:
+    other: Any = Notes(replace(TYPICAL_CARD, can_wgmma=False))
+    with pytest.raises(ValueError, match="the card has no wgmma"):
+        gemm_codes(other, **arguments())
+    small = tile_layout("int8", 40, 128, 32, "bfloat16")
+    matrix = matrix_of(small, {"tiles": None})
+    with pytest.raises(ValueError, match="is not for this kernel"):
+        gemm_codes(other, **{**arguments(), "matrix": matrix})
+    assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
+
+
+def test_what_it_takes() -> None:
+    assert takes(tile_layout("int8", 64, 4096, 64, "float16"))
+    assert takes(tile_layout("int8", 64, 1001, None, "float16"))
+    assert takes(tile_layout("int4", 64, 4096, None, "float16", is_symmetric=False))
+    assert not takes(tile_layout("int4", 64, 4096, 64, "float16"))
+    assert not takes(tile_layout("int8", 64, 4096, 32, "float16"))
+    assert not takes(tile_layout("float16", 64, 4096))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
+def test_two_blocks_fit_on_a_multiprocessor(form: dict[str, Any], tokens: int) -> None:
+    matrix = random_matrix(1, num_rows=16, num_inputs=256, **form)
+    shared_bytes = TYPICAL_CARD.shared_bytes_per_block
+    assert choose_stages(matrix.layout, tokens, shared_bytes) >= 2
+    given = arguments(tokens)
+    given["matrix"] = tiles_of(matrix)
+    layout = matrix.layout
+    given["image"] = Phantom((image_bytes(layout, tokens),), np.uint8, 2 << 20)
+    given["out"] = Phantom((tokens, 16), np.float32, 4 << 20)
+    notes: Any = Notes()
+    gemm_codes(notes, **given)
+    # A multiprocessor has a kilobyte more than a block may ask for; each block takes one for the system.
+    assert 2 * (notes.launches[0].shared_bytes + STATIC_SHARED_BYTES + 1024) <= shared_bytes + 1024
+
+
+def test_cost_counts_the_matrix_once_for_all_rows() -> None:
+    layout = tile_layout("int8", 4096, 4096, 128, "float16")
+    for num_rows in (16, 256):
+        cost = gemm_codes_cost(layout, num_rows)
+        assert cost.stored_bytes == layout.num_bytes
+        assert cost.read_bytes == layout.num_bytes + image_bytes(layout, num_rows)
+        assert cost.written_bytes == 4 * num_rows * 4096
+        assert cost.flops == 2 * num_rows * 4096 * 4096
+    added = gemm_codes_cost(layout, 16, epilogue="add", has_bias=True)
+    assert added.stored_bytes == layout.num_bytes + 4 * 4096
+    assert added.read_bytes == added.stored_bytes + image_bytes(layout, 16) + 4 * 16 * 4096
+    assert gemm_codes_cost(layout, 16, epilogue="swiglu").written_bytes == 4 * 16 * 2048
