@@ -1,15 +1,15 @@
 // gemm_codes: y[n,m] = f(factors[n] * sum_k x[n,k] * W[m,k] + bias[m]) for 9 and more rows of digits
 //           Source: kernels/gemv.cu, whose bits it gives; PTX ISA, wgmma
-// Shapes:   tiles [num_tiles][units][1024] bytes of codes, scales [num_tiles][groups][16] ScaleT, zero_points alike uint8
-//           or null (common/tile.cuh); image and factors as stage_digits writes them; bias [16 * num_tiles] float or
-//           null; out [num_rows, out_stride] float. epilogues as in gemv
+// Shapes:   tiles [num_tiles][units][1024] bytes of codes, scales [num_tiles][groups][16] ScaleT, zero_points alike
+//           uint8 or null (common/tile.cuh); image and factors as stage_digits writes them; biases [16 * num_tiles]
+//           float or null; out [num_rows, out_stride] float. Epilogues as in gemv
 // Requires: a group is whole units or the whole row; sm_90a; tiles, scales, zero_points, image 16-byte aligned
-// Launch:   grid (4, ceil(num_rows / TOKENS), ceil(num_tiles / 8)), block (256), clusters of 4, dynamic shared memory by
-//           llmcli/kernels/gemm_codes.py; may overlap the kernel in front
-// Traffic:  codes, scales and zero points once for every TOKENS rows, side by side so that L2 serves all but the first;
-//           the image once for every 128 outputs
-// Numerics: those of gemv with codes, bit for bit: digits times codes are summed exactly in integers, and fp32 sums have
-//           gemv's order. So a row's bits do not depend on how many rows run beside it
+// Launch:   grid (4, ceil(num_rows / TOKENS), ceil(num_tiles / 8)), block (256), clusters of 4, dynamic shared memory
+//           by llmcli/kernels/gemm_codes.py; may overlap the kernel in front
+// Traffic:  codes, scales and zero points once for every TOKENS rows, side by side so that L2 serves all but the
+//           first; the image once for every 128 outputs
+// Numerics: those of gemv with codes, bit for bit: digits times codes are summed exactly in integers, and fp32 sums
+//           have gemv's order. So a row's bits do not depend on how many rows run beside it
 // Choice:   A block is 8 tiles x TOKENS rows x a quarter of gemv's chunks of units. Each warp copies its own tile's
 //           units, as in gemv; one thread copies the digits for all. Integer sums of a unit leave the tensor cores as
 //           two digits, and become floats beside the other warps' products. Sums of chunks wait in shared memory, where
@@ -88,35 +88,36 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
     const int tile = min(static_cast<int>(blockIdx.z) * BLOCK_TILES + warp, num_tiles - 1);
-    const unsigned char* own_tile = tiles + static_cast<size_t>(tile) * num_units * UNIT_BYTES + 16 * lane;
-    const size_t first_group = static_cast<size_t>(tile) * G::count(num_units) * TILE_ROWS;
-    const unsigned char* own_groups = lane < SCALE_VECTORS
-                                          ? reinterpret_cast<const unsigned char*>(scales + first_group) + 16 * lane
-                                          : zero_points + first_group;
-    const int group_bytes = lane < SCALE_VECTORS ? TILE_ROWS * static_cast<int>(sizeof(ScaleT)) : TILE_ROWS;
+    // Counted in vectors of 16 bytes: no registers are left for pointers.
+    const unsigned own_tile = static_cast<unsigned>(tile * num_units) * UNIT_VECTORS + lane;
+    const unsigned own_groups = tile * G::count(num_units);
     const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_units * Image::UNIT_BYTES;
     const unsigned own_slot = shared_address(memory) + IMAGE_BYTES + warp * SLOT_BYTES + 16 * lane;
 
-    const int num_own = UnitWalk<CHUNKS>::count(quarter, num_units);
+    int left = UnitWalk<CHUNKS>::count(quarter, num_units);
 
-    // Number `index` of the quarter's units: this lane's 16 bytes of it, twice, and of its scales and zero points.
+    // The quarter's unit `ahead` units from the current one: this lane's 16 bytes of it, twice, and of its scales and
+    // zero points.
     UnitWalk<CHUNKS> codes_ahead(quarter), digits_ahead(quarter);
-    const auto copy_codes = [&](int stage, int index) {
+    const auto copy_codes = [&](int stage, int ahead) {
         const unsigned slot = own_slot + stage * STAGE_BYTES;
-        if (index < num_own) {
-            const unsigned char* source = own_tile + static_cast<size_t>(codes_ahead.unit) * UNIT_BYTES;
+        if (left > ahead) {
+            const uint4* source = reinterpret_cast<const uint4*>(tiles) + own_tile + codes_ahead.unit * UNIT_VECTORS;
             copy_async(slot, source);
-            copy_async(slot + 512, source + 512);
-            if (lane < SCALE_VECTORS + ZERO_VECTORS) {
-                copy_async(slot + UNIT_BYTES, own_groups + G::first(codes_ahead.unit) * group_bytes);
+            copy_async(slot + 512, source + 32);
+            const unsigned group = own_groups + G::first(codes_ahead.unit);
+            if (lane < SCALE_VECTORS) {
+                copy_async(slot + UNIT_BYTES, reinterpret_cast<const uint4*>(scales) + group * SCALE_VECTORS + lane);
+            } else if (lane < SCALE_VECTORS + ZERO_VECTORS) {
+                copy_async(slot + UNIT_BYTES, reinterpret_cast<const uint4*>(zero_points) + group);
             }
             codes_ahead.next(num_units);
         }
         copy_async_commit();
     };
     // One warp calls it.
-    const auto copy_digits = [&](int stage, int index) {
-        if (index >= num_own) return;
+    const auto copy_digits = [&](int stage, int ahead) {
+        if (left <= ahead) return;
         if (lane == 0) {
             barrier_expect(&filled[stage], Image::UNIT_BYTES);
             copy_bulk(shared_address(memory + stage * STAGE_BYTES),
@@ -149,46 +150,59 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     for (int i = 0; i < 4 * COLUMN_TILES; ++i) running[i] = 0.0f;
     UnitWalk<CHUNKS> at(quarter);
     unsigned parity = 0;
-    const auto multiply = [&](int stage, int index) {
-        copy_async_wait<STAGES - 2>();
-        __syncwarp();  // this unit's codes have landed for all lanes, and those before it are read
-        const unsigned char* unit = memory + stage * STAGE_BYTES;
-        const unsigned char* slot = unit + IMAGE_BYTES + warp * SLOT_BYTES;
-        unsigned a[Image::STEPS][4];
-        Image::operands(reinterpret_cast<const uint4*>(slot)[lane], reinterpret_cast<const uint4*>(slot)[32 + lane], a);
-        barrier_wait(&filled[stage], parity);
-        int high[4 * COLUMN_TILES], low[4 * COLUMN_TILES];
-        const unsigned long long columns = columns_at(shared_address(unit), Image::PIECE_BYTES);
-        wgmma_begin();
-#pragma unroll
-        for (int step = 0; step < Image::STEPS; ++step) {
-            constexpr int STEP = 2 * Image::PIECE_BYTES / 16, DIGIT = Image::DIGIT_BYTES / 16;
-            wgmma_bytes<IS_SYMMETRIC>(high, a[step], columns + step * STEP, step > 0);
-            wgmma_bytes<IS_SYMMETRIC>(low, a[step], columns + step * STEP + DIGIT, step > 0);
-        }
-        wgmma_commit();
-        // Beside the product: what does not touch its registers. The unit before left its stage to the next codes, the
-        // one before that to the next digits, for which all warps must have left.
-        copy_codes((stage + STAGES - 1) % STAGES, index + STAGES - 1);
+    // The unit before left its stage to the next codes, the one before that to the next digits, for which all warps
+    // must have left. Beside the product this costs nothing, but with 64 rows no registers are left for it there.
+    constexpr bool COPIES_FIRST = TOKENS > 32;
+    const auto copy_ahead = [&](int stage) {
+        copy_codes((stage + STAGES - 1) % STAGES, STAGES - 1);
         if (warp == 0) {
             // In the first round nobody has used these stages: the phase before the first one counts as over.
             const int behind = (stage + STAGES - 2) % STAGES;
             barrier_wait(&emptied[behind], stage < 2 ? parity ^ 1 : parity);
-            copy_digits(behind, index + STAGES - 2);
+            copy_digits(behind, STAGES - 2);
         }
+    };
+    const auto multiply = [&](int stage) {
+        copy_async_wait<STAGES - 2>();
+        __syncwarp();  // this unit's codes have landed for all lanes, and those before it are read
+        if constexpr (COPIES_FIRST) copy_ahead(stage);
+        const unsigned char* unit = memory + stage * STAGE_BYTES;
+        const unsigned char* slot = unit + IMAGE_BYTES + warp * SLOT_BYTES;
+        const uint4 low_codes = reinterpret_cast<const uint4*>(slot)[lane];
+        const uint4 high_codes = reinterpret_cast<const uint4*>(slot)[32 + lane];
+        barrier_wait(&filled[stage], parity);
+        int high[4 * COLUMN_TILES], low[4 * COLUMN_TILES];
+        const unsigned long long columns = columns_at(shared_address(unit), Image::PIECE_BYTES);
+#pragma unroll
+        for (int part = 0; part < Image::PARTS; ++part) {
+            unsigned a[2][4];
+            Image::operands(low_codes, high_codes, part, a);
+            wgmma_begin();
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                constexpr int STEP = 2 * Image::PIECE_BYTES / 16, DIGIT = Image::DIGIT_BYTES / 16;
+                const int step = 2 * part + i;
+                wgmma_bytes<IS_SYMMETRIC>(high, a[i], columns + step * STEP, step > 0);
+                wgmma_bytes<IS_SYMMETRIC>(low, a[i], columns + step * STEP + DIGIT, step > 0);
+            }
+            wgmma_commit();
+            // With 64 rows no registers are left for both parts of int4.
+            if (TOKENS > 32 && part + 1 < Image::PARTS) wgmma_wait<0>();
+        }
+        if constexpr (!COPIES_FIRST) copy_ahead(stage);
         float low_scale = 1.0f, high_scale = 1.0f;
         if constexpr (G::IS_GROUPED) {
             const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + UNIT_BYTES);
             low_scale = to_float(unit_scales[g]);
             high_scale = to_float(unit_scales[g + 8]);
         }
+        wgmma_wait<0>();
         int low_zero = 0, high_zero = 0;
         if constexpr (!IS_SYMMETRIC) {
             const unsigned char* zeros = slot + UNIT_BYTES + 16 * SCALE_VECTORS;
             low_zero = zeros[g];
             high_zero = zeros[g + 8];
         }
-        wgmma_wait<0>();
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const float2 scale = reinterpret_cast<const float2*>(unit + Image::SCALES_AT)[4 * c + t];
@@ -220,12 +234,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         }
         at.next(num_units);
     };
-    // A round of all stages at a time: their addresses are constants.
+    // A round of all stages at a time: their addresses are constants. With 64 rows no registers are left for that.
+    constexpr int UNROLL = TOKENS > 32 ? 1 : STAGES;
 #pragma unroll 1
-    for (int index = 0; index < num_own; parity ^= 1) {
-#pragma unroll
-        for (int stage = 0; stage < STAGES; ++stage, ++index) {
-            if (index < num_own) multiply(stage, index);
+    for (; left > 0; parity ^= 1) {
+#pragma unroll UNROLL
+        for (int stage = 0; stage < STAGES; ++stage, --left) {
+            if (left > 0) multiply(stage);
         }
     }
     copy_async_wait<0>();
@@ -260,9 +275,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
             const int row = blockIdx.y * TOKENS + 8 * c + 2 * t + i;
             if (row >= shape.num_rows || index >= num_tiles) continue;
             const float factor = __ldcg(factors + row);
-            const float first = __fadd_rn(__fmul_rn(__fmul_rn(i == 0 ? total.x : total.y, low_factor), factor), low_bias);
-            const float second =
-                __fadd_rn(__fmul_rn(__fmul_rn(i == 0 ? total.z : total.w, high_factor), factor), high_bias);
+            const float low_sum = i == 0 ? total.x : total.y, high_sum = i == 0 ? total.z : total.w;
+            const float first = __fadd_rn(__fmul_rn(__fmul_rn(low_sum, low_factor), factor), low_bias);
+            const float second = __fadd_rn(__fmul_rn(__fmul_rn(high_sum, high_factor), factor), high_bias);
             float* place = out + static_cast<size_t>(row) * shape.out_stride + column;
             if (shape.epilogue == SWIGLU) {
                 const float sigmoid = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-first)));

@@ -1,7 +1,7 @@
 // stage_digits: image[n] = the digits of x[n] * w, factors[n] = 1 / sqrt(mean(x[n]^2) + eps)
 //           Source: common/product_codes.cuh
-// Shapes:   x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs] float or null (then factors
-//           are 1); image [ceil(num_rows / TOKENS)][units][common/digit_image.cuh]; factors [num_rows] float
+// Shapes:   x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs] float or null (then
+//           factors are 1); image [ceil(num_rows / TOKENS)][units][common/digit_image.cuh]; factors [num_rows] float
 // Requires: image 16-byte aligned; it does not alias x
 // Launch:   grid (num_rows), block (512); may overlap the kernel in front
 // Traffic:  x and norm_weight once; 2 bytes an input to image

@@ -1,8 +1,8 @@
 // digit_image: activations as digits (product_codes.cuh), in the order in which wgmma takes them, for TOKENS rows.
 //
-// A unit of TOKENS rows: digits [high, low][piece][token][16 bytes], then the scale of each token (float), and with zero
-// points 256 times the sum of the high digits plus that of the low ones (int). A piece is half of a k-step; it has four
-// inputs of each lane t, since codes stand in a unit as 16 bytes of each lane.
+// A unit of TOKENS rows: digits [high, low][piece][token][16 bytes], then the scale of each token (float), and with
+// zero points 256 times the sum of the high digits plus that of the low ones (int). A piece is half of a k-step; it has
+// four inputs of each lane t, since codes stand in a unit as 16 bytes of each lane.
 #pragma once
 
 #include "common/product_codes.cuh"
@@ -11,7 +11,7 @@ template <typename WeightT, bool IS_SYMMETRIC, int TOKENS>
 struct DigitImage {
     using Codes = CodeProduct<WeightT, float, 0, IS_SYMMETRIC, 1>;
     static constexpr bool IS_INT4 = Codes::IS_INT4;
-    static constexpr int PIECES = TileFormat<WeightT>::UNIT_INPUTS / 16, STEPS = PIECES / 2;
+    static constexpr int PIECES = TileFormat<WeightT>::UNIT_INPUTS / 16, PARTS = PIECES / 4;
     static constexpr int PIECE_BYTES = 16 * TOKENS, DIGIT_BYTES = PIECES * PIECE_BYTES;
     static constexpr int SCALES_AT = 2 * DIGIT_BYTES, SUMS_AT = SCALES_AT + 4 * TOKENS;
     static constexpr int UNIT_BYTES = SUMS_AT + (IS_SYMMETRIC ? 0 : 4 * TOKENS);
@@ -33,8 +33,8 @@ struct DigitImage {
                 for (int half = 0; half < 2; ++half) {
                     const int step = IS_INT4 ? eighth / 2 % 2 * 2 + half : eighth % 2;
                     const int piece = 2 * step + (IS_INT4 ? eighth % 2 : half);
-                    *reinterpret_cast<unsigned*>(bytes + digit * DIGIT_BYTES + piece * PIECE_BYTES + 16 * token + 4 * t) =
-                        this->words[digit][half];
+                    unsigned char* place = bytes + digit * DIGIT_BYTES + piece * PIECE_BYTES + 16 * token + 4 * t;
+                    *reinterpret_cast<unsigned*>(place) = this->words[digit][half];
                 }
             }
             if (eighth == 0) {
@@ -44,18 +44,16 @@ struct DigitImage {
         }
     };
 
-    // A lane's codes of the rows g and g + 8 as operands of wgmma, step by step.
-    __device__ __forceinline__ static void operands(const uint4& low, const uint4& high, unsigned (&a)[STEPS][4]) {
+    // One part of a lane's codes of the rows g and g + 8, as operands of two steps of wgmma.
+    __device__ __forceinline__ static void operands(const uint4& low, const uint4& high, int part,
+                                                    unsigned (&a)[2][4]) {
         if constexpr (IS_INT4) {
-            const unsigned words[4][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
+            const unsigned words[4] = {part == 0 ? low.x : low.z, part == 0 ? high.x : high.z,
+                                       part == 0 ? low.y : low.w, part == 0 ? high.y : high.w};
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const unsigned word = words[2 * part + i / 2][i % 2];
-                    a[2 * part][i] = Codes::even(word);
-                    a[2 * part + 1][i] = Codes::odd(word);
-                }
+            for (int i = 0; i < 4; ++i) {
+                a[0][i] = Codes::even(words[i]);
+                a[1][i] = Codes::odd(words[i]);
             }
         } else {
             constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;

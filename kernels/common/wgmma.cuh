@@ -23,9 +23,9 @@ __device__ __forceinline__ void wgmma_wait() {
 #define LLMCLI_D4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LLMCLI_D8(d, i) LLMCLI_D4(d, i), LLMCLI_D4(d, i + 4)
 
-// d = a * b + (adds ? d : 0) in int32, over 32 inputs. Lane 4g + t of a warp holds of a the rows g (a[0], a[2]) and g + 8
-// (a[1], a[3]), inputs 4t .. 4t+3 (a[0], a[1]) and 4t+16 .. 4t+19 (a[2], a[3]); of d the columns 8i + 2t and 8i + 2t + 1
-// of row g (d[4i], d[4i+1]) and of row g + 8 (d[4i+2], d[4i+3]).
+// d = a * b + (adds ? d : 0) in int32, over 32 inputs. Lane 4g + t of a warp holds of a the rows g (a[0], a[2]) and
+// g + 8 (a[1], a[3]), inputs 4t .. 4t+3 (a[0], a[1]) and 4t+16 .. 4t+19 (a[2], a[3]); of d the columns 8i + 2t and
+// 8i + 2t + 1 of row g (d[4i], d[4i+1]) and of row g + 8 (d[4i+2], d[4i+3]).
 template <bool IS_SIGNED>
 __device__ __forceinline__ void wgmma_bytes(int (&d)[8], const unsigned (&a)[4], unsigned long long b, bool adds) {
 #if __CUDA_ARCH_FEAT_SM90_ALL

@@ -81,7 +81,7 @@ def gemm_codes(
         raise ValueError(f"gemm_codes: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
     if bias is not None:
         check("gemm_codes", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
-    tokens = tokens_of(num_rows)
+    tokens = tokens_of(layout, num_rows)
     stages = choose_stages(layout, tokens, device.shared_bytes_per_block)
     shape = CodesShape(
         num_rows=num_rows,
@@ -103,10 +103,10 @@ def gemm_codes(
 
 
 def choose_stages(layout: TileLayout, tokens: int, shared_bytes_per_block: int) -> int:
-    """Units under way, so that two blocks fit on a multiprocessor."""
+    """Units under way, so that two blocks fit on a multiprocessor; the kernel needs three."""
     room = (shared_bytes_per_block + 1024) // 2 - 1024 - STATIC_SHARED_BYTES
     fixed = _shared_bytes(layout, tokens, 0)
-    return max(2, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
+    return max(3, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
 
 
 def kernel_name(layout: TileLayout, tokens: int, stages: int) -> str:
@@ -169,18 +169,16 @@ SPEC = KernelSpec(
     "gemm_codes",
     "nine and more rows, as digits, times a tiled matrix of codes, on sm_90",
     tuple(
-        kernel_name(
-            layout := TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric),
-            tokens,
-            choose_stages(layout, tokens, 227 * 1024),
-        )
+        kernel_name(layout, tokens, choose_stages(layout, tokens, 227 * 1024))
         for weight_type in ("int8", "int4")
         for scale_type, group_size, is_symmetric in (
             ("float32", None, True),
             ("bfloat16", 128, True),
             ("float16", 128, False),
         )
+        for layout in (TileLayout(weight_type, TILE_ROWS, 8192, group_size, scale_type, is_symmetric),)
         for tokens in TOKENS
+        if tokens == tokens_of(layout, tokens)
     ),
     only_arch="sm_90",
 )

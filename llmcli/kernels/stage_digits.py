@@ -26,9 +26,11 @@ class StageShape(ctypes.Structure):
     )
 
 
-def tokens_of(num_rows: int) -> int:
+def tokens_of(layout: TileLayout, num_rows: int) -> int:
     """Rows of one image where there are `num_rows` in all."""
-    return next((tokens for tokens in TOKENS if num_rows <= tokens), TOKENS[-1])
+    # With zero points the product of int4 has no registers for 64.
+    possible = TOKENS if layout.is_symmetric or layout.weight_type == "int8" else TOKENS[:-1]
+    return next((tokens for tokens in possible if num_rows <= tokens), possible[-1])
 
 
 def unit_bytes(layout: TileLayout, tokens: int) -> int:
@@ -38,7 +40,7 @@ def unit_bytes(layout: TileLayout, tokens: int) -> int:
 
 def image_bytes(layout: TileLayout, num_rows: int) -> int:
     """Bytes of the images of `num_rows` rows."""
-    tokens = tokens_of(num_rows)
+    tokens = tokens_of(layout, num_rows)
     return -(-num_rows // tokens) * layout.num_units * unit_bytes(layout, tokens)
 
 
@@ -69,7 +71,7 @@ def stage_digits(
     shape = StageShape(num_rows=num_rows, num_inputs=layout.num_inputs, x_stride=x.strides[0] // 4, eps=eps)
     device.launch(
         "stage_digits",
-        kernel_name(layout, tokens_of(num_rows)),
+        kernel_name(layout, tokens_of(layout, num_rows)),
         grid=(num_rows,),
         block=BLOCK_SIZE,
         arguments=(x, norm_weight, image, factors, shape),

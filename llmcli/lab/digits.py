@@ -30,7 +30,7 @@ class Digits:
     def image(self, unused: int) -> np.ndarray:
         """The bytes as gemm_codes reads them; those of rows that do not exist are `unused`. Shapes: uint8, flat."""
         layout, num_rows = self.layout, len(self.integers)
-        tokens = tokens_of(num_rows)
+        tokens = tokens_of(layout, num_rows)
         blocks = -(-num_rows // tokens)
         num_pieces = layout.unit_inputs // 16
         high = (self.integers + 128) >> 8

@@ -66,8 +66,10 @@ def test_wrong_arrays_are_refused(device: Device) -> None:
 
 
 def test_the_image_has_whole_blocks_of_rows() -> None:
-    assert [tokens_of(count) for count in (9, 16, 17, 32, 33, 64, 65, 256)] == [16, 16, 32, 32, 64, 64, 64, 64]
     int8 = tile_layout("int8", 16, 130, 64, "bfloat16")
+    with_zeros = tile_layout("int4", 16, 256, 128, "bfloat16", is_symmetric=False)
+    assert [tokens_of(int8, count) for count in (9, 16, 17, 32, 33, 64, 65, 256)] == [16, 16, 32, 32, 64, 64, 64, 64]
+    assert [tokens_of(with_zeros, count) for count in (16, 33, 256)] == [16, 32, 32]
     # Two digits of 64 inputs and a float, three units; of 65 rows two blocks of 64.
     assert image_bytes(int8, 9) == 3 * 16 * (2 * 64 + 4)
     assert image_bytes(int8, 65) == 2 * 3 * 64 * (2 * 64 + 4)

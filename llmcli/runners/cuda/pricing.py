@@ -107,7 +107,7 @@ class Pricing:
         return max(reading, computing) + start + (fetching + rows) / card.clock_hertz
 
     def _gemm_codes(self, cost: CodesCost) -> float:
-        layout, rows = cost.layout, tokens_of(cost.num_rows)
+        layout, rows = cost.layout, tokens_of(cost.layout, cost.num_rows)
         num_units = layout.num_tiles * layout.num_units * -(-cost.num_rows // rows)
         row_clocks = CODES_ROW_CLOCKS * layout.unit_inputs / 64
         multiplying = self._clocks(num_units * (CODES_UNIT_CLOCKS + row_clocks * rows))
