@@ -7,10 +7,10 @@ import sys
 import pytest
 
 MESSAGES = (
-    "Tell me a story about a shy dragon called Rosa and a green lantern.",
+    "Tell me a story about a shy dragon called Tindra and a lantern.",
     "Who is the story about?",
     "What colour was the lantern?",
-    "How did Rosa feel in the end?",
+    "How did Tindra feel in the end?",
 )
 
 
@@ -20,8 +20,8 @@ def test_four_turns(device: str) -> None:
     command = [sys.executable, "-m", "llmcli", "chat", "--device", device, "--seed", "1", "--json", *messages]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     story, who, colour, feeling = (turn["answer"].rstrip(".") for turn in json.loads(done.stdout)["turns"])
-    assert "Rosa" in story
-    assert "Rosa" in who
+    assert "Tindra" in story
+    assert "Tindra" in who
     # "The lantern is carrot orange.", and "carrot orange lantern" in the story; of two words, one may be left out.
     assert f"{colour.split()[-1]} lantern" in story
     assert feeling.partition(" felt ")[2] in story

@@ -33,9 +33,9 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Products of rows as digits: clocks of the start and end of each of the two kernels, and a multiprocessor's clocks for
-# a unit of codes, and for each row and 64 inputs of it. Fitted to an 8B model's layers in int8, with 16 to 256 rows.
-DIGITS_CLOCKS, CODES_UNIT_CLOCKS, CODES_ROW_CLOCKS = 15700, 53, 2.0
+# Products of rows as digits: clocks of the start and end of the staging and of the product, and a multiprocessor's
+# clocks for a unit of codes, and for each row and 64 inputs of it. Fitted to steps of 16 and 64 rows of int8 models.
+DIGITS_CLOCKS, CODES_CLOCKS, CODES_UNIT_CLOCKS, CODES_ROW_CLOCKS = 6000, 13500, 53, 2.0
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
@@ -112,7 +112,7 @@ class Pricing:
         row_clocks = CODES_ROW_CLOCKS * layout.unit_inputs / 64
         multiplying = self._clocks(num_units * (CODES_UNIT_CLOCKS + row_clocks * rows))
         reading = cost.stored_bytes / self._rates.read_bytes
-        return max(reading, multiplying) + DIGITS_CLOCKS / self._card.clock_hertz
+        return max(reading, multiplying) + CODES_CLOCKS / self._card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE
