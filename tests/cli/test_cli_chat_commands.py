@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from scripted_talk import Talk, answers
 
+from llmcli.cli.chat_session.commands import COMMANDS, HABITS
 from llmcli.cli.chat_session.look_commands import CODE_BLOCK
 from llmcli.engine.conversation_file import load_conversation
 
@@ -159,3 +160,25 @@ def test_markdown_is_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch, capsy
     assert lines[1:11] == ["", "Some words here.", "", "1 one", "2 two", "• deep", "", "x = 1", "", "y = 2"]
     assert any(line.split() == ["1", "2"] for line in lines)
     assert lines[-1] == "End"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("/exit", "did you mean /quit? /help lists all; to send it as a message, put a space before it"),
+        ("/bye now", "did you mean /quit? /help"),
+        ("/retry", "did you mean /regen? /help"),
+        ("/histroy", "did you mean /history? /help"),
+        ("/nonsense", "/help lists them; to send"),
+    ],
+)
+def test_a_command_of_another_name_is_hinted_at(talk: Talk, typed: str, hint: str) -> None:
+    result, _ = talk(typed)
+    assert f"unknown command {typed.split()[0]}; {hint}" in result.stderr
+    assert not answers(result)
+
+
+def test_habits_are_no_commands_and_mean_some() -> None:
+    names = {command.name for command in COMMANDS}
+    assert not names & HABITS.keys()
+    assert set(HABITS.values()) <= names

@@ -1,5 +1,6 @@
 """The table of commands, and how a line is told to be one."""
 
+import difflib
 import sys
 
 from llmcli.cli.chat_session import look_commands, probs_command, set_command, turn_commands
@@ -49,6 +50,19 @@ COMMANDS = (
     Command("quit", "", "Quit; so does Ctrl-D.", turn_commands.leave),
 )
 
+# What the same commands are called in other chat programs.
+HABITS = {
+    "?": "help",
+    "bye": "quit",
+    "clear": "reset",
+    "exit": "quit",
+    "new": "reset",
+    "q": "quit",
+    "redo": "regen",
+    "retry": "regen",
+    "regenerate": "regen",
+}
+
 
 def is_command(text: str) -> bool:
     """Whether a line is meant as a command: it begins with a slash, and is one line or begins with a known name."""
@@ -64,8 +78,11 @@ def run_command(state: ChatSession, text: str) -> Outcome:
     for command in COMMANDS:
         if command.name == name:
             return command.run(state, argument)
+    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], 1)
+    meant = HABITS.get(name) or (near[0] if near else None)
+    hint = f"did you mean /{meant}? /help lists all" if meant else "/help lists them"
     raise UsageError(
-        f"unknown command {first_line(f'/{name}')}; /help lists them; to send it as a message, put a space before it"
+        f"unknown command {first_line(f'/{name}')}; {hint}; to send it as a message, put a space before it"
     )
 
 
