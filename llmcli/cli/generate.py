@@ -31,7 +31,7 @@ from llmcli.cli.own_kernels import KernelOption, open_card, read_kernels, show_c
 from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
-from llmcli.cli.run import check_run, open_run
+from llmcli.cli.run import Run, check_run, open_run
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
@@ -41,7 +41,15 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
+    from llmcli.lab.own_kernel import OwnKernel
     from llmcli.receipt.receipt import PromptFacts
+
+
+@dataclass(frozen=True)
+class KernelRunOptions(RunOptions):
+    """The model that runs, and kernels of the user's in it."""
+
+    kernel: KernelOption = None
 
 
 @dataclass(frozen=True)
@@ -146,8 +154,7 @@ class SampleOptions:
 def generate(
     *,
     prompt: PromptOptions,
-    options: RunOptions,
-    kernel: KernelOption = None,
+    options: KernelRunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     samples: SampleOptions,
@@ -166,28 +173,24 @@ def generate(
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos, timeline=timeline)
-    kernels = read_kernels(kernel, request.devices)
+    kernels = read_kernels(options.kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
     run = open_run(request, options.model, timeline)
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)
     can_end = not stopping.ignore_eos and session.can_end(encoded)
-    requested, num_prompt_tokens = stopping.max_new_tokens, len(encoded.token_ids)
-    max_new_tokens = session.limit_new_tokens(requested, num_prompt_tokens, run.context, can_end=can_end)
+    num_prompt_tokens = len(encoded.token_ids)
+    max_new_tokens = session.limit_new_tokens(stopping.max_new_tokens, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
-    if kernels:
-        with timeline.part("checks of kernels"):
-            run = replace(run, devices=open_card(run.devices, kernels, session.model, run.context, num_rows))
-    receipt = None
-    if output.receipt is not None:  # before the weights are read
-        receipt = ReceiptOutput(output.receipt, run, prompt.facts(text, encoded), replace=output.force)
+    run = _with_own_kernels(run, kernels, num_rows, timeline)
+    receipt = _open_receipt(output, run, prompt.facts(text, encoded))  # before the weights are read
     loaded = run.load(num_rows, timeline)
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
-    longest = session.model.config.max_position_embeddings
-    cut_notice = CutNotice(max_new_tokens if requested is None else None, run.context, longest)
+    cut_at = max_new_tokens if stopping.max_new_tokens is None else None
+    cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
     wanted = session.request(
         encoded,
         chosen_sampler,
@@ -208,6 +211,24 @@ def generate(
         raise typer.Exit(EXIT_INTERRUPTED)
     if kernels:
         show_change(run.devices, loaded.runner, num_prompt_tokens)
+
+
+def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:
+    """The run on a card that launches the user's kernels, once they have passed their checks.
+
+    Raises: LLMCliError and its subclasses
+    """
+    if not kernels:
+        return run
+    with timeline.part("checks of kernels"):
+        return replace(run, devices=open_card(run.devices, kernels, run.session.model, run.context, num_rows))
+
+
+def _open_receipt(output: OutputOptions, run: Run, prompt: PromptFacts) -> ReceiptOutput | None:
+    """The receipt that is asked for, if any. Raises: UsageError for a file that is there, OSError"""
+    if output.receipt is None:
+        return None
+    return ReceiptOutput(output.receipt, run, prompt, replace=output.force)
 
 
 def show_all(generation: Generation, outputs: Sequence[Output]) -> bool:

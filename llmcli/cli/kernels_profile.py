@@ -82,7 +82,7 @@ def profile_kernel(
 def _require_kernel(name: str) -> None:
     """Refuse what is not the name of a kernel. Raises: UsageError"""
     if name not in lazy.KERNELS and name.replace("-", "_") in lazy.study_names():
-        study, _ = lazy.load_study(name)
+        study, _ = lazy.load_study(name.replace("-", "_"))
         rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
         raise UsageError(f"{name} is a study; name one of its rungs: {rungs}")
     require_kernels([name])
@@ -114,6 +114,10 @@ def _profile_rung(name: str) -> Profiled:
     Raises: LLMCliError and its subclasses
     """
     study_name, _, rung_name = name.partition(_OF_A_STUDY)
+    names = lazy.find_studies(study_name)
+    if len(names) > 1:
+        raise UsageError(f"{study_name} is several studies; name one of {', '.join(names)}")
+    study_name = names[0]
     lazy.find_rung(lazy.load_study(study_name)[0], rung_name)
     device, ncu = open_card(), lazy.find_ncu()
     study, problem, call = lazy.rung_call(study_name, rung_name, device.facts, device.arch)

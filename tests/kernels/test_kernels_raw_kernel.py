@@ -51,8 +51,8 @@ class Card(Device):
         self.driver_launches = driver.launches
         self.shared_bytes_per_block, self.stream = 100_000, SimpleNamespace(ptr=0x1000)
         self._can_overlap, self._started, self.trace, self.noted = can_overlap, None, [], None
-        self._driver = LaunchDriver(driver)
-        self._kernels = {("a", "a<1>"): LoadedKernel(raw, static_shared_bytes=1024)}
+        self._driver, self.own_sources, self.uses_own = LaunchDriver(driver), {}, False
+        self._kernels = {(False, "a", "a<1>"): LoadedKernel(raw, static_shared_bytes=1024)}
 
     def launch_a(self, **changes: Any) -> None:
         self.launch("a", "a<1>", **({"grid": (3, 2), "block": 128, "arguments": ()} | changes))
@@ -143,7 +143,7 @@ def test_cupy_takes_what_it_is_given() -> None:
     raw = lambda grid, block, args, **options: function(grid, block, args, **options)  # noqa: E731
     kernel = SimpleNamespace(raw=raw, allow_shared=lambda shared_bytes: None)
     card = Card(RawKernel())
-    card._kernels = {("a", "a<1>"): kernel}
+    card._kernels = {(False, "a", "a<1>"): kernel}
     card.stream = cupy.cuda.Stream.null
     with pytest.raises(DeviceError, match="did not start: CUDA_ERROR|did not start: cudaError"):
         card.launch_a(arguments=(np.int32(1), ARRAY, None, Shape(1, 2, 3)))
@@ -162,9 +162,9 @@ def test_kernels_come_from_the_cached_file_by_their_lowered_names(tmp_path: Any)
     card.arch, card._cupy = "sm_90", SimpleNamespace(RawModule=Module)
     resources = KernelResources(1, 40_000, 0, 0, 0)
     cached = CachedKernels(tmp_path / "b.cubin", {"b<1>": "_b1", "b<2>": "_b2"}, {"b<1>": resources, "b<2>": resources})
-    card._cache = SimpleNamespace(get_all=lambda kernels, *_: dict.fromkeys(kernels, cached))
+    card._caches = {False: SimpleNamespace(get_all=lambda kernels, *_: dict.fromkeys(kernels, cached))}
     card.prepare("b", ["b<1>", "b<2>"])
-    assert card._kernels["b", "b<2>"].raw.origin == (str(tmp_path / "b.cubin"), "_b2")
-    card._kernels["b", "b<1>"].allow_shared(48 * 1024 - 40_000)
+    assert card._kernels[False, "b", "b<2>"].raw.origin == (str(tmp_path / "b.cubin"), "_b2")
+    card._kernels[False, "b", "b<1>"].allow_shared(48 * 1024 - 40_000)
     with pytest.raises(AttributeError):
-        _ = card._kernels["b", "b<1>"].raw.max_dynamic_shared_size_bytes
+        _ = card._kernels[False, "b", "b<1>"].raw.max_dynamic_shared_size_bytes

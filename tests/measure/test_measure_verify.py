@@ -102,11 +102,11 @@ def test_equal_layers_are_right(runner: Runner) -> None:
 
 @pytest.mark.parametrize(("layer", "part"), [(0, "down_proj"), (2, "down_proj"), (3, "o_proj"), (5, "o_proj")])
 def test_only_a_wrong_layer_is_wrong(runner: Runner, layer: int, part: str) -> None:
-    """One row of one matrix is half as large again; the layers behind it are right for what they are given."""
+    """One row of one matrix is three times as large; the layers behind it are right for what they are given."""
     wrong = load(open_model(resource_folder(STORYTELLER)), max_seq_len=64)
     model: Any = wrong._device
     weight = getattr(model._model.layers[layer], part).weight
-    weight[7] *= 1.5
+    weight[7] *= 3
     verdicts = compare_layers(wrong, runner, TOKENS)
     assert [verdict.module for verdict in verdicts if not verdict.is_right] == [f"layers.{layer}"]
     found = verdicts[layer + 1]
@@ -192,7 +192,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
     """The fourth layer is wrong in one kernel only, of single tokens or (the sign) of a prompt."""
     from simulated_kernels import on_host
 
-    from llmcli.runners.cuda import forward
+    from llmcli.runners.cuda import forward, row_products
 
     layer, num_calls = simulated._device._forward._layers[3], 0
 
@@ -203,7 +203,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
 
     def attention_decode(device: Any, **arguments: Any) -> None:
         if arguments["keys"] is layer.cache["keys"]:
-            arguments["window"] = 2
+            arguments["window"] = 1
         right(device, **arguments)
 
     def swiglu(device: Any, **arguments: Any) -> None:
@@ -214,8 +214,9 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
         right(device, **arguments)
 
     wrong = {"scale": gemv, "window": attention_decode, "sign": swiglu}[fault]
-    right = getattr(forward, wrong.__name__)
-    monkeypatch.setattr(forward, wrong.__name__, wrong)
+    caller = row_products if wrong is gemv else forward
+    right = getattr(caller, wrong.__name__)
+    monkeypatch.setattr(caller, wrong.__name__, wrong)
     verdicts = compare_layers(simulated, on_torch(64), TOKENS)
     assert [verdict.is_right for verdict in verdicts[:4]] == [True] * 4
     first = next(verdict for verdict in verdicts if not verdict.is_right)

@@ -268,7 +268,8 @@ def gemm_codes(
 
 def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
     """What stands in the bytes of digits, by the order that digit_image.cuh tells. Shapes: [num_rows, num_inputs]"""
-    tokens = next((count for count in (16, 32) if num_rows <= count), 64)
+    most = 64 if layout.is_symmetric or layout.weight_type == "int8" else 32
+    tokens = next((count for count in (16, 32) if num_rows <= count), most)
     width = layout.unit_inputs
     unit_bytes = tokens * (2 * width + (4 if layout.is_symmetric else 8))
     values = np.empty((num_rows, layout.num_units, width))
