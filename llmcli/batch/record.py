@@ -68,7 +68,7 @@ def load_record(output: Path) -> Record:
     values = BATCH_RECORD.read_json_object(path)
     settings, seed, runner = (values.get(key) for key in ("settings", "seed", "runner"))
     if values.get("format") != FORMAT or values.get("version") != VERSION:
-        raise UsageError(f"{path} is not a batch record that this version can read; name another output")
+        raise UsageError(f"{path} is not a record of this version of llmcli batch; choose another output")
     if not (isinstance(settings, dict) and type(seed) is int and isinstance(runner, str)):
         raise UsageError(f"{path} is damaged: settings, seed or runner is missing; name another output")
     return Record(settings, seed, runner)

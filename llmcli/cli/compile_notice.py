@@ -6,5 +6,5 @@ from llmcli.cli.terminal import terminal
 def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
     if done == 0:
-        terminal.info(f"compiling {total} kernels, once")
+        terminal.info(f"compiling {total} kernels; the next start finds them compiled")
     terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

@@ -69,4 +69,4 @@ def require_kernels(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in (*lazy.KERNELS, LIBRARY):
-            raise UsageError(f"there is no kernel {name!r}; llmcli kernels list names them")
+            raise UsageError(f"there is no kernel {name!r}; run llmcli kernels list to see them")

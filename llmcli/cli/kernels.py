@@ -50,7 +50,7 @@ def compare(
     study: Annotated[
         str | None,
         typer.Argument(
-            metavar="STUDY", help="A study, or the words that several begin with; without it, all are listed."
+            metavar="STUDY", help="A study, or the first words of several, such as decode. Without it, list all."
         ),
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
@@ -86,7 +86,7 @@ def compare(
     names = lazy.find_studies(study)
     if len(names) > 1:
         if show is not None or try_ is not None or json_ or csv_:
-            raise UsageError(f"--show, --try, --json and --csv take one study; {study} is {', '.join(names)}")
+            raise UsageError(f"--show, --try, --json and --csv need one study; {study} stands for {', '.join(names)}")
         _compare_all(names, arch)
         return
     told, source = lazy.load_study(names[0])

@@ -32,14 +32,12 @@ _OF_A_STUDY = "/"  # between a study and its rung
 @with_groups
 def profile_kernel(
     *,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The kernel, as llmcli kernels list names it; or STUDY/RUNG.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A kernel of llmcli kernels list, or STUDY/RUNG.")],
     matrix: Annotated[
         str | None,
         typer.Option(
             metavar="LAYER",
-            help="Its launches that read the weights of this layer, such as o_proj.",
+            help="Profile the launches that read this layer's weights, such as o_proj.",
             show_default="those that move most bytes",
         ),
     ] = None,
@@ -65,7 +63,10 @@ def profile_kernel(
     """
     if _OF_A_STUDY in name:
         if (matrix, model, form, scratch, lengths) != (None, None, None, None, LengthOptions()):
-            raise UsageError(f"{name} is a rung of a study; options that choose launches of a model do not apply to it")
+            raise UsageError(
+                f"{name} is a rung of a study; leave out --matrix, -m, --format, --scratch and lengths, "
+                "which are for models"
+            )
         one = _profile_rung(name)
     else:
         _require_kernel(name)
@@ -84,7 +85,7 @@ def _require_kernel(name: str) -> None:
     if name not in lazy.KERNELS and name.replace("-", "_") in lazy.study_names():
         study, _ = lazy.load_study(name.replace("-", "_"))
         rungs = ", ".join(f"{name}{_OF_A_STUDY}{rung.name}" for rung in study.rungs)
-        raise UsageError(f"{name} is a study; name one of its rungs: {rungs}")
+        raise UsageError(f"{name} is a study; choose a rung: {rungs}")
     require_kernels([name])
 
 
@@ -98,7 +99,7 @@ def _profile_call(name: str, matrix: str | None, subject: Subject, lengths: Leng
     chosen = lazy.choose_call(walks, name, matrix)
     call, title = chosen.call, chosen.walk.title
     with subject_files(subject, scratch, keep=False) as model:
-        terminal.info(f"profiling {name} with {ncu}, which loads the model first")
+        terminal.info(f"loading the model, then profiling {name} with {ncu}")
         folder = str(model.checkpoint.folder.resolve())
         request = lazy.StepRequest(folder, lengths, chosen.step, chosen.index)
         counters = lazy.profile(ncu, request, device.arch)
@@ -116,7 +117,7 @@ def _profile_rung(name: str) -> Profiled:
     study_name, _, rung_name = name.partition(_OF_A_STUDY)
     names = lazy.find_studies(study_name)
     if len(names) > 1:
-        raise UsageError(f"{study_name} is several studies; name one of {', '.join(names)}")
+        raise UsageError(f"{study_name} stands for several studies; choose one: {', '.join(names)}")
     study_name = names[0]
     lazy.find_rung(lazy.load_study(study_name)[0], rung_name)
     device, ncu = open_card(), lazy.find_ncu()

@@ -60,7 +60,7 @@ def roofline(
     subject = open_walked(shape, form)
     device, ceilings, steps = measure_subject_kernels(subject, lengths.within(subject), scratch)
     try:
-        # No kernel here multiplies int8: it is what the card could do.
+        # What the card could do: products with codes take two int8 operations for each that is counted.
         roofs = {**ceilings.flops, "int8": lazy.measure_flops(device, "int8")}
     except DeviceError as error:
         terminal.warn(f"the rate of int8 products is left out: {error}")

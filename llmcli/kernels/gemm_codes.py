@@ -9,7 +9,7 @@ import numpy as np
 
 from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import Epilogue
+from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_digits import TOKENS, image_bytes, tokens_of, unit_bytes
 from llmcli.kernels.tiles import (
@@ -26,7 +26,6 @@ from llmcli.kernels.tiles import (
 BLOCK_SIZE = 256
 _BLOCK_TILES, _QUARTERS = 8, 4
 _MAX_STAGES = 6
-_EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 STATIC_SHARED_BYTES = 128
 
 
@@ -88,7 +87,7 @@ def gemm_codes(
         num_inputs=layout.num_inputs,
         num_outputs=out.shape[1],
         out_stride=out.strides[0] // 4,
-        epilogue=_EPILOGUES.index(epilogue),
+        epilogue=EPILOGUES.index(epilogue),
     )
     device.launch(
         "gemm_codes",

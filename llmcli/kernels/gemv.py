@@ -29,7 +29,7 @@ _ROWS = (1, 2, 4, 8)  # a kernel for each
 _DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
 _TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
-_EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
+EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
 
 class GemvShape(ctypes.Structure):
@@ -225,7 +225,7 @@ def gemv(
             x_stride=x.strides[0] // 4,
             out_stride=out.strides[0] // 4,
             chunk_units=plan.chunk_units,
-            epilogue=_EPILOGUES.index(epilogue),
+            epilogue=EPILOGUES.index(epilogue),
             eps=eps,
         )
         rows = (x[begin:end], norm_weight, bias, out[begin:end])

@@ -213,7 +213,7 @@ class SteppingRunner:
     def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
         """Run a span and return the hidden states between its layers; see `Runner.hidden_states`."""
         if not span.token_ids or span.choose != "none":
-            raise ValueError("hidden states are those of a span that names its tokens and chooses nothing")
+            raise ValueError("hidden_states: the span must name its tokens and choose nothing")
         work = self._work(span)
         states = self._device.hidden_states(work, inputs)
         with interrupts_held_back():

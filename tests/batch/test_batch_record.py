@@ -48,8 +48,8 @@ def test_of_many_differences_three_are_named() -> None:
         (None, "out exists, but out.run.json with its settings is missing; name another output"),
         ("", "is not valid JSON"),
         ("[]", "holds a JSON list, expected an object"),
-        ("{}", "is not a batch record that this version can read"),
-        ('{"format": "llmcli batch", "version": 2}', "is not a batch record that this version can read"),
+        ("{}", "is not a record of this version of llmcli batch"),
+        ('{"format": "llmcli batch", "version": 2}', "is not a record of this version of llmcli batch"),
         ('{"format": "llmcli batch", "version": 1}', "is damaged: settings, seed or runner is missing"),
     ],
 )

@@ -55,7 +55,7 @@ with progress("loading x", first="starting the card") as on_progress:
 
 def test_the_bar_counts_what_is_compiled() -> None:
     told = drawn_by(COMPILED)
-    assert told.count("compiling 2 kernels, once") == 1
+    assert told.count("compiling 2 kernels; the next start finds them compiled") == 1
     seen = re.findall(r"compiling kernels \d/\d|starting the card", told)
     assert list(dict.fromkeys(seen)) == ["starting the card", "compiling kernels 0/2", "compiling kernels 1/2"]
     assert seen[-1] == "starting the card"  # compiled, and nothing is read yet
@@ -63,7 +63,7 @@ def test_the_bar_counts_what_is_compiled() -> None:
 
 def test_without_a_terminal_one_line_tells_of_compiling() -> None:
     process = subprocess.run([sys.executable, "-c", COMPILED], stderr=subprocess.PIPE, text=True, check=True)
-    assert process.stderr == "compiling 2 kernels, once\n"
+    assert process.stderr == "compiling 2 kernels; the next start finds them compiled\n"
 
 
 NARROW = """

@@ -165,7 +165,7 @@ def test_without_a_card_the_way_out_is_named(llmcli: Llmcli, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("nothing",), "no kernel 'nothing'; llmcli kernels list"),
+        (("nothing",), "no kernel 'nothing'; run llmcli kernels list"),
         (("rmsnorm",), "rmsnorm/packed"),
         (("layernorm",), "layernorm is a study"),
         (("nothing/packed",), "no study 'nothing'"),
