@@ -20,8 +20,9 @@
 #include "common/launch.cuh"
 #include "common/wgmma.cuh"
 
-constexpr int BLOCK_SIZE = 256;
 constexpr int BLOCK_TILES = 8;
+constexpr int CONSUMERS = 32 * BLOCK_TILES;   // threads that multiply, a warp for each tile
+constexpr int BLOCK_SIZE = CONSUMERS + 32;  // and a warp that copies
 constexpr int QUARTERS = 4;
 
 struct CodesShape {
@@ -69,134 +70,114 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     constexpr int CHUNKS = UNIT_INPUTS == 128 ? 8 : 16;  // gemv's warps of a tile
     constexpr int SCALE_VECTORS = G::IS_GROUPED ? static_cast<int>(sizeof(ScaleT)) : 0;
     constexpr int ZERO_VECTORS = IS_SYMMETRIC ? 0 : 1;
+    static_assert(BLOCK_TILES * SCALE_VECTORS <= 32, "a lane copies one vector of scales");
     constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS) + 127) / 128 * 128;
     constexpr int IMAGE_BYTES = (Image::UNIT_BYTES + 127) / 128 * 128;
     constexpr int STAGE_BYTES = IMAGE_BYTES + BLOCK_TILES * SLOT_BYTES;
-    static_assert(STAGES >= 3, "digits are two units behind");
     static_assert(HOST_STAGE_BYTES == STAGE_BYTES, "gemm_codes.py plans another size");
-    constexpr int COLUMN_TILES = TOKENS / 8;
+    // Columns that a warp multiplies at once: those of two digits of 64 rows, and the sums, take too many registers.
+    constexpr int COLUMNS = TOKENS < 32 ? TOKENS : 32, PASSES = TOKENS / COLUMNS;
+    constexpr int COLUMN_TILES = TOKENS / 8, PASS_TILES = COLUMNS / 8;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0;
 
-    // Shared memory: stages of a unit's digits and [warp] slots; sums of chunks [column tile][thread].
+    // Shared memory: stages of a unit's digits and [tile] slots; sums of chunks [column tile][thread].
     alignas(128) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     float4* sums = reinterpret_cast<float4*>(memory + STAGES * STAGE_BYTES) + threadIdx.x;
     __shared__ unsigned long long filled[STAGES], emptied[STAGES];
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int quarter = cluster_rank<QUARTERS>();
+    // All lanes of a warp have the same, which the compiler must know: products in divergent code wait for each other.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int quarter = blockIdx.x;
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    const int tile = min(static_cast<int>(blockIdx.z) * BLOCK_TILES + warp, num_tiles - 1);
-    // Counted in vectors of 16 bytes: no registers are left for pointers.
-    const unsigned own_tile = static_cast<unsigned>(tile * num_units) * UNIT_VECTORS + lane;
-    const unsigned own_groups = tile * G::count(num_units);
-    const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_units * Image::UNIT_BYTES;
-    const unsigned own_slot = shared_address(memory) + IMAGE_BYTES + warp * SLOT_BYTES + 16 * lane;
-
-    int left = UnitWalk<CHUNKS>::count(quarter, num_units);
-
-    // The quarter's unit `ahead` units from the current one: this lane's 16 bytes of it, twice, and of its scales and
-    // zero points.
-    UnitWalk<CHUNKS> codes_ahead(quarter), digits_ahead(quarter);
-    const auto copy_codes = [&](int stage, int ahead) {
-        const unsigned slot = own_slot + stage * STAGE_BYTES;
-        if (left > ahead) {
-            const uint4* source = reinterpret_cast<const uint4*>(tiles) + own_tile + codes_ahead.unit * UNIT_VECTORS;
-            copy_async(slot, source);
-            copy_async(slot + 512, source + 32);
-            const unsigned group = own_groups + G::first(codes_ahead.unit);
-            if (lane < SCALE_VECTORS) {
-                copy_async(slot + UNIT_BYTES, reinterpret_cast<const uint4*>(scales) + group * SCALE_VECTORS + lane);
-            } else if (lane < SCALE_VECTORS + ZERO_VECTORS) {
-                copy_async(slot + UNIT_BYTES, reinterpret_cast<const uint4*>(zero_points) + group);
-            }
-            codes_ahead.next(num_units);
+    const int count = UnitWalk<CHUNKS>::count(quarter, num_units);
+    if (warp == BLOCK_TILES) {
+        if (lane < STAGES) {
+            barrier_init(&filled[lane], 32 + 1);  // each lane's codes, and the digits
+            barrier_init(&emptied[lane], BLOCK_TILES);
         }
-        copy_async_commit();
-    };
-    // One warp calls it.
-    const auto copy_digits = [&](int stage, int ahead) {
-        if (left <= ahead) return;
-        if (lane == 0) {
-            barrier_expect(&filled[stage], Image::UNIT_BYTES);
-            copy_bulk(shared_address(memory + stage * STAGE_BYTES),
-                      digits + static_cast<size_t>(digits_ahead.unit) * Image::UNIT_BYTES, Image::UNIT_BYTES,
-                      &filled[stage]);
-            barrier_arrive(&filled[stage]);
-        }
-        digits_ahead.next(num_units);
-    };
-
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) copy_codes(s, s);
-    if (threadIdx.x < STAGES) {
-        barrier_init(&filled[threadIdx.x], 1);
-        barrier_init(&emptied[threadIdx.x], BLOCK_TILES);
+        barrier_init_fence();
+        __syncwarp();
     }
-    barrier_init_fence();
-#pragma unroll
-    for (int c = 0; c < COLUMN_TILES; ++c) sums[c * BLOCK_SIZE] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     grid_dependency_launch();
     __syncthreads();  // barriers stand
-    grid_dependency_wait();
-    if (warp == 0) {
+    if (warp == BLOCK_TILES) {
+        const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_units * Image::UNIT_BYTES;
+        // Counted in vectors of 16 bytes.
+        const int first = blockIdx.z * BLOCK_TILES, last = num_tiles - 1 - first;  // tiles past the last one repeat it
+        const unsigned tile_vectors = num_units * UNIT_VECTORS, tile_groups = G::count(num_units);
+        const auto copy_codes = [&](int stage, int unit) {
+            const unsigned slots = shared_address(memory + stage * STAGE_BYTES) + IMAGE_BYTES;
+            const uint4* source = reinterpret_cast<const uint4*>(tiles) + first * tile_vectors + unit * UNIT_VECTORS + lane;
 #pragma unroll
-        for (int s = 0; s < STAGES - 2; ++s) copy_digits(s, s);
+            for (int i = 0; i < BLOCK_TILES; ++i) {
+                const uint4* of_tile = source + min(i, last) * tile_vectors;
+                copy_async(slots + i * SLOT_BYTES + 16 * lane, of_tile);
+                copy_async(slots + i * SLOT_BYTES + 16 * lane + 512, of_tile + 32);
+            }
+            const auto group_of = [&](int i) { return (first + min(i, last)) * tile_groups + G::first(unit); };
+            if (lane < BLOCK_TILES * SCALE_VECTORS) {
+                const int i = lane / SCALE_VECTORS, vector = lane % SCALE_VECTORS;
+                copy_async(slots + i * SLOT_BYTES + UNIT_BYTES + 16 * vector,
+                           reinterpret_cast<const uint4*>(scales) + group_of(i) * SCALE_VECTORS + vector);
+            }
+            if (lane < BLOCK_TILES * ZERO_VECTORS) {
+                copy_async(slots + lane * SLOT_BYTES + UNIT_BYTES + 16 * SCALE_VECTORS,
+                           reinterpret_cast<const uint4*>(zero_points) + group_of(lane));
+            }
+            barrier_arrive_behind_copies(&filled[stage]);
+        };
+        const auto copy_digits = [&](int stage, int unit) {
+            if (lane != 0) return;
+            barrier_expect(&filled[stage], Image::UNIT_BYTES);
+            copy_bulk(shared_address(memory + stage * STAGE_BYTES), digits + static_cast<size_t>(unit) * Image::UNIT_BYTES,
+                      Image::UNIT_BYTES, &filled[stage]);
+            barrier_arrive(&filled[stage]);
+        };
+        // No kernel writes codes: their copies run while this block waits for the digits.
+        UnitWalk<CHUNKS> codes_at(quarter), digits_at(quarter);
+        const int ahead = min(count, STAGES);
+        for (int i = 0; i < ahead; ++i, codes_at.next(num_units)) copy_codes(i, codes_at.unit);
+        grid_dependency_wait();
+        for (int i = 0; i < ahead; ++i, digits_at.next(num_units)) copy_digits(i, digits_at.unit);
+        unsigned parity = 0;
+        for (int i = ahead; i < count; parity ^= 1) {
+            for (int stage = 0; stage < STAGES && i < count; ++stage, ++i, codes_at.next(num_units)) {
+                barrier_wait(&emptied[stage], parity);
+                copy_digits(stage, codes_at.unit);
+                copy_codes(stage, codes_at.unit);
+            }
+        }
+        cluster_sync();  // all quarters stand
+        cluster_arrive();
+        cluster_wait();  // every block has read these sums
+        return;
     }
 
+#pragma unroll
+    for (int c = 0; c < COLUMN_TILES; ++c) sums[c * CONSUMERS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    grid_dependency_wait();
     float running[4 * COLUMN_TILES];
 #pragma unroll
     for (int i = 0; i < 4 * COLUMN_TILES; ++i) running[i] = 0.0f;
     UnitWalk<CHUNKS> at(quarter);
-    unsigned parity = 0;
-    // The unit before left its stage to the next codes, the one before that to the next digits, for which all warps
-    // must have left. Beside the product this costs nothing, but with 64 rows no registers are left for it there.
-    constexpr bool COPIES_FIRST = TOKENS > 32;
-    const auto copy_ahead = [&](int stage) {
-        copy_codes((stage + STAGES - 1) % STAGES, STAGES - 1);
-        if (warp == 0) {
-            // In the first round nobody has used these stages: the phase before the first one counts as over.
-            const int behind = (stage + STAGES - 2) % STAGES;
-            barrier_wait(&emptied[behind], stage < 2 ? parity ^ 1 : parity);
-            copy_digits(behind, STAGES - 2);
-        }
-    };
-    const auto multiply = [&](int stage) {
-        copy_async_wait<STAGES - 2>();
-        __syncwarp();  // this unit's codes have landed for all lanes, and those before it are read
-        if constexpr (COPIES_FIRST) copy_ahead(stage);
+    const auto multiply = [&](int stage, unsigned parity) {
         const unsigned char* unit = memory + stage * STAGE_BYTES;
         const unsigned char* slot = unit + IMAGE_BYTES + warp * SLOT_BYTES;
+        barrier_wait(&filled[stage], parity);
         const uint4 low_codes = reinterpret_cast<const uint4*>(slot)[lane];
         const uint4 high_codes = reinterpret_cast<const uint4*>(slot)[32 + lane];
-        barrier_wait(&filled[stage], parity);
-        int high[4 * COLUMN_TILES], low[4 * COLUMN_TILES];
-        const unsigned long long columns = columns_at(shared_address(unit), Image::PIECE_BYTES);
+        unsigned a[Image::PARTS][2][4];
 #pragma unroll
-        for (int part = 0; part < Image::PARTS; ++part) {
-            unsigned a[2][4];
-            Image::operands(low_codes, high_codes, part, a);
-            wgmma_begin();
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                constexpr int STEP = 2 * Image::PIECE_BYTES / 16, DIGIT = Image::DIGIT_BYTES / 16;
-                const int step = 2 * part + i;
-                wgmma_bytes<IS_SYMMETRIC>(high, a[i], columns + step * STEP, step > 0);
-                wgmma_bytes<IS_SYMMETRIC>(low, a[i], columns + step * STEP + DIGIT, step > 0);
-            }
-            wgmma_commit();
-            // With 64 rows no registers are left for both parts of int4.
-            if (TOKENS > 32 && part + 1 < Image::PARTS) wgmma_wait<0>();
-        }
-        if constexpr (!COPIES_FIRST) copy_ahead(stage);
+        for (int part = 0; part < Image::PARTS; ++part) Image::operands(low_codes, high_codes, part, a[part]);
         float low_scale = 1.0f, high_scale = 1.0f;
         if constexpr (G::IS_GROUPED) {
             const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + UNIT_BYTES);
             low_scale = to_float(unit_scales[g]);
             high_scale = to_float(unit_scales[g + 8]);
         }
-        wgmma_wait<0>();
         int low_zero = 0, high_zero = 0;
         if constexpr (!IS_SYMMETRIC) {
             const unsigned char* zeros = slot + UNIT_BYTES + 16 * SCALE_VECTORS;
@@ -204,18 +185,38 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
             high_zero = zeros[g + 8];
         }
 #pragma unroll
-        for (int c = 0; c < COLUMN_TILES; ++c) {
-            const float2 scale = reinterpret_cast<const float2*>(unit + Image::SCALES_AT)[4 * c + t];
-            int2 sum = make_int2(0, 0);
-            if constexpr (!IS_SYMMETRIC) sum = reinterpret_cast<const int2*>(unit + Image::SUMS_AT)[4 * c + t];
+        for (int pass = 0; pass < PASSES; ++pass) {
+            int high[4 * PASS_TILES], low[4 * PASS_TILES];
+            const unsigned long long columns = columns_at(shared_address(unit) + pass * 16 * COLUMNS, Image::PIECE_BYTES);
+            wgmma_begin();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                // Exact: below 2^30. gemv rounds the same integer once, too.
-                int value = high[4 * c + i] * 256 + low[4 * c + i];
-                if constexpr (!IS_SYMMETRIC) value -= (i < 2 ? low_zero : high_zero) * (i % 2 == 0 ? sum.x : sum.y);
-                float factor = i % 2 == 0 ? scale.x : scale.y;
-                if constexpr (G::IS_GROUPED) factor = __fmul_rn(factor, i < 2 ? low_scale : high_scale);
-                running[4 * c + i] = __fmaf_rn(factor, __int2float_rn(value), running[4 * c + i]);
+            for (int step = 0; step < 2 * Image::PARTS; ++step) {
+                constexpr int STEP = 2 * Image::PIECE_BYTES / 16, DIGIT = Image::DIGIT_BYTES / 16;
+                wgmma_bytes<IS_SYMMETRIC>(high, a[step / 2][step % 2], columns + step * STEP, step > 0);
+                wgmma_bytes<IS_SYMMETRIC>(low, a[step / 2][step % 2], columns + step * STEP + DIGIT, step > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+#pragma unroll
+            for (int c = 0; c < PASS_TILES; ++c) {
+                const int column_tile = pass * PASS_TILES + c;
+                const float2 scale = reinterpret_cast<const float2*>(unit + Image::SCALES_AT)[4 * column_tile + t];
+                int2 sum = make_int2(0, 0);
+                if constexpr (!IS_SYMMETRIC) {
+                    sum = reinterpret_cast<const int2*>(unit + Image::SUMS_AT)[4 * column_tile + t];
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    // Exact: below 2^30. gemv rounds the same integer once, too.
+                    int value = high[4 * c + i] * 256 + low[4 * c + i];
+                    if constexpr (!IS_SYMMETRIC) {
+                        value -= (i < 2 ? low_zero : high_zero) * (i % 2 == 0 ? sum.x : sum.y);
+                    }
+                    float factor = i % 2 == 0 ? scale.x : scale.y;
+                    if constexpr (G::IS_GROUPED) factor = __fmul_rn(factor, i < 2 ? low_scale : high_scale);
+                    float& total = running[4 * column_tile + i];
+                    total = __fmaf_rn(factor, __int2float_rn(value), total);
+                }
             }
         }
         __syncwarp();  // every lane has read the digits' scales
@@ -223,27 +224,26 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         if (at.ends_chunk(num_units)) {
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                float4 sum = sums[c * BLOCK_SIZE];
+                float4 sum = sums[c * CONSUMERS];
                 sum.x = __fadd_rn(sum.x, running[4 * c]);
                 sum.y = __fadd_rn(sum.y, running[4 * c + 1]);
                 sum.z = __fadd_rn(sum.z, running[4 * c + 2]);
                 sum.w = __fadd_rn(sum.w, running[4 * c + 3]);
-                sums[c * BLOCK_SIZE] = sum;
+                sums[c * CONSUMERS] = sum;
                 running[4 * c] = running[4 * c + 1] = running[4 * c + 2] = running[4 * c + 3] = 0.0f;
             }
         }
         at.next(num_units);
     };
-    // A round of all stages at a time: their addresses are constants. With 64 rows no registers are left for that.
-    constexpr int UNROLL = TOKENS > 32 ? 1 : STAGES;
+    // A round of all stages at a time: their addresses are constants.
+    unsigned parity = 0;
 #pragma unroll 1
-    for (; left > 0; parity ^= 1) {
-#pragma unroll UNROLL
+    for (int left = count; left > 0; parity ^= 1) {
+#pragma unroll
         for (int stage = 0; stage < STAGES; ++stage, --left) {
-            if (left > 0) multiply(stage);
+            if (left > 0) multiply(stage, parity);
         }
     }
-    copy_async_wait<0>();
     cluster_sync();  // all quarters stand
 
     const int index = blockIdx.z * BLOCK_TILES + warp;
@@ -261,10 +261,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     }
 #pragma unroll 1
     for (int c = quarter; c < COLUMN_TILES; c += QUARTERS) {
-        float4 total = load_from(sums + c * BLOCK_SIZE, 0);
+        float4 total = load_from(sums + c * CONSUMERS, 0);
 #pragma unroll
         for (int q = 1; q < QUARTERS; ++q) {
-            const float4 other = load_from(sums + c * BLOCK_SIZE, q);
+            const float4 other = load_from(sums + c * CONSUMERS, q);
             total.x = __fadd_rn(total.x, other.x);
             total.y = __fadd_rn(total.y, other.y);
             total.z = __fadd_rn(total.z, other.z);

@@ -23,8 +23,9 @@ from llmcli.kernels.tiles import (
     TileLayout,
 )
 
-BLOCK_SIZE = 256
 _BLOCK_TILES, _QUARTERS = 8, 4
+_CONSUMERS = 32 * _BLOCK_TILES
+BLOCK_SIZE = _CONSUMERS + 32
 _MAX_STAGES = 6
 STATIC_SHARED_BYTES = 128
 
@@ -148,7 +149,7 @@ def gemm_codes_cost(
 
 
 def _shared_bytes(layout: TileLayout, tokens: int, stages: int) -> int:
-    return stages * _stage_bytes(layout, tokens) + 16 * BLOCK_SIZE * tokens // 8
+    return stages * _stage_bytes(layout, tokens) + 16 * _CONSUMERS * tokens // 8
 
 
 def _stage_bytes(layout: TileLayout, tokens: int) -> int:
