@@ -23,7 +23,7 @@
 constexpr int BLOCK_TILES = 8;
 constexpr int CONSUMERS = 32 * BLOCK_TILES;   // threads that multiply, a warp for each tile
 constexpr int BLOCK_SIZE = CONSUMERS + 32;  // and a warp that copies
-constexpr int QUARTERS = 4;
+constexpr int QUARTERS = 4, CHUNKS = 8;  // gemv's warps of a tile
 
 struct CodesShape {
     int num_rows, num_inputs, num_outputs, out_stride, epilogue;
@@ -31,24 +31,23 @@ struct CodesShape {
     __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }
 };
 
-// The units of a quarter of the chunks, in gemv's order: chunk w has the units w, w + CHUNKS, ...
-template <int CHUNKS>
-struct UnitWalk {
-    int unit, chunk;
+// The spans of a quarter of the chunks, in gemv's order: chunk w has the spans w, w + CHUNKS, ...
+struct SpanWalk {
+    int span, chunk;
 
-    __device__ __forceinline__ explicit UnitWalk(int quarter)
-        : unit(quarter * (CHUNKS / QUARTERS)), chunk(quarter * (CHUNKS / QUARTERS)) {}
-    __device__ __forceinline__ bool ends_chunk(int num_units) const { return unit + CHUNKS >= num_units; }
-    __device__ __forceinline__ void next(int num_units) {
-        unit += CHUNKS;
-        if (unit >= num_units) unit = ++chunk;
+    __device__ __forceinline__ explicit SpanWalk(int quarter)
+        : span(quarter * (CHUNKS / QUARTERS)), chunk(quarter * (CHUNKS / QUARTERS)) {}
+    __device__ __forceinline__ bool ends_chunk(int num_spans) const { return span + CHUNKS >= num_spans; }
+    __device__ __forceinline__ void next(int num_spans) {
+        span += CHUNKS;
+        if (span >= num_spans) span = ++chunk;
     }
     // How many there are.
-    __device__ __forceinline__ static int count(int quarter, int num_units) {
+    __device__ __forceinline__ static int count(int quarter, int num_spans) {
         int count = 0;
 #pragma unroll
         for (int i = 0; i < CHUNKS / QUARTERS; ++i) {
-            count += max(num_units - (quarter * (CHUNKS / QUARTERS) + i) + CHUNKS - 1, 0) / CHUNKS;
+            count += max(num_spans - (quarter * (CHUNKS / QUARTERS) + i) + CHUNKS - 1, 0) / CHUNKS;
         }
         return count;
     }
@@ -65,14 +64,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                    const float* __restrict__ biases, float* out, CodesShape shape) {
     using Image = DigitImage<WeightT, IS_SYMMETRIC, TOKENS>;
     using G = Groups<WeightT, GROUP_SIZE>;
-    static_assert(G::PER_UNIT == 1, "groups smaller than a unit are not for this kernel");
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    constexpr int CHUNKS = UNIT_INPUTS == 128 ? 8 : 16;  // gemv's warps of a tile
+    static_assert(G::PER_SPAN == 1, "groups smaller than a span are not for this kernel");
+    constexpr int UNITS = SPAN_UNITS<WeightT>, CODES_BYTES = UNITS * UNIT_BYTES, CODES_VECTORS = CODES_BYTES / 16;
     constexpr int SCALE_VECTORS = G::IS_GROUPED ? static_cast<int>(sizeof(ScaleT)) : 0;
     constexpr int ZERO_VECTORS = IS_SYMMETRIC ? 0 : 1;
     static_assert(BLOCK_TILES * SCALE_VECTORS <= 32, "a lane copies one vector of scales");
-    constexpr int SLOT_BYTES = (UNIT_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS) + 127) / 128 * 128;
-    constexpr int IMAGE_BYTES = (Image::UNIT_BYTES + 127) / 128 * 128;
+    constexpr int SLOT_BYTES = (CODES_BYTES + 16 * (SCALE_VECTORS + ZERO_VECTORS) + 127) / 128 * 128;
+    constexpr int IMAGE_BYTES = (Image::SPAN_BYTES + 127) / 128 * 128;
     constexpr int STAGE_BYTES = IMAGE_BYTES + BLOCK_TILES * SLOT_BYTES;
     static_assert(HOST_STAGE_BYTES == STAGE_BYTES, "gemm_codes.py plans another size");
     // Columns that a warp multiplies at once: those of two digits of 64 rows, and the sums, take too many registers.
@@ -91,8 +89,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int quarter = blockIdx.x;
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    const int count = UnitWalk<CHUNKS>::count(quarter, num_units);
+    const int num_spans = spans_of<WeightT>(shape.num_inputs);
+    const int count = SpanWalk::count(quarter, num_spans);
     if (warp == BLOCK_TILES) {
         if (lane < STAGES) {
             barrier_init(&filled[lane], 32 + 1);  // each lane's codes, and the digits
@@ -104,50 +102,52 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     grid_dependency_launch();
     __syncthreads();  // barriers stand
     if (warp == BLOCK_TILES) {
-        const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_units * Image::UNIT_BYTES;
+        const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_spans * Image::SPAN_BYTES;
         // Counted in vectors of 16 bytes.
         const int first = blockIdx.z * BLOCK_TILES, last = num_tiles - 1 - first;  // tiles past the last one repeat it
-        const unsigned tile_vectors = num_units * UNIT_VECTORS, tile_groups = G::count(num_units);
-        const auto copy_codes = [&](int stage, int unit) {
+        const unsigned tile_vectors = num_spans * CODES_VECTORS, tile_groups = G::count(num_spans * UNITS);
+        const auto copy_codes = [&](int stage, int span) {
             const unsigned slots = shared_address(memory + stage * STAGE_BYTES) + IMAGE_BYTES;
-            const uint4* source = reinterpret_cast<const uint4*>(tiles) + first * tile_vectors + unit * UNIT_VECTORS + lane;
+            const uint4* source = reinterpret_cast<const uint4*>(tiles) + first * tile_vectors + span * CODES_VECTORS + lane;
 #pragma unroll
             for (int i = 0; i < BLOCK_TILES; ++i) {
                 const uint4* of_tile = source + min(i, last) * tile_vectors;
-                copy_async(slots + i * SLOT_BYTES + 16 * lane, of_tile);
-                copy_async(slots + i * SLOT_BYTES + 16 * lane + 512, of_tile + 32);
+#pragma unroll
+                for (int v = 0; v < CODES_VECTORS; v += 32) {
+                    copy_async(slots + i * SLOT_BYTES + 16 * (lane + v), of_tile + v);
+                }
             }
-            const auto group_of = [&](int i) { return (first + min(i, last)) * tile_groups + G::first(unit); };
+            const auto group_of = [&](int i) { return (first + min(i, last)) * tile_groups + G::first(span * UNITS); };
             if (lane < BLOCK_TILES * SCALE_VECTORS) {
                 const int i = lane / SCALE_VECTORS, vector = lane % SCALE_VECTORS;
-                copy_async(slots + i * SLOT_BYTES + UNIT_BYTES + 16 * vector,
+                copy_async(slots + i * SLOT_BYTES + CODES_BYTES + 16 * vector,
                            reinterpret_cast<const uint4*>(scales) + group_of(i) * SCALE_VECTORS + vector);
             }
             if (lane < BLOCK_TILES * ZERO_VECTORS) {
-                copy_async(slots + lane * SLOT_BYTES + UNIT_BYTES + 16 * SCALE_VECTORS,
+                copy_async(slots + lane * SLOT_BYTES + CODES_BYTES + 16 * SCALE_VECTORS,
                            reinterpret_cast<const uint4*>(zero_points) + group_of(lane));
             }
             barrier_arrive_behind_copies(&filled[stage]);
         };
-        const auto copy_digits = [&](int stage, int unit) {
+        const auto copy_digits = [&](int stage, int span) {
             if (lane != 0) return;
-            barrier_expect(&filled[stage], Image::UNIT_BYTES);
-            copy_bulk(shared_address(memory + stage * STAGE_BYTES), digits + static_cast<size_t>(unit) * Image::UNIT_BYTES,
-                      Image::UNIT_BYTES, &filled[stage]);
+            barrier_expect(&filled[stage], Image::SPAN_BYTES);
+            copy_bulk(shared_address(memory + stage * STAGE_BYTES), digits + static_cast<size_t>(span) * Image::SPAN_BYTES,
+                      Image::SPAN_BYTES, &filled[stage]);
             barrier_arrive(&filled[stage]);
         };
         // No kernel writes codes: their copies run while this block waits for the digits.
-        UnitWalk<CHUNKS> codes_at(quarter), digits_at(quarter);
+        SpanWalk codes_at(quarter), digits_at(quarter);
         const int ahead = min(count, STAGES);
-        for (int i = 0; i < ahead; ++i, codes_at.next(num_units)) copy_codes(i, codes_at.unit);
+        for (int i = 0; i < ahead; ++i, codes_at.next(num_spans)) copy_codes(i, codes_at.span);
         grid_dependency_wait();
-        for (int i = 0; i < ahead; ++i, digits_at.next(num_units)) copy_digits(i, digits_at.unit);
+        for (int i = 0; i < ahead; ++i, digits_at.next(num_spans)) copy_digits(i, digits_at.span);
         unsigned parity = 0;
         for (int i = ahead; i < count; parity ^= 1) {
-            for (int stage = 0; stage < STAGES && i < count; ++stage, ++i, codes_at.next(num_units)) {
+            for (int stage = 0; stage < STAGES && i < count; ++stage, ++i, codes_at.next(num_spans)) {
                 barrier_wait(&emptied[stage], parity);
-                copy_digits(stage, codes_at.unit);
-                copy_codes(stage, codes_at.unit);
+                copy_digits(stage, codes_at.span);
+                copy_codes(stage, codes_at.span);
             }
         }
         cluster_sync();  // all quarters stand
@@ -162,32 +162,36 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     float running[4 * COLUMN_TILES];
 #pragma unroll
     for (int i = 0; i < 4 * COLUMN_TILES; ++i) running[i] = 0.0f;
-    UnitWalk<CHUNKS> at(quarter);
+    SpanWalk at(quarter);
     const auto multiply = [&](int stage, unsigned parity) {
-        const unsigned char* unit = memory + stage * STAGE_BYTES;
-        const unsigned char* slot = unit + IMAGE_BYTES + warp * SLOT_BYTES;
+        const unsigned char* digits = memory + stage * STAGE_BYTES;
+        const unsigned char* slot = digits + IMAGE_BYTES + warp * SLOT_BYTES;
         barrier_wait(&filled[stage], parity);
-        const uint4 low_codes = reinterpret_cast<const uint4*>(slot)[lane];
-        const uint4 high_codes = reinterpret_cast<const uint4*>(slot)[32 + lane];
+        uint4 low_codes[UNITS], high_codes[UNITS];
+#pragma unroll
+        for (int unit = 0; unit < UNITS; ++unit) {
+            low_codes[unit] = reinterpret_cast<const uint4*>(slot)[unit * UNIT_VECTORS + lane];
+            high_codes[unit] = reinterpret_cast<const uint4*>(slot)[unit * UNIT_VECTORS + 32 + lane];
+        }
         unsigned a[Image::PARTS][2][4];
 #pragma unroll
         for (int part = 0; part < Image::PARTS; ++part) Image::operands(low_codes, high_codes, part, a[part]);
         float low_scale = 1.0f, high_scale = 1.0f;
         if constexpr (G::IS_GROUPED) {
-            const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + UNIT_BYTES);
+            const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + CODES_BYTES);
             low_scale = to_float(unit_scales[g]);
             high_scale = to_float(unit_scales[g + 8]);
         }
         int low_zero = 0, high_zero = 0;
         if constexpr (!IS_SYMMETRIC) {
-            const unsigned char* zeros = slot + UNIT_BYTES + 16 * SCALE_VECTORS;
+            const unsigned char* zeros = slot + CODES_BYTES + 16 * SCALE_VECTORS;
             low_zero = zeros[g];
             high_zero = zeros[g + 8];
         }
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             int high[4 * PASS_TILES], low[4 * PASS_TILES];
-            const unsigned long long columns = columns_at(shared_address(unit) + pass * 16 * COLUMNS, Image::PIECE_BYTES);
+            const unsigned long long columns = columns_at(shared_address(digits) + pass * 16 * COLUMNS, Image::PIECE_BYTES);
             wgmma_begin();
 #pragma unroll
             for (int step = 0; step < 2 * Image::PARTS; ++step) {
@@ -200,10 +204,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
 #pragma unroll
             for (int c = 0; c < PASS_TILES; ++c) {
                 const int column_tile = pass * PASS_TILES + c;
-                const float2 scale = reinterpret_cast<const float2*>(unit + Image::SCALES_AT)[4 * column_tile + t];
+                const float2 scale = reinterpret_cast<const float2*>(digits + Image::SCALES_AT)[4 * column_tile + t];
                 int2 sum = make_int2(0, 0);
                 if constexpr (!IS_SYMMETRIC) {
-                    sum = reinterpret_cast<const int2*>(unit + Image::SUMS_AT)[4 * column_tile + t];
+                    sum = reinterpret_cast<const int2*>(digits + Image::SUMS_AT)[4 * column_tile + t];
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         }
         __syncwarp();  // every lane has read the digits' scales
         if (lane == 0) barrier_arrive(&emptied[stage]);
-        if (at.ends_chunk(num_units)) {
+        if (at.ends_chunk(num_spans)) {
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 float4 sum = sums[c * CONSUMERS];
@@ -233,13 +237,14 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 running[4 * c] = running[4 * c + 1] = running[4 * c + 2] = running[4 * c + 3] = 0.0f;
             }
         }
-        at.next(num_units);
+        at.next(num_spans);
     };
-    // A round of all stages at a time: their addresses are constants.
+    // A round of all stages at a time: their addresses are constants. With 64 rows no registers are left for that.
+    constexpr int UNROLL = TOKENS > 32 ? 1 : STAGES;
     unsigned parity = 0;
 #pragma unroll 1
     for (int left = count; left > 0; parity ^= 1) {
-#pragma unroll
+#pragma unroll UNROLL
         for (int stage = 0; stage < STAGES; ++stage, --left) {
             if (left > 0) multiply(stage, parity);
         }

@@ -46,7 +46,7 @@ struct GemmStep {
     __device__ __forceinline__ static void copy(unsigned slot, const unsigned char* tiles, const ScaleT* scales,
                                                 const unsigned char* zero_points, const __half* x,
                                                 const GemmShape& shape, int step) {
-        const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+        const int num_units = units_of<WeightT>(shape.num_inputs);
         const int num_tiles = (shape.num_outputs + TILE_ROWS - 1) / TILE_ROWS;
         constexpr int TOKEN_VECTORS = STEP_UNITS * UNIT_INPUTS / 8;
 #pragma unroll

@@ -4,22 +4,22 @@
 //           null (common/tile.cuh); x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs]
 //           float or null; bias [16 * num_tiles] float or null; out [num_rows, out_stride] float. epilogue 0: out = y;
 //           1: out += y; 2: a tile has 8 rows of gate and the same 8 of up, and out = silu(gate) * up
-// Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_units a multiple of 16, or one chunk holds all
-//           units; tiles, scales, zero_points, norm_weight 16-byte aligned
+// Requires: 1 <= num_rows <= ROWS <= 8; out does not alias x; chunk_spans a multiple of 16, or one chunk holds all
+//           spans; tiles, scales, zero_points, norm_weight 16-byte aligned
 // Launch:   grid (a multiple of BLOCKS), block (512), dynamic shared memory by llmcli/kernels/gemv.py, clusters of
 //           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
 //           out once
 // Numerics: Weights are exact: codes in integers, 16-bit weights in the tensor cores. x' has a relative error e = 2^-22
-//           (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its unit of 64 (int4: 128)
+//           (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
 //           inputs; that largest is clamped to 2^-100 from below, and gives NaN from 2^126 on. Sums are fp32: |error|
-//           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the unit| * |W|. The
-//           order is fixed: of a tile's N = 16 warps (int4: 8) warp w sums the units w, w + N, ..., then each quarter
+//           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the span| * |W|. The
+//           order is fixed: of a tile's N = 16 warps (codes: 8) warp w sums the spans w, w + N, ..., then each quarter
 //           of the warps is added in order, then the quarters. So equal runs give equal bits. A row's bits depend
 //           neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
 //           independent)
 // Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (int4) one half on each of two tiles.
-//           (2) A warp works on a unit as soon as it has landed. It asks for the next one only when at most PENDING are
+//           (2) A warp works on a span as soon as it has landed. It asks for the next one only when at most PENDING are
 //           under way.
 //           (3) The rest of the ring carries a warp over a stall. It is filled while the block waits for the kernel in
 //           front and for x.
@@ -28,7 +28,7 @@
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
 //           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile.
 //           (6) Rejected, with figures in docs/performance/products.md: two blocks of 8 warps, registers for a second
-//           block beside, other orders of the units, two rows shared out over a cluster, a 17th warp for the outputs,
+//           block beside, other orders of the spans, two rows shared out over a cluster, a 17th warp for the outputs,
 //           codes as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
@@ -37,7 +37,7 @@
 #include "common/product_codes.cuh"
 #include "common/product_floats.cuh"
 #include "common/product_halves.cuh"
-#include "common/unit_stream.cuh"
+#include "common/span_stream.cuh"
 
 constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
@@ -81,9 +81,9 @@ __device__ __forceinline__ void sync_sharers(int own) {
 }
 
 // The sizes with which llmcli/kernels/gemv.py plans shared memory; a static_assert compares them.
-template <int SLOT_BYTES_, int UNIT_BYTES_, int NUM_SUMS_, int NUM_BUFFERS_, int TILE_WARPS_>
+template <int SLOT_BYTES_, int SPAN_BYTES_, int NUM_SUMS_, int NUM_BUFFERS_, int TILE_WARPS_>
 struct HostSizes {
-    static constexpr int SLOT_BYTES = SLOT_BYTES_, UNIT_BYTES = UNIT_BYTES_, NUM_SUMS = NUM_SUMS_;
+    static constexpr int SLOT_BYTES = SLOT_BYTES_, SPAN_BYTES = SPAN_BYTES_, NUM_SUMS = NUM_SUMS_;
     static constexpr int NUM_BUFFERS = NUM_BUFFERS_, TILE_WARPS = TILE_WARPS_;
 };
 
@@ -95,23 +95,23 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         gemv(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
              const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
              const float* __restrict__ biases, float* out, GemvShape shape) {
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>, UNITS = SPAN_UNITS<WeightT>;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
     using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
-    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. A unit of int4
-    // has twice as many inputs, so a tile has half as many units, and gets half as many warps.
-    constexpr bool IS_INT4 = UNIT_INPUTS == 128;
-    constexpr int TILE_WARPS = IS_INT4 ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
+    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With codes a span
+    // has more inputs, so a tile has fewer spans, and gets half as many warps.
+    constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
+    constexpr int TILE_WARPS = HAS_CODES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
     // A part: the warps of a block that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
-    using Stream = UnitStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
+    using Stream = SpanStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
     constexpr int FIRST_STAGES = STAGES > 3 ? STAGES - 2 : 1;  // before anything else
-    // Whether the next unit must have landed when this one is done. A ring of two slots has no room for that.
+    // Whether the next span must have landed when this one is done. A ring of two slots has no room for that.
     constexpr bool LANDS_AHEAD = STAGES > 2;
     // The most copies of a warp that may be under way when it asks for the next one; measured.
-    constexpr int MOST_PENDING = IS_INT4 ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
+    constexpr int MOST_PENDING = HAS_CODES ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
     using Out = Output<ROWS, TILE_WARPS>;
     // A part has buffers for the sums of NUM_BUFFERS tiles. The blocks own them, and finish tiles, in turn.
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     static_assert(NUM_BUFFERS % BLOCKS == 0, "a buffer is always in the same block");
     static_assert(PART_WARPS % Out::NUM_FINISHERS == 0, "warps of one part finish a tile");
     static_assert(WARP_FLOATS <= 4 * 32, "a lane sends one vector");
-    static_assert(HostT::SLOT_BYTES == Stream::SLOT_BYTES && HostT::UNIT_BYTES == 16 * Product::UNIT_VECTORS &&
+    static_assert(HostT::SLOT_BYTES == Stream::SLOT_BYTES && HostT::SPAN_BYTES == 16 * Product::SPAN_VECTORS &&
                       HostT::NUM_SUMS == Product::NUM_SUMS && HostT::NUM_BUFFERS == NUM_BUFFERS &&
                       HostT::TILE_WARPS == TILE_WARPS,
                   "gemv.py plans other sizes");
@@ -133,13 +133,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned long long* const written = all_written[part];
     unsigned long long* const taken = all_taken[part];
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const int num_spans = spans_of<WeightT>(shape.num_inputs);
     // Shared memory: slots [stage][warp]; a chunk of x; sums of tiles [part][own buffer][warp of the tile]; each warp's
     // sums on their way to the other block; sums of every lane (LaneSums).
     constexpr int SLOT_VECTORS = Stream::SLOT_BYTES / 16, STAGE_VECTORS = NUM_WARPS * SLOT_VECTORS;
     uint4* inputs = shared + STAGES * STAGE_VECTORS;
-    const int chunk_places = (shape.chunk_units + TILE_WARPS - 1) / TILE_WARPS * PART_WARPS;
-    float* all_partials = reinterpret_cast<float*>(inputs + chunk_places * Product::UNIT_VECTORS);
+    const int chunk_places = (shape.chunk_spans + TILE_WARPS - 1) / TILE_WARPS * PART_WARPS;
+    float* all_partials = reinterpret_cast<float*>(inputs + chunk_places * Product::SPAN_VECTORS);
     float* partials = all_partials + part * OWN_BUFFERS * BUFFER_FLOATS;
     float* scratch = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? warp * WARP_FLOATS : 0);
     float* lane_sums = all_partials + PARTS * OWN_BUFFERS * BUFFER_FLOATS + (BLOCKS > 1 ? NUM_WARPS * WARP_FLOATS : 0) +
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 
     // No kernel writes weights: their copies run while this block waits for the activations.
     Stream stream = {
-        tiles, scales, zero_points, num_tiles, num_units, G::count(num_units), shape.chunk_units, streaming_policy()};
+        tiles, scales, zero_points, num_tiles, num_spans, G::count(num_spans * UNITS), shape.chunk_spans, streaming_policy()};
     stream.begin(of_tile, lane);
 #pragma unroll
     for (int s = 0; s < FIRST_STAGES; ++s) {
@@ -193,11 +193,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     };
     const InputRows rows = {x, norm_weight, shape.num_rows, shape.num_inputs, shape.x_stride};
     const int num_clusters = gridDim.x / BLOCKS, tile_step = PARTS * num_clusters;
-    const bool is_chunked = shape.chunk_units < num_units;
+    const bool is_chunked = shape.chunk_spans < num_spans;
     int slot = warp * SLOT_VECTORS + lane;  // this lane's vector in the next one
 #pragma unroll 1
-    for (int begin = 0; begin < num_units; begin += shape.chunk_units) {
-        const int end = min(begin + shape.chunk_units, num_units);
+    for (int begin = 0; begin < num_spans; begin += shape.chunk_spans) {
+        const int end = min(begin + shape.chunk_spans, num_spans);
         if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
         // No kernel writes the norm's weights either: their loads, and all addresses, come before the wait.
         const auto await_activations = [&] {
@@ -212,11 +212,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), of_tile, lane);
             }
         };
-        stage_units<Product, ROWS, UNIT_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
+        stage_spans<Product, ROWS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
             inputs, rows, begin, end, squares, warp, lane, await_activations, fill_last_slots);
         copy_async_wait<STAGES - 1>();
-        sync_sharers<PARTS>(own);  // and sees the new one, and the first unit
-        if (awaits_squares && end == num_units) {
+        sync_sharers<PARTS>(own);  // and sees the new one, and the first span
+        if (awaits_squares && end == num_spans) {
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
             // The first part sends the squares of all. `number` is worked out here: no register keeps it from before.
@@ -235,25 +235,31 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             Product product;
             float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
             product.sums.begin(sums, begin == 0);
-            const uint4* unit_inputs = inputs + own * Product::UNIT_VECTORS;
+            const uint4* span_inputs = inputs + own * Product::SPAN_VECTORS;
 #pragma unroll 1
-            for (int unit = begin + of_tile; unit < end; unit += TILE_WARPS) {
+            for (int span = begin + of_tile; span < end; span += TILE_WARPS) {
                 if constexpr (!LANDS_AHEAD) {
                     copy_async_wait<STAGES - 1>();
                     __syncwarp();
                 }
-                const uint4 low = shared[slot], high = shared[slot + 32];
-                const auto* unit_scales = reinterpret_cast<const unsigned char*>(shared + slot - lane + UNIT_VECTORS);
-                product.add_unit(low, high, unit_scales, unit_inputs, lane);
-                // Behind these two the next unit is there, and not too many are under way. Every lane has read the
+                uint4 low[UNITS], high[UNITS];
+#pragma unroll
+                for (int unit = 0; unit < UNITS; ++unit) {
+                    low[unit] = shared[slot + unit * UNIT_VECTORS];
+                    high[unit] = shared[slot + unit * UNIT_VECTORS + 32];
+                }
+                const auto* span_scales =
+                    reinterpret_cast<const unsigned char*>(shared + slot - lane + Stream::SPAN_VECTORS);
+                product.add_span(low, high, span_scales, span_inputs, lane);
+                // Behind these two the next span is there, and not too many are under way. Every lane has read the
                 // slot, and sees the scales that other lanes copied.
                 if constexpr (LANDS_AHEAD) copy_async_wait<PENDING>();
                 __syncwarp();
                 stream.copy_next(shared_address(shared + slot), of_tile, lane);
                 slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
-                unit_inputs += PART_WARPS * Product::UNIT_VECTORS;
+                span_inputs += PART_WARPS * Product::SPAN_VECTORS;
             }
-            if (end < num_units) {
+            if (end < num_spans) {
                 product.sums.leave(sums);
                 continue;
             }
@@ -283,7 +289,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
             }
         }
-        if (end == num_units && local > 0 && finishes(local - 1)) finish(local - 1, true);
+        if (end == num_spans && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }
     if (BLOCKS > 1 && awaits_squares) barrier_wait(&squared, 0);  // stored here, even if nobody has read them
 }

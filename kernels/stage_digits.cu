@@ -1,7 +1,7 @@
 // stage_digits: image[n] = the digits of x[n] * w, factors[n] = 1 / sqrt(mean(x[n]^2) + eps)
 //           Source: common/product_codes.cuh
 // Shapes:   x [num_rows, x_stride] float, of which num_inputs count; norm_weight [num_inputs] float or null (then
-//           factors are 1); image [ceil(num_rows / TOKENS)][units][common/digit_image.cuh]; factors [num_rows] float
+//           factors are 1); image [ceil(num_rows / TOKENS)][spans][common/digit_image.cuh]; factors [num_rows] float
 // Requires: image 16-byte aligned; it does not alias x
 // Launch:   grid (num_rows), block (512); may overlap the kernel in front
 // Traffic:  x and norm_weight once; 2 bytes an input to image
@@ -25,21 +25,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     stage_digits(const float* x, const float* __restrict__ norm_weight, unsigned char* image, float* factors,
                  StageShape shape) {
     using Image = DigitImage<WeightT, IS_SYMMETRIC, TOKENS>;
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
-    // The units of a tile's warps in gemv. Squares are always summed by 16 warps.
-    constexpr int TILE_WARPS = UNIT_INPUTS == 128 ? 8 : 16;
+    constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
+    // Of gemv with codes. Squares are always summed by 16 warps.
+    constexpr int TILE_WARPS = 8;
     __shared__ float squares[1][NUM_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x;
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const int num_spans = spans_of<WeightT>(shape.num_inputs);
     if (lane == 0) squares[0][warp] = 0.0f;
     __syncwarp();
     grid_dependency_launch();
     const InputRows rows = {x + static_cast<size_t>(row) * shape.x_stride, norm_weight, 1, shape.num_inputs,
                             shape.x_stride};
-    uint4* units = reinterpret_cast<uint4*>(image) +
-                   static_cast<size_t>(row / TOKENS) * num_units * Image::UNIT_VECTORS;
-    stage_units<Image, 1, UNIT_INPUTS, NUM_WARPS, TILE_WARPS, 1>(
-        units, rows, 0, num_units, squares, warp, lane, [] { grid_dependency_wait(); }, [] {});
+    uint4* spans = reinterpret_cast<uint4*>(image) +
+                   static_cast<size_t>(row / TOKENS) * num_spans * Image::SPAN_VECTORS;
+    stage_spans<Image, 1, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, 1>(
+        spans, rows, 0, num_spans, squares, warp, lane, [] { grid_dependency_wait(); }, [] {});
     __syncthreads();  // squares stand
     if (threadIdx.x == 0) {
         GemvShape sums = {};

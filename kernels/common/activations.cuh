@@ -1,6 +1,6 @@
-// activations: puts one warp's share of fp32 rows into shared memory. A lane stages eight inputs of a unit.
+// activations: puts one warp's share of fp32 rows into shared memory. A lane stages eight inputs of a span.
 //
-// A warp multiplies the units w, w + TILE_WARPS, ... of every tile. In its block only warps with the same w need these
+// A warp multiplies the spans w, w + TILE_WARPS, ... of every tile. In its block only warps with the same w need these
 // inputs of x. They fetch them themselves, so no other warp waits for them before the end of a tile. The weights' type
 // decides how inputs lie in shared memory (product_codes.cuh, product_halves.cuh, product_floats.cuh).
 #pragma once
@@ -44,7 +44,7 @@ private:
     }
 };
 
-// The largest magnitude among the 8 * LANES inputs of a unit; NaN counts as the largest. All lanes of the unit get it.
+// The largest magnitude among the 8 * LANES inputs of a span; NaN counts as the largest. All lanes of the span get it.
 template <int LANES>
 __device__ __forceinline__ float largest_of(const float (&values)[8]) {
     float largest = 0.0f;
@@ -90,34 +90,34 @@ struct LaneSums {
     __device__ __forceinline__ float& operator[](int i) { return values[i]; }
 };
 
-// Stages a warp's part of the units `begin` (a multiple of NUM_WARPS) to `end` - 1 of ROWS rows, times the norm's
-// weights. Adds the squares of inputs of the units w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
-// own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS units. They lie side by side in `shared`. A warp
-// stages some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one unit to its UNIT_VECTORS vectors.
+// Stages a warp's part of the spans `begin` (a multiple of NUM_WARPS) to `end` - 1 of ROWS rows, times the norm's
+// weights. Adds the squares of inputs of the spans w, w + NUM_WARPS, ... to squares[row][w]. A block stages what its
+// own warps multiply: its TILE_WARPS / BLOCKS of every TILE_WARPS spans. They lie side by side in `shared`. A warp
+// stages some of them, for ROWS / BLOCKS rows. `Product::Staged` writes one span to its UNIT_VECTORS vectors.
 // `before_loads` is called once, in front of the first load of x, and `behind_loads` as soon as loads are under way.
-template <typename Product, int ROWS, int UNIT_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Before,
+template <typename Product, int ROWS, int SPAN_INPUTS, int NUM_WARPS, int TILE_WARPS, int BLOCKS, typename Before,
           typename Behind>
-__device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows, int begin, int end,
+__device__ __forceinline__ void stage_spans(uint4* shared, const InputRows& rows, int begin, int end,
                                             float (*squares)[NUM_WARPS], int warp, int lane,
                                             const Before& before_loads, const Behind& behind_loads) {
-    constexpr int LANES = UNIT_INPUTS / 8, UNITS_A_PASS = 32 / LANES;
+    constexpr int LANES = SPAN_INPUTS / 8, SPANS_A_PASS = 32 / LANES;
     constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
-    // Passes whose loads are under way together. With several rows they are of one unit, and share the norm's weights.
+    // Passes whose loads are under way together. With several rows they are of one span, and share the norm's weights.
     constexpr int WANTED = OWN_ROWS == 1 ? 3 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
-    static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a unit share the norm's weights");
-    const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // among the warps that multiply the same units
+    static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a span share the norm's weights");
+    const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // among the warps that multiply the same spans
     const int own = turn * TILE_WARPS + cluster_rank<BLOCKS>() * PART_WARPS + warp % PART_WARPS;
     const int first_row = warp / (NUM_WARPS / BLOCKS) * OWN_ROWS;
     const int eighth = lane % LANES;
-    const int num_units = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one not stored
-    const int num_passes = (num_units + UNITS_A_PASS - 1) / UNITS_A_PASS * OWN_ROWS;
-    const auto unit_of = [&](int pass) {
-        return begin + own + NUM_WARPS * (pass / OWN_ROWS * UNITS_A_PASS + lane / LANES);
+    const int num_spans = max((end - begin - own + NUM_WARPS - 1) / NUM_WARPS, 1);  // or one not stored
+    const int num_passes = (num_spans + SPANS_A_PASS - 1) / SPANS_A_PASS * OWN_ROWS;
+    const auto span_of = [&](int pass) {
+        return begin + own + NUM_WARPS * (pass / OWN_ROWS * SPANS_A_PASS + lane / LANES);
     };
     const auto input_of = [&](int pass) {
-        const int unit = unit_of(pass);
-        return unit < end ? unit * UNIT_INPUTS + 8 * eighth : rows.num_inputs;
+        const int span = span_of(pass);
+        return span < end ? span * SPAN_INPUTS + 8 * eighth : rows.num_inputs;
     };
 #pragma unroll 1
     for (int first = 0; first < num_passes; first += DEPTH) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (first + d >= num_passes) break;
-            const int row = first_row + (first + d) % OWN_ROWS, unit = unit_of(first + d);
+            const int row = first_row + (first + d) % OWN_ROWS, span = span_of(first + d);
             if (rows.norm_weight != nullptr) {
                 if (OWN_ROWS == 1 && d > 0) rows.load_weights(input_of(first + d), weights);
                 float sum = 0.0f;
@@ -143,11 +143,11 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
                     sum = __fmaf_rn(values[d][i], values[d][i], sum);
                     values[d][i] = __fmul_rn(values[d][i], weights[i]);
                 }
-                // Unit by unit, so that the sum does not depend on where a chunk begins.
+                // Span by span, so that the sum does not depend on where a chunk begins.
                 sum = warp_sum<LANES>(sum);
                 float total = squares[row][own];
 #pragma unroll
-                for (int u = 0; u < UNITS_A_PASS; ++u) {
+                for (int u = 0; u < SPANS_A_PASS; ++u) {
                     total = __fadd_rn(total, __shfl_sync(0xffffffffu, sum, u * LANES));
                 }
                 __syncwarp();
@@ -155,8 +155,8 @@ __device__ __forceinline__ void stage_units(uint4* shared, const InputRows& rows
                 __syncwarp();
             }
             const typename Product::Staged staged(values[d], eighth);
-            const int place = (unit - begin) / TILE_WARPS * PART_WARPS + unit % PART_WARPS;
-            if (unit < end) staged.store(shared + place * Product::UNIT_VECTORS, eighth, row);
+            const int place = (span - begin) / TILE_WARPS * PART_WARPS + span % PART_WARPS;
+            if (span < end) staged.store(shared + place * Product::SPAN_VECTORS, eighth, row);
         }
     }
 }

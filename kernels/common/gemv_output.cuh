@@ -6,7 +6,7 @@
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 
 struct GemvShape {
-    int num_rows, num_inputs, num_outputs, x_stride, out_stride, chunk_units, epilogue;
+    int num_rows, num_inputs, num_outputs, x_stride, out_stride, chunk_spans, epilogue;
     float eps;
 
     __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }

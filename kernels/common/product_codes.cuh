@@ -1,17 +1,18 @@
-// product_codes: int8 and int4 codes times fp32 activations in integers, a unit at a time, on the int8 tensor cores.
+// product_codes: int8 and int4 codes times fp32 activations in integers, a span at a time, on the int8 tensor cores.
 //
-// A unit's activations become integers; the largest magnitude becomes 32639 = 127 * 256 + 127. Each integer is split
-// into two digits to the base 256 in [-128, 127]. Digits times codes are summed exactly in int32: no code is converted.
-// So the error of x is 1 / 63000 of the largest in its unit. That is 250 times finer than the codes of a group are, and
-// moves a trained model's logits less than float16 inputs do. The only other roundings are those of fp32 sums of units.
+// A span is 128 inputs. Its activations become integers; the largest magnitude becomes 32639 = 127 * 256 + 127.
+// Each integer is split into two digits to the base 256 in [-128, 127]. Digits times codes are summed exactly in int32:
+// no code is converted. So the error of x is 1 / 63000 of the largest in its span. That is 250 times finer than the
+// codes of a group are, and moves a trained model's logits less than float16 inputs do. The only other roundings are
+// those of fp32 sums of groups, or spans.
 // One operation turns four codes of a symmetric scheme into signed bytes: code - 128, or 16 * (code - 8). With zero
 // points codes stay unsigned, and zero * sum(x) is subtracted.
 //
 // Columns of the mma: virtual row v has the columns 2v (high digits) and 2v + 1 (low digits). A row r of activations
 // has ACROSS_LANES virtual rows, r * ACROSS_LANES + group: one for each group that lies beside others in a unit. Its
 // digits are zero in the other groups. An mma of 8 columns holds four virtual rows.
-// A unit in shared memory, in vectors of 16 bytes: digits [part][row][digit][t]; a part is 16 inputs of each lane t in
-// the order in which multiply takes them. Then a symmetric scheme has the scale of each row (float); others have
+// A span in shared memory, in vectors of 16 bytes: digits [part][row][digit][t]; a part is 16 inputs of each lane t in
+// the order in which multiply takes them. A span of int8 has two units, and each is a part. Then a symmetric scheme has the scale of each row (float); others have
 // [row][group] {sum of each digit, scale, unused}.
 #pragma once
 
@@ -42,27 +43,29 @@ struct CodeProduct {
     using G = Groups<WeightT, GROUP_SIZE>;
     static constexpr int COLUMN_TILES = (ROWS * G::ACROSS_LANES + 3) / 4;
     static constexpr bool IS_INT4 = TileFormat<WeightT>::UNIT_INPUTS == 128;
-    static constexpr int LANES = TileFormat<WeightT>::UNIT_INPUTS / 8;  // that stage a unit
-    static constexpr int GROUP_LANES = LANES / G::PER_UNIT;
-    static constexpr int PARTS = IS_INT4 ? 2 : 1;
+    static constexpr int LANES = G::SPAN_INPUTS / 8;  // that stage a span
+    static constexpr int GROUP_LANES = LANES / G::PER_SPAN;
+    static constexpr int PARTS = 2, UNITS = SPAN_UNITS<WeightT>;
+    // Sums that become floats one after the other: those of units, where a group lies in one.
+    static constexpr int SEPARATE = IS_INT4 || G::PER_SPAN == 1 ? 1 : UNITS;
     static constexpr int NUM_DIGITS = 2;
     static constexpr int PART_VECTORS = NUM_DIGITS * 4;
-    // A unit of ROWS rows in shared memory.
+    // A span of ROWS rows in shared memory.
     static constexpr int DIGIT_VECTORS = PARTS * ROWS * PART_VECTORS;
-    static constexpr int UNIT_VECTORS = DIGIT_VECTORS + (IS_SYMMETRIC ? (ROWS + 3) / 4 : ROWS * G::PER_UNIT);
+    static constexpr int SPAN_VECTORS = DIGIT_VECTORS + (IS_SYMMETRIC ? (ROWS + 3) / 4 : ROWS * G::PER_SPAN);
     // The bits of 1.5 * 2^23. Added to an integer below 2^22 they give the bits of the float integer + 1.5 * 2^23.
     static constexpr int MAGIC = 0x4b400000;
     static constexpr float MAGIC_VALUE = 12582912.0f;
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    static constexpr int UNROLL = COLUMN_TILES > 4 ? 1 : G::WITHIN_LANE;  // beside many sums no register is left
-    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_units
+    static constexpr int UNROLL = COLUMN_TILES > 4 ? 1 : SEPARATE * G::WITHIN_LANE;  // beside many sums no register is left
+    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_spans
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 
     LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the virtual row t of each column tile
 
-    // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
+    // Eight inputs of one row, as they are staged; lane `eighth` of the span holds the inputs 8 * eighth and on.
     struct Staged {
         unsigned words[NUM_DIGITS][2];
         int sums[NUM_DIGITS] = {0, 0};  // of a group's digits, with zero points
@@ -100,30 +103,32 @@ struct CodeProduct {
                 }
             }
         }
-        __device__ __forceinline__ void store(uint4* unit, int eighth, int row) const {
+        __device__ __forceinline__ void store(uint4* span, int eighth, int row) const {
             // The lane t that multiplies these inputs, its part, and their places among its 16.
-            const int t = IS_INT4 ? eighth / 4 : eighth / 2, part = IS_INT4 ? eighth / 2 % 2 : 0;
-            uint2* digits = reinterpret_cast<uint2*>(unit + (part * ROWS + row) * PART_VECTORS + t);
+            const int t = IS_INT4 ? eighth / 4 : eighth / 2 % 4, part = IS_INT4 ? eighth / 2 % 2 : eighth / 8;
+            uint2* digits = reinterpret_cast<uint2*>(span + (part * ROWS + row) * PART_VECTORS + t);
 #pragma unroll
             for (int digit = 0; digit < NUM_DIGITS; ++digit) {
                 digits[8 * digit + eighth % 2] = make_uint2(words[digit][0], words[digit][1]);
             }
-            if (IS_SYMMETRIC && eighth == 0) reinterpret_cast<float*>(unit + DIGIT_VECTORS)[row] = scale;
+            if (IS_SYMMETRIC && eighth == 0) reinterpret_cast<float*>(span + DIGIT_VECTORS)[row] = scale;
             if (!IS_SYMMETRIC && eighth % GROUP_LANES == 0) {
-                reinterpret_cast<int4*>(unit + DIGIT_VECTORS)[row * G::PER_UNIT + eighth / GROUP_LANES] =
+                reinterpret_cast<int4*>(span + DIGIT_VECTORS)[row * G::PER_SPAN + eighth / GROUP_LANES] =
                     make_int4(sums[0], sums[1], __float_as_int(scale), 0);
             }
         }
     };
 
-    // `low` and `high` are this lane's bytes of the rows g and g + 8; `slot` the unit's scales and zero points.
-    __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
-                                             const uint4* unit, int lane) {
+    // `low` and `high` are this lane's bytes of the rows g and g + 8 of each unit; `slot` the span's scales and zero
+    // points.
+    __device__ __forceinline__ void add_span(const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
+                                             const unsigned char* slot, const uint4* span, int lane) {
         const int g = lane / 4, t = lane % 4;
         const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
-        const unsigned char* zeros = slot + TILE_ROWS * G::PER_UNIT * sizeof(ScaleT);
+        const unsigned char* zeros = slot + TILE_ROWS * G::PER_SPAN * sizeof(ScaleT);
 #pragma unroll UNROLL
-        for (int within = 0; within < G::WITHIN_LANE; ++within) {
+        for (int turn = 0; turn < SEPARATE * G::WITHIN_LANE; ++turn) {
+            const int within = turn % G::WITHIN_LANE, separate = turn / G::WITHIN_LANE;
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 // Column g of b. Columns past the last row repeat it; nobody reads them.
@@ -132,22 +137,23 @@ struct CodeProduct {
                 const bool has_group = t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
                 // Columns 2t and 2t + 1 of d.
                 const int own_row = 4 * c + t;
-                const int group = own_row % G::ACROSS_LANES * G::WITHIN_LANE + within;
+                const int group =
+                    (separate * G::ACROSS_LANES + own_row % G::ACROSS_LANES) * G::WITHIN_LANE + within;
                 const int place = min(own_row / G::ACROSS_LANES, ROWS - 1);
                 int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
                 float scale;
                 if constexpr (IS_SYMMETRIC) {
-                    scale = reinterpret_cast<const float*>(unit + DIGIT_VECTORS)[place];
+                    scale = reinterpret_cast<const float*>(span + DIGIT_VECTORS)[place];
                 } else {
-                    const int4* of_groups = reinterpret_cast<const int4*>(unit + DIGIT_VECTORS);
-                    const int4 digit_sums = of_groups[place * G::PER_UNIT + group];
+                    const int4* of_groups = reinterpret_cast<const int4*>(span + DIGIT_VECTORS);
+                    const int4 digit_sums = of_groups[place * G::PER_SPAN + group];
                     const int zero_low = zeros[group * TILE_ROWS + g], zero_high = zeros[group * TILE_ROWS + g + 8];
                     d[0] -= zero_low * digit_sums.x, d[1] -= zero_low * digit_sums.y;
                     d[2] -= zero_high * digit_sums.x, d[3] -= zero_high * digit_sums.y;
                     scale = __int_as_float(digit_sums.z);
                 }
-                const uint4* digits = unit + row * PART_VECTORS + g % 2 * 4 + t;
-                multiply(d, low, high, digits, has_group, within);
+                const uint4* digits = span + row * PART_VECTORS + g % 2 * 4 + t;
+                multiply(d, low, high, digits, has_group, separate, within);
 
                 float low_scale = scale, high_scale = scale;
                 if constexpr (G::IS_GROUPED) {
@@ -193,26 +199,28 @@ private:
                          __fadd_rn(__int_as_float(second), -MAGIC_VALUE));
     }
 
-    // Adds a unit's codes times digits. If a lane holds two groups, adds only one of them.
-    __device__ __forceinline__ static void multiply(int (&d)[4], const uint4& low, const uint4& high,
-                                                    const uint4* digits, bool has_group, int within) {
+    // Adds a span's codes times digits: those of one unit if sums are separate, of one group if a lane holds two.
+    __device__ __forceinline__ static void multiply(int (&d)[4], const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
+                                                    const uint4* digits, bool has_group, int separate, int within) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             if (IS_INT4 && G::WITHIN_LANE == 2 && part != within) continue;
+            if (SEPARATE > 1 && part != separate) continue;
             uint4 v = make_uint4(0, 0, 0, 0);
             if (has_group) v = digits[part * ROWS * PART_VECTORS];
             if constexpr (IS_INT4) {
-                const unsigned a0 = part == 0 ? low.x : low.z, a1 = part == 0 ? high.x : high.z;
-                const unsigned a2 = part == 0 ? low.y : low.w, a3 = part == 0 ? high.y : high.w;
+                const unsigned a0 = part == 0 ? low[0].x : low[0].z, a1 = part == 0 ? high[0].x : high[0].z;
+                const unsigned a2 = part == 0 ? low[0].y : low[0].w, a3 = part == 0 ? high[0].y : high[0].w;
                 mma_bytes<IS_SYMMETRIC>(d, even(a0), even(a1), even(a2), even(a3), v.x, v.z);
                 mma_bytes<IS_SYMMETRIC>(d, odd(a0), odd(a1), odd(a2), odd(a3), v.y, v.w);
             } else {
                 constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
+                const uint4 &a = low[part], &b = high[part];
                 if (G::WITHIN_LANE == 1 || within == 0) {
-                    mma_bytes<IS_SYMMETRIC>(d, low.x ^ SIGNS, high.x ^ SIGNS, low.y ^ SIGNS, high.y ^ SIGNS, v.x, v.y);
+                    mma_bytes<IS_SYMMETRIC>(d, a.x ^ SIGNS, b.x ^ SIGNS, a.y ^ SIGNS, b.y ^ SIGNS, v.x, v.y);
                 }
                 if (G::WITHIN_LANE == 1 || within == 1) {
-                    mma_bytes<IS_SYMMETRIC>(d, low.z ^ SIGNS, high.z ^ SIGNS, low.w ^ SIGNS, high.w ^ SIGNS, v.z, v.w);
+                    mma_bytes<IS_SYMMETRIC>(d, a.z ^ SIGNS, b.z ^ SIGNS, a.w ^ SIGNS, b.w ^ SIGNS, v.z, v.w);
                 }
             }
         }

@@ -7,10 +7,10 @@
 template <int ROWS>
 struct FloatProduct {
     static constexpr int ROW_VECTORS = 4;
-    static constexpr int UNIT_VECTORS = ROWS * ROW_VECTORS;  // in shared memory
+    static constexpr int SPAN_VECTORS = ROWS * ROW_VECTORS;  // in shared memory
 
     static constexpr int NUM_SUMS = 2 * ROWS;
-    static constexpr int MAX_DEPTH = ROWS > 4 ? 2 : 4;  // of stage_units, for registers
+    static constexpr int MAX_DEPTH = ROWS > 4 ? 2 : 4;  // of stage_spans, for registers
 
     LaneSums<NUM_SUMS> sums;
 
@@ -28,13 +28,13 @@ struct FloatProduct {
         }
     };
 
-    __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
+    __device__ __forceinline__ void add_span(const uint4 (&low)[1], const uint4 (&high)[1], const unsigned char* slot,
                                              const uint4* unit, int lane) {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const uint4 v = unit[r * ROW_VECTORS + lane % 4];
-            sums[2 * r] = dot(low, v, sums[2 * r]);
-            sums[2 * r + 1] = dot(high, v, sums[2 * r + 1]);
+            sums[2 * r] = dot(low[0], v, sums[2 * r]);
+            sums[2 * r + 1] = dot(high[0], v, sums[2 * r + 1]);
         }
     }
 

@@ -34,12 +34,12 @@ template <typename T, int ROWS>
 struct HalfProduct {
     static constexpr int COLUMN_TILES = (ROWS + 3) / 4;
     static constexpr int LANES = TileFormat<T>::UNIT_INPUTS / 8;
-    static constexpr int UNIT_VECTORS = ROWS * (8 + HAS_UNIT_SCALE<T>);  // of ROWS rows in shared memory
+    static constexpr int SPAN_VECTORS = ROWS * (8 + HAS_UNIT_SCALE<T>);  // of ROWS rows in shared memory
 
     // Without a scale the mma's sums of all units, with one of rows g and g + 8.
     static constexpr int SUMS_A_TILE = HAS_UNIT_SCALE<T> ? 2 : 4;
     static constexpr int NUM_SUMS = SUMS_A_TILE * COLUMN_TILES;
-    static constexpr int MAX_DEPTH = 4;  // of stage_units
+    static constexpr int MAX_DEPTH = 4;  // of stage_spans
 
     LaneSums<NUM_SUMS> sums;
 
@@ -69,7 +69,7 @@ struct HalfProduct {
         }
     };
 
-    __device__ __forceinline__ void add_unit(const uint4& low, const uint4& high, const unsigned char* slot,
+    __device__ __forceinline__ void add_span(const uint4 (&low)[1], const uint4 (&high)[1], const unsigned char* slot,
                                              const uint4* unit, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -78,13 +78,13 @@ struct HalfProduct {
             const uint4 v = unit[(2 * min(4 * c + g / 2, ROWS - 1) + g % 2) * 4 + t];
             if constexpr (HAS_UNIT_SCALE<T>) {
                 float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                multiply(d, low, high, v);
+                multiply(d, low[0], high[0], v);
                 const uint4* scales = unit + 8 * ROWS;
                 const float scale = *reinterpret_cast<const float*>(scales + min(4 * c + t, ROWS - 1));
                 sums[2 * c] = __fmaf_rn(scale, __fadd_rn(d[0], d[1]), sums[2 * c]);
                 sums[2 * c + 1] = __fmaf_rn(scale, __fadd_rn(d[2], d[3]), sums[2 * c + 1]);
             } else {
-                multiply(reinterpret_cast<float (&)[4]>(sums[4 * c]), low, high, v);
+                multiply(reinterpret_cast<float (&)[4]>(sums[4 * c]), low[0], high[0], v);
             }
         }
     }

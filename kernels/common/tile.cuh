@@ -52,6 +52,25 @@ struct TileFormat<float> {
     static constexpr bool IS_PERMUTED = false;
 };
 
+// Units side by side that are multiplied together. With codes they have 128 inputs: sums of these are converted to fp32
+// at once. A matrix has whole spans.
+template <typename WeightT>
+constexpr int SPAN_UNITS = 1;
+template <>
+constexpr int SPAN_UNITS<Int8> = 2;
+
+template <typename WeightT>
+constexpr int SPAN_INPUTS_OF = SPAN_UNITS<WeightT> * TileFormat<WeightT>::UNIT_INPUTS;
+
+template <typename WeightT>
+__device__ __forceinline__ int spans_of(int num_inputs) {
+    return (num_inputs + SPAN_INPUTS_OF<WeightT> - 1) / SPAN_INPUTS_OF<WeightT>;
+}
+template <typename WeightT>
+__device__ __forceinline__ int units_of(int num_inputs) {
+    return spans_of<WeightT>(num_inputs) * SPAN_UNITS<WeightT>;
+}
+
 // How groups lie in units. GROUP_SIZE is in inputs, a power of two; 0 is one scale a row.
 template <typename WeightT, int GROUP_SIZE>
 struct Groups {
@@ -59,6 +78,8 @@ struct Groups {
     static constexpr bool IS_GROUPED = GROUP_SIZE != 0;
     static constexpr int PER_UNIT = IS_GROUPED && GROUP_SIZE < UNIT_INPUTS ? UNIT_INPUTS / GROUP_SIZE : 1;
     static constexpr int UNITS = IS_GROUPED && GROUP_SIZE > UNIT_INPUTS ? GROUP_SIZE / UNIT_INPUTS : 1;
+    static constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
+    static constexpr int PER_SPAN = IS_GROUPED && GROUP_SIZE < SPAN_INPUTS ? SPAN_INPUTS / GROUP_SIZE : 1;
     // Groups side by side in the four lanes t of a row, and groups one after another within a lane.
     static constexpr int ACROSS_LANES = PER_UNIT < 4 ? PER_UNIT : 4;
     static constexpr int WITHIN_LANE = PER_UNIT / ACROSS_LANES;

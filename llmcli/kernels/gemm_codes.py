@@ -11,10 +11,11 @@ from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.stage_digits import TOKENS, image_bytes, tokens_of, unit_bytes
+from llmcli.kernels.stage_digits import TOKENS, image_bytes, tokens_of, span_bytes
 from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_C_TYPES,
+    SPAN_UNITS,
     TILE_ROWS,
     UNIT_BYTES,
     WEIGHT_BITS,
@@ -43,8 +44,8 @@ class CodesShape(ctypes.Structure):
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes in groups of whole units, or with one scale a row."""
-    return layout.has_codes and (layout.group_size is None or layout.group_size >= layout.unit_inputs)
+    """Whether the kernel is for such a matrix: codes in groups of whole spans, or with one scale a row."""
+    return layout.has_codes and (layout.group_size is None or layout.group_size >= layout.span_inputs)
 
 
 def gemm_codes(
@@ -103,10 +104,10 @@ def gemm_codes(
 
 
 def choose_stages(layout: TileLayout, tokens: int, shared_bytes_per_block: int) -> int:
-    """Units under way, so that two blocks fit on a multiprocessor; the kernel needs three."""
+    """Spans under way, so that two blocks fit on a multiprocessor."""
     room = (shared_bytes_per_block + 1024) // 2 - 1024 - STATIC_SHARED_BYTES
     fixed = _shared_bytes(layout, tokens, 0)
-    return max(3, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
+    return max(2, min((room - fixed) // _stage_bytes(layout, tokens), _MAX_STAGES))
 
 
 def kernel_name(layout: TileLayout, tokens: int, stages: int) -> str:
@@ -157,7 +158,7 @@ def _stage_bytes(layout: TileLayout, tokens: int) -> int:
     if layout.group_size is not None:
         scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
     zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    return _lines(unit_bytes(layout, tokens)) + _BLOCK_TILES * _lines(UNIT_BYTES + scale_bytes + zero_bytes)
+    return _lines(span_bytes(layout, tokens)) + _BLOCK_TILES * _lines(UNIT_BYTES * SPAN_UNITS[layout.weight_type] + scale_bytes + zero_bytes)
 
 
 def _lines(num_bytes: int) -> int:

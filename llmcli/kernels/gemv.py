@@ -12,6 +12,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_C_TYPES,
+    SPAN_UNITS,
     TILE_ROWS,
     UNIT_BYTES,
     WEIGHT_BITS,
@@ -26,8 +27,8 @@ MAX_ROWS = 8
 BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
-_DEEPEST = {"int8": 5, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
-_TILE_WARPS = {"int8": 16, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
+_DEEPEST = {"int8": 4, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
+_TILE_WARPS = {"int8": 8, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
@@ -41,7 +42,7 @@ class GemvShape(ctypes.Structure):
         ("num_outputs", ctypes.c_int32),
         ("x_stride", ctypes.c_int32),
         ("out_stride", ctypes.c_int32),
-        ("chunk_units", ctypes.c_int32),
+        ("chunk_spans", ctypes.c_int32),
         ("epilogue", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
@@ -51,7 +52,7 @@ class GemvShape(ctypes.Structure):
 class GemvPlan:
     """How a product is launched. No choice in it changes a bit of the result.
 
-    `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_units` of x stand
+    `num_rows` rows go into one launch, as `column_tiles` times 8 columns of the tensor cores; `chunk_spans` of x stand
     in shared memory, fetched by `cluster` blocks together.
     """
 
@@ -60,7 +61,7 @@ class GemvPlan:
     column_tiles: int
     num_blocks: int
     cluster: int
-    chunk_units: int
+    chunk_spans: int
     shared_bytes: int
 
 
@@ -88,14 +89,14 @@ def plan_gemv(
         for num_clusters in (most, layout.num_tiles):
             rings = _rings(layout, kernel_rows, cluster, num_clusters, room)
             if rings:
-                ring = min(rings, key=lambda one: (-(-layout.num_units // one.chunk_units), -one.stages))
+                ring = min(rings, key=lambda one: (-(-layout.num_spans // one.chunk_spans), -one.stages))
                 return GemvPlan(
                     name=gemv_name(layout, kernel_rows, ring.stages),
                     num_rows=rows,
                     column_tiles=_column_tiles(layout, kernel_rows),
                     num_blocks=num_clusters * cluster,
                     cluster=cluster,
-                    chunk_units=ring.chunk_units,
+                    chunk_spans=ring.chunk_spans,
                     shared_bytes=ring.shared_bytes,
                 )
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
@@ -128,14 +129,14 @@ def plan_passes(
 @dataclass(frozen=True)
 class _Ring:
     stages: int
-    chunk_units: int
+    chunk_spans: int
     shared_bytes: int
 
 
 def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int, room: int) -> list[_Ring]:
     """What fits into `room` bytes of each of so many blocks: rings of copies, each with the largest chunk of x."""
     tile_warps = _TILE_WARPS[layout.weight_type]  # all their units stand together, in equal parts in every block
-    round_bytes = tile_warps // cluster * _unit_bytes(layout, kernel_rows)
+    round_bytes = tile_warps // cluster * _span_bytes(layout, kernel_rows)
     num_buffers = _num_buffers(kernel_rows) + (cluster > 1)  # and one for what goes to the other block
     buffers_bytes = num_buffers * NUM_WARPS * kernel_rows * TILE_ROWS * 4
     tiles_at_once = num_clusters * cluster * NUM_WARPS // tile_warps
@@ -143,12 +144,12 @@ def _rings(layout: TileLayout, kernel_rows: int, cluster: int, num_clusters: int
     rings = []
     for stages in range(2, _DEEPEST[layout.weight_type] + 1):
         fixed_bytes = NUM_WARPS * stages * _slot_bytes(layout) + buffers_bytes
-        chunk_units = layout.num_units
-        if fixed_bytes + -(-chunk_units // tile_warps) * round_bytes > room:
+        chunk_spans = layout.num_spans
+        if fixed_bytes + -(-chunk_spans // tile_warps) * round_bytes > room:
             fixed_bytes += lane_sums_bytes
-            chunk_units = (room - fixed_bytes) // round_bytes * tile_warps // NUM_WARPS * NUM_WARPS
-        if chunk_units > 0:
-            rings.append(_Ring(stages, chunk_units, fixed_bytes + -(-chunk_units // tile_warps) * round_bytes))
+            chunk_spans = (room - fixed_bytes) // round_bytes * tile_warps // NUM_WARPS * NUM_WARPS
+        if chunk_spans > 0:
+            rings.append(_Ring(stages, chunk_spans, fixed_bytes + -(-chunk_spans // tile_warps) * round_bytes))
     return rings
 
 
@@ -171,7 +172,7 @@ def _host_sizes(layout: TileLayout, kernel_rows: int) -> str:
     """What this file assumes of the kernel's shared memory, for the compiler to compare: HostSizes of gemv.cu."""
     sizes = (
         _slot_bytes(layout),
-        _unit_bytes(layout, kernel_rows),
+        _span_bytes(layout, kernel_rows),
         _num_sums(layout, kernel_rows),
         _num_buffers(kernel_rows),
         _TILE_WARPS[layout.weight_type],
@@ -224,7 +225,7 @@ def gemv(
             num_outputs=out.shape[1],
             x_stride=x.strides[0] // 4,
             out_stride=out.strides[0] // 4,
-            chunk_units=plan.chunk_units,
+            chunk_spans=plan.chunk_spans,
             epilogue=EPILOGUES.index(epilogue),
             eps=eps,
         )
@@ -271,12 +272,12 @@ def gemv_cost(
     )
 
 
-def _groups_per_unit(layout: TileLayout) -> int:
-    return max(1, layout.unit_inputs // layout.group_size) if layout.group_size else 1
+def _groups_per_span(layout: TileLayout) -> int:
+    return max(1, layout.span_inputs // layout.group_size) if layout.group_size else 1
 
 
 def _groups_across_lanes(layout: TileLayout) -> int:
-    return min(4, _groups_per_unit(layout))
+    return min(4, max(1, layout.unit_inputs // layout.group_size)) if layout.group_size else 1
 
 
 def _num_buffers(kernel_rows: int) -> int:
@@ -284,11 +285,11 @@ def _num_buffers(kernel_rows: int) -> int:
     return 2 if kernel_rows > 2 else 4
 
 
-def _unit_bytes(layout: TileLayout, kernel_rows: int) -> int:
-    """UNIT_VECTORS of common/product_*.cuh: the inputs of one unit as they stand in shared memory."""
+def _span_bytes(layout: TileLayout, kernel_rows: int) -> int:
+    """SPAN_VECTORS of common/product_*.cuh: the inputs of one span as they stand in shared memory."""
     if layout.has_codes:
-        scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_unit(layout))
-        return kernel_rows * 2 * layout.unit_inputs + scales_bytes
+        scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_span(layout))
+        return kernel_rows * 2 * layout.span_inputs + scales_bytes
     return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
 
 
@@ -307,12 +308,13 @@ def _num_sums(layout: TileLayout, kernel_rows: int) -> int:
 
 
 def _slot_bytes(layout: TileLayout) -> int:
-    """SLOT_BYTES of common/unit_stream.cuh: a unit with its scales and zero points, in lines of 128 bytes."""
+    """SLOT_BYTES of common/span_stream.cuh: a span with its scales and zero points, in lines of 128 bytes."""
+    codes_bytes = UNIT_BYTES * SPAN_UNITS[layout.weight_type]
     if layout.group_size is None:
-        return UNIT_BYTES
+        return codes_bytes
     itemsize = layout.scales_bytes // (layout.padded_rows * layout.num_groups)
     zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    num_bytes = UNIT_BYTES + _groups_per_unit(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
+    num_bytes = codes_bytes + _groups_per_span(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
     return -(-num_bytes // 128) * 128
 
 
@@ -333,10 +335,10 @@ SPEC = KernelSpec(
     "gemv",
     "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
     (
-        *(_variant("int8", rows, 5, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant("int8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant("int4", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant(weight_type, rows, 6) for weight_type in ("float16", "float32") for rows in (1, 8)),
-        _variant("int8", 1, 5, scale_type="bfloat16"),
+        _variant("int8", 1, 4, scale_type="bfloat16"),
         _variant("bfloat16", 1, 6),
         _variant("bfloat16", 8, 5),
         _variant("bfloat16", 8, 3),

@@ -33,15 +33,15 @@ def tokens_of(layout: TileLayout, num_rows: int) -> int:
     return next((tokens for tokens in possible if num_rows <= tokens), possible[-1])
 
 
-def unit_bytes(layout: TileLayout, tokens: int) -> int:
-    """UNIT_BYTES of common/digit_image.cuh."""
-    return tokens * (2 * layout.unit_inputs + (4 if layout.is_symmetric else 8))
+def span_bytes(layout: TileLayout, tokens: int) -> int:
+    """SPAN_BYTES of common/digit_image.cuh."""
+    return tokens * (2 * layout.span_inputs + (4 if layout.is_symmetric else 8))
 
 
 def image_bytes(layout: TileLayout, num_rows: int) -> int:
     """Bytes of the images of `num_rows` rows."""
     tokens = tokens_of(layout, num_rows)
-    return -(-num_rows // tokens) * layout.num_units * unit_bytes(layout, tokens)
+    return -(-num_rows // tokens) * layout.num_spans * span_bytes(layout, tokens)
 
 
 def stage_digits(

@@ -15,6 +15,7 @@ HALF_ROWS = TILE_ROWS // 2  # where two tensors share tiles, each has one half o
 UNIT_BYTES = 1024  # 64 bytes of each row of a tile
 _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8
+SPAN_UNITS = {"int8": 2, "int4": 1, "float16": 1, "bfloat16": 1, "float32": 1}  # multiplied together
 ALIGNMENT = 256  # of every array inside an arena, in bytes
 
 WEIGHT_BITS = {"int8": 8, "int4": 4, "float16": 16, "bfloat16": 16, "float32": 32}
@@ -75,9 +76,19 @@ class TileLayout:
         return _UNIT_ROW_BYTES * 8 // WEIGHT_BITS[self.weight_type]
 
     @property
+    def span_inputs(self) -> int:
+        """Inputs that are multiplied together; with codes their activations have one scale."""
+        return self.unit_inputs * SPAN_UNITS[self.weight_type]
+
+    @property
+    def num_spans(self) -> int:
+        """Spans of a tile, the last one padded."""
+        return -(-self.num_inputs // self.span_inputs)
+
+    @property
     def num_units(self) -> int:
-        """Units of a tile, the last one padded."""
-        return -(-self.num_inputs // self.unit_inputs)
+        """Units of a tile: those of whole spans."""
+        return self.num_spans * SPAN_UNITS[self.weight_type]
 
     @property
     def num_tiles(self) -> int:

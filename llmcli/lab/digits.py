@@ -7,14 +7,14 @@ import numpy as np
 from llmcli.kernels.stage_digits import tokens_of
 from llmcli.kernels.tiles import TileLayout
 
-MOST = 32639  # 127 * 256 + 127: what the largest magnitude in a unit becomes
+MOST = 32639  # 127 * 256 + 127: what the largest magnitude in a span becomes
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Rows as integers. A number is its integer times the scale of its unit, as the kernels' float32 arithmetic has it.
+    """Rows as integers. A number is its integer times the scale of its span, as the kernels' float32 arithmetic has it.
 
-    Shapes: integers int64 [num_rows, num_units, unit_inputs], padded with zeros; scales float32 [num_rows, num_units]
+    Shapes: integers int64 [num_rows, num_spans, span_inputs], padded with zeros; scales float32 [num_rows, num_spans]
     """
 
     layout: TileLayout
@@ -32,23 +32,23 @@ class Digits:
         layout, num_rows = self.layout, len(self.integers)
         tokens = tokens_of(layout, num_rows)
         blocks = -(-num_rows // tokens)
-        num_pieces = layout.unit_inputs // 16
+        num_pieces = layout.span_inputs // 16
         high = (self.integers + 128) >> 8
-        both = np.stack((high, self.integers - 256 * high), axis=2).astype(np.int8)  # [row, unit, digit, input]
+        both = np.stack((high, self.integers - 256 * high), axis=2).astype(np.int8)  # [row, span, digit, input]
         parts = [
-            both[..., _input_order(layout)].reshape(num_rows, layout.num_units, 2 * num_pieces, 16).view(np.uint8),
-            self.scales.view(np.uint8).reshape(num_rows, layout.num_units, 1, 4),
+            both[..., _input_order(layout)].reshape(num_rows, layout.num_spans, 2 * num_pieces, 16).view(np.uint8),
+            self.scales.view(np.uint8).reshape(num_rows, layout.num_spans, 1, 4),
         ]
         if not layout.is_symmetric:
             sums = self.integers.sum(axis=2).astype(np.int32)
-            parts.append(sums.view(np.uint8).reshape(num_rows, layout.num_units, 1, 4))
+            parts.append(sums.view(np.uint8).reshape(num_rows, layout.num_spans, 1, 4))
         laid = []
         for part in parts:
             padded = np.full((blocks * tokens, *part.shape[1:]), unused, np.uint8)
             padded[:num_rows] = part
-            # [block, token, unit, piece, bytes] -> [block, unit, piece, token, bytes]
+            # [block, token, span, piece, bytes] -> [block, span, piece, token, bytes]
             split = padded.reshape(blocks, tokens, *part.shape[1:]).transpose(0, 2, 3, 1, 4)
-            laid.append(split.reshape(blocks, layout.num_units, -1))
+            laid.append(split.reshape(blocks, layout.num_spans, -1))
         return np.ascontiguousarray(np.concatenate(laid, axis=2)).reshape(-1)
 
 
@@ -69,13 +69,13 @@ def far_from_halves(layout: TileLayout, values: np.ndarray) -> np.ndarray:
 
 
 def _units(layout: TileLayout, values: np.ndarray) -> np.ndarray:
-    """Shapes: result float32 [num_rows, num_units, unit_inputs]"""
-    padded = np.pad(values.astype(np.float32), ((0, 0), (0, -values.shape[1] % layout.unit_inputs)))
-    return np.asarray(padded.reshape(len(values), layout.num_units, layout.unit_inputs))
+    """Shapes: result float32 [num_rows, num_spans, span_inputs]"""
+    padded = np.pad(values.astype(np.float32), ((0, 0), (0, -values.shape[1] % layout.span_inputs)))
+    return np.asarray(padded.reshape(len(values), layout.num_spans, layout.span_inputs))
 
 
 def _bounds(units: np.ndarray) -> np.ndarray:
-    """The largest magnitude of each unit, or what stands for zero."""
+    """The largest magnitude of each span, or what stands for zero."""
     return np.asarray(np.maximum(np.abs(units).max(axis=2), np.float32(2.0**-100)))
 
 
@@ -87,7 +87,9 @@ def _code_unit(layout: TileLayout) -> float:
 def _input_order(layout: TileLayout) -> np.ndarray:
     """The inputs of a unit in the order of [piece][t][4 bytes]."""
     if layout.weight_type == "int8":
-        return np.array([16 * t + 4 * piece + i for piece in range(4) for t in range(4) for i in range(4)])
+        return np.array(
+            [64 * unit + 16 * t + 4 * piece + i for unit in range(2) for piece in range(4) for t in range(4) for i in range(4)]
+        )
     # A byte of codes has an even input and the odd one behind it; even ones are multiplied first.
     pieces = [(pair, half, eighth) for pair in range(2) for half in range(2) for eighth in range(2)]
     return np.array(

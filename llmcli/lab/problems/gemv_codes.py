@@ -12,7 +12,7 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, Output, Problem, Proble
 from llmcli.lab.problems.matmul import expected_product
 from llmcli.lab.tiling import tiles_of
 
-_INPUT_ERROR = 1 / 63000  # of the engine's integer inputs, of the largest in a unit: kernels/common/product_codes.cuh
+_INPUT_ERROR = 1 / 63000  # of the engine's integer inputs, of the largest in a span: kernels/common/product_codes.cuh
 
 
 def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
@@ -66,8 +66,8 @@ def make(weight_type: str, num_rows: int, num_columns: int) -> Problem:
 
 def input_error(x: np.ndarray, layout: TileLayout) -> np.ndarray:
     """How far the integers that the engine makes of inputs may lie from them. Shapes: x, result [num_inputs]"""
-    padded = np.pad(np.abs(x), (0, -x.size % layout.unit_inputs)).reshape(-1, layout.unit_inputs)
-    largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.unit_inputs)
+    padded = np.pad(np.abs(x), (0, -x.size % layout.span_inputs)).reshape(-1, layout.span_inputs)
+    largest = np.repeat(padded.max(axis=1).astype(np.float64), layout.span_inputs)
     return np.asarray(_INPUT_ERROR * largest[: x.size])
 
 
