@@ -3,17 +3,20 @@
 // Shapes:   tiles [num_tiles][units][1024] bytes of codes, scales [num_tiles][groups][16] ScaleT, zero_points alike
 //           uint8 or null (common/tile.cuh); image and factors as stage_digits writes them; biases [16 * num_tiles]
 //           float or null; out [num_rows, out_stride] float. Epilogues as in gemv
-// Requires: a group is whole units or the whole row; sm_90a; tiles, scales, zero_points, image 16-byte aligned
-// Launch:   grid (4, ceil(num_rows / TOKENS), ceil(num_tiles / 8)), block (256), clusters of 4, dynamic shared memory
+// Requires: a group is whole spans or the whole row; sm_90a; tiles, scales, zero_points, image 16-byte aligned
+// Launch:   grid (4, ceil(num_rows / TOKENS), ceil(num_tiles / 8)), block (288), clusters of 4, dynamic shared memory
 //           by llmcli/kernels/gemm_codes.py; may overlap the kernel in front
 // Traffic:  codes, scales and zero points once for every TOKENS rows, side by side so that L2 serves all but the
 //           first; the image once for every 128 outputs
 // Numerics: those of gemv with codes, bit for bit: digits times codes are summed exactly in integers, and fp32 sums
 //           have gemv's order. So a row's bits do not depend on how many rows run beside it
-// Choice:   A block is 8 tiles x TOKENS rows x a quarter of gemv's chunks of units. Each warp copies its own tile's
-//           units, as in gemv; one thread copies the digits for all. Integer sums of a unit leave the tensor cores as
-//           two digits, and become floats beside the other warps' products. Sums of chunks wait in shared memory, where
-//           the cluster's other blocks fetch them
+// Choice:   A block is 8 tiles x TOKENS rows x a quarter of gemv's chunks of spans. Eight warps multiply, one a tile; a
+//           ninth copies for all, since a warp that copied too held up its three neighbours, who multiply with it. Sums
+//           of a span leave the tensor cores as two digits, and become floats beside the other warps' products. 64
+//           rows go in two passes of 32: their accumulators take half the registers. Sums of chunks wait in shared
+//           memory, where the cluster's other blocks fetch them. With many rows L2 is the bound: it gives all
+//           multiprocessors 4.65 TB/s. Rejected, with figures in docs/performance/codes.md: copies for several blocks
+//           of a cluster, blocks of 16 tiles or 128 rows
 #include "common/cluster.cuh"
 #include "common/digit_image.cuh"
 #include "common/gemv_output.cuh"
@@ -23,33 +26,30 @@
 constexpr int BLOCK_TILES = 8;
 constexpr int CONSUMERS = 32 * BLOCK_TILES;   // threads that multiply, a warp for each tile
 constexpr int BLOCK_SIZE = CONSUMERS + 32;  // and a warp that copies
-constexpr int QUARTERS = 4, CHUNKS = 8;  // gemv's warps of a tile
+constexpr int QUARTERS = 4, CHUNKS = 8;  // of gemv's warps, which share a tile
 
 struct CodesShape {
     int num_rows, num_inputs, num_outputs, out_stride, epilogue;
 
     __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }
+    __device__ __forceinline__ int num_tiles() const {
+        return epilogue == SWIGLU ? (num_outputs + HALF_ROWS - 1) / HALF_ROWS : (num_outputs + TILE_ROWS - 1) / TILE_ROWS;
+    }
 };
 
-// The spans of a quarter of the chunks, in gemv's order: chunk w has the spans w, w + CHUNKS, ...
+// The spans of a chunk in gemv's order: chunk w has the spans w, w + CHUNKS, ... A quarter is two chunks.
+__device__ __forceinline__ int chunk_spans(int chunk, int num_spans) {
+    return (num_spans - chunk + CHUNKS - 1) / CHUNKS;
+}
+
+// Walks over the spans of a quarter, chunk by chunk.
 struct SpanWalk {
     int span, chunk;
 
-    __device__ __forceinline__ explicit SpanWalk(int quarter)
-        : span(quarter * (CHUNKS / QUARTERS)), chunk(quarter * (CHUNKS / QUARTERS)) {}
-    __device__ __forceinline__ bool ends_chunk(int num_spans) const { return span + CHUNKS >= num_spans; }
+    __device__ __forceinline__ explicit SpanWalk(int quarter) : span(2 * quarter), chunk(2 * quarter) {}
     __device__ __forceinline__ void next(int num_spans) {
         span += CHUNKS;
         if (span >= num_spans) span = ++chunk;
-    }
-    // How many there are.
-    __device__ __forceinline__ static int count(int quarter, int num_spans) {
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < CHUNKS / QUARTERS; ++i) {
-            count += max(num_spans - (quarter * (CHUNKS / QUARTERS) + i) + CHUNKS - 1, 0) / CHUNKS;
-        }
-        return count;
     }
 };
 
@@ -78,19 +78,20 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     constexpr int COLUMN_TILES = TOKENS / 8, PASS_TILES = COLUMNS / 8;
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0;
 
-    // Shared memory: stages of a unit's digits and [tile] slots; sums of chunks [column tile][thread].
+    // Shared memory: stages of a span's digits and [tile] slots; sums of chunks [column tile][thread].
     alignas(128) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
-    float4* sums = reinterpret_cast<float4*>(memory + STAGES * STAGE_BYTES) + threadIdx.x;
+    const auto sums_of = [&](int thread) { return reinterpret_cast<float4*>(memory + STAGES * STAGE_BYTES) + thread; };
+    float4* sums = sums_of(threadIdx.x);
     __shared__ unsigned long long filled[STAGES], emptied[STAGES];
 
     // All lanes of a warp have the same, which the compiler must know: products in divergent code wait for each other.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int quarter = blockIdx.x;
-    const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
     const int num_spans = spans_of<WeightT>(shape.num_inputs);
-    const int count = SpanWalk::count(quarter, num_spans);
+    const int first_count = chunk_spans(2 * quarter, num_spans);
+    const int count = first_count + chunk_spans(2 * quarter + 1, num_spans);
     if (warp == BLOCK_TILES) {
         if (lane < STAGES) {
             barrier_init(&filled[lane], 32 + 1);  // each lane's codes, and the digits
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     if (warp == BLOCK_TILES) {
         const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_spans * Image::SPAN_BYTES;
         // Counted in vectors of 16 bytes.
-        const int first = blockIdx.z * BLOCK_TILES, last = num_tiles - 1 - first;  // tiles past the last one repeat it
+        const int first = blockIdx.z * BLOCK_TILES, last = shape.num_tiles() - 1 - first;  // tiles past the last one repeat it
         const unsigned tile_vectors = num_spans * CODES_VECTORS, tile_groups = G::count(num_spans * UNITS);
         const auto copy_codes = [&](int stage, int span) {
             const unsigned slots = shared_address(memory + stage * STAGE_BYTES) + IMAGE_BYTES;
@@ -162,8 +163,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     float running[4 * COLUMN_TILES];
 #pragma unroll
     for (int i = 0; i < 4 * COLUMN_TILES; ++i) running[i] = 0.0f;
-    SpanWalk at(quarter);
-    const auto multiply = [&](int stage, unsigned parity) {
+    const auto multiply = [&](int stage, unsigned parity, int done) {
         const unsigned char* digits = memory + stage * STAGE_BYTES;
         const unsigned char* slot = digits + IMAGE_BYTES + warp * SLOT_BYTES;
         barrier_wait(&filled[stage], parity);
@@ -176,18 +176,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         unsigned a[Image::PARTS][2][4];
 #pragma unroll
         for (int part = 0; part < Image::PARTS; ++part) Image::operands(low_codes, high_codes, part, a[part]);
-        float low_scale = 1.0f, high_scale = 1.0f;
-        if constexpr (G::IS_GROUPED) {
-            const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + CODES_BYTES);
-            low_scale = to_float(unit_scales[g]);
-            high_scale = to_float(unit_scales[g + 8]);
-        }
-        int low_zero = 0, high_zero = 0;
-        if constexpr (!IS_SYMMETRIC) {
-            const unsigned char* zeros = slot + CODES_BYTES + 16 * SCALE_VECTORS;
-            low_zero = zeros[g];
-            high_zero = zeros[g + 8];
-        }
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             int high[4 * PASS_TILES], low[4 * PASS_TILES];
@@ -200,6 +188,19 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 wgmma_bytes<IS_SYMMETRIC>(low, a[step / 2][step % 2], columns + step * STEP + DIGIT, step > 0);
             }
             wgmma_commit();
+            // In each pass: no registers are left to keep them.
+            float low_scale = 1.0f, high_scale = 1.0f;
+            if constexpr (G::IS_GROUPED) {
+                const ScaleT* unit_scales = reinterpret_cast<const ScaleT*>(slot + CODES_BYTES);
+                low_scale = to_float(unit_scales[g]);
+                high_scale = to_float(unit_scales[g + 8]);
+            }
+            int low_zero = 0, high_zero = 0;
+            if constexpr (!IS_SYMMETRIC) {
+                const unsigned char* zeros = slot + CODES_BYTES + 16 * SCALE_VECTORS;
+                low_zero = zeros[g];
+                high_zero = zeros[g + 8];
+            }
             wgmma_wait<0>();
 #pragma unroll
             for (int c = 0; c < PASS_TILES; ++c) {
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         }
         __syncwarp();  // every lane has read the digits' scales
         if (lane == 0) barrier_arrive(&emptied[stage]);
-        if (at.ends_chunk(num_spans)) {
+        if (done == first_count || done == count) {  // a chunk ends
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 float4 sum = sums[c * CONSUMERS];
@@ -237,24 +238,27 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 running[4 * c] = running[4 * c + 1] = running[4 * c + 2] = running[4 * c + 3] = 0.0f;
             }
         }
-        at.next(num_spans);
     };
-    // A round of all stages at a time: their addresses are constants. With 64 rows no registers are left for that.
-    constexpr int UNROLL = TOKENS > 32 ? 1 : STAGES;
-    unsigned parity = 0;
+    // Two rounds of all stages at a time: their addresses and parities are constants. With 64 rows no registers are left
+    // for that.
+    constexpr int STEP = TOKENS > 32 ? 1 : 2 * STAGES;
 #pragma unroll 1
-    for (int left = count; left > 0; parity ^= 1) {
-#pragma unroll UNROLL
-        for (int stage = 0; stage < STAGES; ++stage, --left) {
-            if (left > 0) multiply(stage, parity);
+    for (int done = 0; done < count; done += STEP) {
+#pragma unroll
+        for (int i = 0; i < STEP; ++i) {
+            const int place = STEP > 1 ? i : done;
+            if (done + i < count) multiply(place % STAGES, place / STAGES % 2, done + i + 1);
         }
     }
     cluster_sync();  // all quarters stand
 
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // worked out here: no register keeps it from before
+    const float4* all_sums = sums_of(thread);
     const int index = blockIdx.z * BLOCK_TILES + warp;
     const int column = index * shape.tile_outputs() + g;
     float low_factor = 1.0f, high_factor = 1.0f, low_bias = 0.0f, high_bias = 0.0f;
-    if (index < num_tiles) {
+    if (index < shape.num_tiles()) {
         if constexpr (HAS_CHANNEL_SCALE) {
             low_factor = to_float(scales[index * TILE_ROWS + g]);
             high_factor = to_float(scales[index * TILE_ROWS + g + 8]);
@@ -266,10 +270,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     }
 #pragma unroll 1
     for (int c = quarter; c < COLUMN_TILES; c += QUARTERS) {
-        float4 total = load_from(sums + c * CONSUMERS, 0);
+        float4 total = load_from(all_sums + c * CONSUMERS, 0);
 #pragma unroll
         for (int q = 1; q < QUARTERS; ++q) {
-            const float4 other = load_from(sums + c * CONSUMERS, q);
+            const float4 other = load_from(all_sums + c * CONSUMERS, q);
             total.x = __fadd_rn(total.x, other.x);
             total.y = __fadd_rn(total.y, other.y);
             total.z = __fadd_rn(total.z, other.z);
@@ -278,7 +282,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = blockIdx.y * TOKENS + 8 * c + 2 * t + i;
-            if (row >= shape.num_rows || index >= num_tiles) continue;
+            if (row >= shape.num_rows || index >= shape.num_tiles()) continue;
             const float factor = __ldcg(factors + row);
             const float low_sum = i == 0 ? total.x : total.y, high_sum = i == 0 ? total.z : total.w;
             const float first = __fadd_rn(__fmul_rn(__fmul_rn(low_sum, low_factor), factor), low_bias);

@@ -24,6 +24,7 @@ _INSTALL = 'pip install "llmcli[cuda13]" (or cuda12) brings it'
 class KernelResources:
     """What one kernel takes on one architecture, as its assembler reports it.
 
+    `waits_for_each_wgmma`: the assembler could not let Hopper's products run side by side, and put a wait behind each.
     Units: 32-bit registers a thread; bytes of static shared memory a block, of stack and spills a thread
     """
 
@@ -32,6 +33,7 @@ class KernelResources:
     stack_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
+    waits_for_each_wgmma: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def first_error(log: str) -> str | None:
 def parse_resources(log: str) -> dict[str, KernelResources]:
     """Resources by lowered name, from the assembler's report in a program log."""
     found = {}
+    serialized = "".join(line for line in log.splitlines() if "wgmma.mma_async instructions are serialized" in line)
     for block in log.split("Compiling entry function '")[1:]:
         symbol = block.partition("'")[0]
         properties = block.partition(f"Function properties for {symbol}\n")[2]
@@ -133,6 +136,7 @@ def parse_resources(log: str) -> dict[str, KernelResources]:
             stack_bytes=_count(properties, "bytes stack frame"),
             spill_store_bytes=_count(properties, "bytes spill stores"),
             spill_load_bytes=_count(properties, "bytes spill loads"),
+            waits_for_each_wgmma=f"'{symbol}'" in serialized,
         )
     return found
 

@@ -11,7 +11,7 @@ from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.stage_digits import TOKENS, image_bytes, tokens_of, span_bytes
+from llmcli.kernels.stage_digits import TOKENS, image_bytes, span_bytes, tokens_of
 from llmcli.kernels.tiles import (
     HALF_ROWS,
     SCALE_C_TYPES,
@@ -24,9 +24,9 @@ from llmcli.kernels.tiles import (
     TileLayout,
 )
 
-_BLOCK_TILES, _QUARTERS = 8, 4
-_CONSUMERS = 32 * _BLOCK_TILES
-BLOCK_SIZE = _CONSUMERS + 32
+BLOCK_TILES, SPLITS = 8, 4  # tiles of a block; blocks that share their inputs, each a quarter of gemv's chunks
+_CONSUMERS = 32 * BLOCK_TILES  # threads that multiply, a warp for each tile
+BLOCK_SIZE = _CONSUMERS + 32  # and a warp that copies
 _MAX_STAGES = 6
 STATIC_SHARED_BYTES = 128
 
@@ -94,7 +94,7 @@ def gemm_codes(
     device.launch(
         "gemm_codes",
         kernel_name(layout, tokens, stages),
-        grid=(_QUARTERS, -(-num_rows // tokens), -(-layout.num_tiles // _BLOCK_TILES)),
+        grid=(SPLITS, -(-num_rows // tokens), -(-layout.num_tiles // BLOCK_TILES)),
         block=BLOCK_SIZE,
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, image, factors, bias, out, shape),
         shared_bytes=_shared_bytes(layout, tokens, stages),
@@ -158,7 +158,9 @@ def _stage_bytes(layout: TileLayout, tokens: int) -> int:
     if layout.group_size is not None:
         scale_bytes = TILE_ROWS * (layout.scales_bytes // (layout.padded_rows * layout.num_groups))
     zero_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    return _lines(span_bytes(layout, tokens)) + _BLOCK_TILES * _lines(UNIT_BYTES * SPAN_UNITS[layout.weight_type] + scale_bytes + zero_bytes)
+    return _lines(span_bytes(layout, tokens)) + BLOCK_TILES * _lines(
+        UNIT_BYTES * SPAN_UNITS[layout.weight_type] + scale_bytes + zero_bytes
+    )
 
 
 def _lines(num_bytes: int) -> int:

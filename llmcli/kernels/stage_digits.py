@@ -28,8 +28,8 @@ class StageShape(ctypes.Structure):
 
 def tokens_of(layout: TileLayout, num_rows: int) -> int:
     """Rows of one image where there are `num_rows` in all."""
-    # With zero points the product of int4 has no registers for 64.
-    possible = TOKENS if layout.is_symmetric or layout.weight_type == "int8" else TOKENS[:-1]
+    # With zero points the product has no registers for 64.
+    possible = TOKENS if layout.is_symmetric else TOKENS[:-1]
     return next((tokens for tokens in possible if num_rows <= tokens), possible[-1])
 
 

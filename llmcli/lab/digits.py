@@ -85,11 +85,10 @@ def _code_unit(layout: TileLayout) -> float:
 
 
 def _input_order(layout: TileLayout) -> np.ndarray:
-    """The inputs of a unit in the order of [piece][t][4 bytes]."""
+    """The inputs of a span in the order of [piece][t][4 bytes]."""
     if layout.weight_type == "int8":
-        return np.array(
-            [64 * unit + 16 * t + 4 * piece + i for unit in range(2) for piece in range(4) for t in range(4) for i in range(4)]
-        )
+        units = [64 * unit + 4 * piece for unit in range(2) for piece in range(4)]
+        return np.array([begin + 16 * t + i for begin in units for t in range(4) for i in range(4)])
     # A byte of codes has an even input and the odd one behind it; even ones are multiplied first.
     pieces = [(pair, half, eighth) for pair in range(2) for half in range(2) for eighth in range(2)]
     return np.array(

@@ -176,7 +176,7 @@ def test_nan_shows_in_its_row_alone(device: Device) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
 def test_magnitudes_at_the_ends_of_float32(device: Device, weight_type: str) -> None:
-    """Right as long as a unit's largest has a quotient; of infinity and its neighbours NaN."""
+    """Right as long as a span's largest has a quotient; of infinity and its neighbours NaN."""
     case = make_case(random_matrix(9, weight_type, 32, 256), num_rows=4)
     case.x[:] = np.random.default_rng(9).uniform(0.5, 1, case.x.shape)
     case.x *= np.float32([[2**-99.5], [2**-105.0], [2.0**-120], [2.0**100]])
@@ -243,13 +243,13 @@ def test_plans_fit_their_card(layout: TileLayout, card: str) -> None:
         assert 1 <= plan.num_blocks <= layout.num_tiles * plan.cluster
         if layout.num_tiles < multiprocessors:
             assert plan.num_blocks >= layout.num_tiles, "one tile a block"
-        assert plan.chunk_units == layout.num_units or plan.chunk_units % 16 == 0
+        assert plan.chunk_spans == layout.num_spans or plan.chunk_spans % 16 == 0
 
 
 def test_one_row_of_a_usual_model_is_never_cut() -> None:
     for layout in LAYOUTS[:2]:
         plan = plan_gemv(layout, 1, num_multiprocessors=128, shared_bytes_per_block=101376, can_cluster=False)
-        assert plan.chunk_units == layout.num_units
+        assert plan.chunk_spans == layout.num_spans
 
 
 def test_cost_counts_the_matrix_once_for_eight_rows() -> None:

@@ -66,6 +66,7 @@ def test_every_variant_compiles_without_spills(stem: str, arch: str, builds: Bui
         print(f"  {taken.registers:3} {taken.shared_bytes:6} {taken.stack_bytes:4}  {name}")
     spilling = {name for name, taken in resources.items() if taken.spill_store_bytes or taken.spill_load_bytes}
     assert not spilling
+    assert not {name for name, taken in resources.items() if taken.waits_for_each_wgmma}
     assert not {name for name, taken in resources.items() if taken.stack_bytes}
     if stem in STATIC_SHARED_BYTES:  # which plan their shared memory beside them
         assert max(taken.shared_bytes for taken in resources.values()) <= STATIC_SHARED_BYTES[stem]

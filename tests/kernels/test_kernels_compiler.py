@@ -58,6 +58,16 @@ def test_resources_are_read_per_kernel() -> None:
     }
 
 
+def test_products_that_wait_for_each_other_are_told() -> None:
+    """ptxas names the function on the line itself, not the one that follows."""
+    notice = (
+        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
+        "dependence on compiler-inserted WG.AR in divergent path in the function 'light'\n"
+    )
+    waits = {name: one.waits_for_each_wgmma for name, one in parse_resources(notice + LOG).items()}
+    assert waits == {"trig": False, "light": True, "heavy": False}
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_each_name_expression_gets_its_symbol_and_resources() -> None:
     names = ("copy<float, 64>", "copy<short, 32>", "on_stack<100>")

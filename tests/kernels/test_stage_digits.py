@@ -28,7 +28,7 @@ def stage(device: Device, layout: TileLayout, x: np.ndarray) -> tuple[Fenced, Fe
 @pytest.mark.parametrize("num_inputs", [8, 63, 129, 1000, 14336])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 @pytest.mark.parametrize("weight_type", ["int8", "int4"])
-def test_tails_of_units(device: Device, weight_type: str, is_symmetric: bool, num_inputs: int) -> None:
+def test_tails_of_spans(device: Device, weight_type: str, is_symmetric: bool, num_inputs: int) -> None:
     layout = tile_layout(weight_type, 16, num_inputs, 128, "float16", is_symmetric)
     assert_right(device, problem_of(layout, 9))
 
@@ -70,14 +70,14 @@ def test_the_image_has_whole_blocks_of_rows() -> None:
     with_zeros = tile_layout("int4", 16, 256, 128, "bfloat16", is_symmetric=False)
     assert [tokens_of(int8, count) for count in (9, 16, 17, 32, 33, 64, 65, 256)] == [16, 16, 32, 32, 64, 64, 64, 64]
     assert [tokens_of(with_zeros, count) for count in (16, 33, 256)] == [16, 32, 32]
-    # Two digits of 64 inputs and a float, three units; of 65 rows two blocks of 64.
-    assert image_bytes(int8, 9) == 3 * 16 * (2 * 64 + 4)
-    assert image_bytes(int8, 65) == 2 * 3 * 64 * (2 * 64 + 4)
+    # Two digits of 128 inputs and a float, two spans; of 65 rows two blocks of 64.
+    assert image_bytes(int8, 9) == 2 * 16 * (2 * 128 + 4)
+    assert image_bytes(int8, 65) == 2 * 2 * 64 * (2 * 128 + 4)
     int4 = tile_layout("int4", 16, 130, None, "float16", is_symmetric=False)
     assert image_bytes(int4, 32) == 2 * 32 * (2 * 128 + 8)
 
 
-# Input 17 of a unit. int8: lane t = 1 has the inputs 16 to 31, four in each piece. int4: lane 0 has 0 to 31, and the
+# Input 17 of a span. int8: lane t = 1 has the inputs 16 to 31, four in each piece. int4: lane 0 has 0 to 31, and the
 # sixth piece 17, 19, 21 and 23, the odd ones of the eighth that begins at 16.
 @pytest.mark.parametrize(("weight_type", "piece", "byte"), [("int8", 0, 5), ("int4", 6, 0)])
 def test_the_reference_splits_into_digits_near_the_numbers(weight_type: str, piece: int, byte: int) -> None:
@@ -90,11 +90,11 @@ def test_the_reference_splits_into_digits_near_the_numbers(weight_type: str, pie
     assert np.abs(digits.integers).max() == 32639
     image = digits.image(unused=0xFF)
     assert image.size == image_bytes(layout, 20)
-    unit_bytes, place = 32 * (2 * layout.unit_inputs + 4), piece * 32 * 16 + 3 * 16 + byte
-    high, low = (image[digit * 32 * layout.unit_inputs + place] for digit in (0, 1))
+    span_bytes, place = 32 * (2 * layout.span_inputs + 4), piece * 32 * 16 + 3 * 16 + byte
+    high, low = (image[digit * 32 * layout.span_inputs + place] for digit in (0, 1))
     value = 256 * int(np.int8(high)) + int(np.int8(low))
     assert value == digits.integers[3, 0, 17]
-    assert (image[unit_bytes - 4 * 12 : unit_bytes] == 0xFF).all()  # scales of the rows 20 to 31
+    assert (image[span_bytes - 4 * 12 : span_bytes] == 0xFF).all()  # scales of the rows 20 to 31
 
 
 def test_cost_counts_rows_once_and_two_digits_an_input() -> None:

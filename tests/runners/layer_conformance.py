@@ -65,6 +65,6 @@ class LayerConformance:
     def test_hidden_states_of_what_chooses_or_names_nothing_are_refused(self, runner: Runner) -> None:
         row = start(runner, PROMPT[:5])
         for span in (Span(row), Span(row, (), "none"), Span(row, (3,)), Span(row, (3,), "every")):
-            with pytest.raises(ValueError, match="hidden states"):
+            with pytest.raises(ValueError, match="hidden_states"):
                 runner.hidden_states(span)
         assert runner.num_tokens(row) == 5

@@ -268,26 +268,27 @@ def gemm_codes(
 
 def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
     """What stands in the bytes of digits, by the order that digit_image.cuh tells. Shapes: [num_rows, num_inputs]"""
-    most = 64 if layout.is_symmetric or layout.weight_type == "int8" else 32
+    most = 64 if layout.is_symmetric else 32
     tokens = next((count for count in (16, 32) if num_rows <= count), most)
-    width = layout.unit_inputs
-    unit_bytes = tokens * (2 * width + (4 if layout.is_symmetric else 8))
-    values = np.empty((num_rows, layout.num_units, width))
+    width = layout.span_inputs
+    span_bytes = tokens * (2 * width + (4 if layout.is_symmetric else 8))
+    values = np.empty((num_rows, layout.num_spans, width))
     for row in range(num_rows):
-        first = row // tokens * layout.num_units * unit_bytes
-        units = image[first : first + layout.num_units * unit_bytes].reshape(layout.num_units, unit_bytes)
-        digits = units[:, : 2 * width * tokens].reshape(layout.num_units, 2, width // 16, tokens, 16)
-        # [unit, digit, piece, t, byte]
-        own = digits[..., row % tokens, :].view(np.int8).astype(np.int64).reshape(layout.num_units, 2, -1, 4, 4)
+        first = row // tokens * layout.num_spans * span_bytes
+        spans = image[first : first + layout.num_spans * span_bytes].reshape(layout.num_spans, span_bytes)
+        digits = spans[:, : 2 * width * tokens].reshape(layout.num_spans, 2, width // 16, tokens, 16)
+        # [span, digit, piece, t, byte]
+        own = digits[..., row % tokens, :].view(np.int8).astype(np.int64).reshape(layout.num_spans, 2, -1, 4, 4)
         integers = 256 * own[:, 0] + own[:, 1]
         if layout.weight_type == "int8":
-            ordered = integers.transpose(0, 2, 1, 3)  # a lane's 16 inputs: piece by piece
+            of_units = integers.reshape(layout.num_spans, 2, 4, 4, 4)  # span, unit, piece, t, byte
+            ordered = of_units.transpose(0, 1, 3, 2, 4)  # a lane's 16 inputs: piece by piece
         else:  # pieces are [pair of eighths][even, odd inputs][eighth]
-            pairs = integers.reshape(layout.num_units, 2, 2, 2, 4, 4)  # unit, pair, half, eighth, t, byte
+            pairs = integers.reshape(layout.num_spans, 2, 2, 2, 4, 4)  # span, pair, half, eighth, t, byte
             ordered = pairs.transpose(0, 4, 1, 3, 5, 2)
         begin = 2 * width * tokens + 4 * (row % tokens)
-        scales = np.ascontiguousarray(units[:, begin : begin + 4]).view(np.float32)
-        values[row] = ordered.reshape(layout.num_units, width) * scales.astype(np.float64)
+        scales = np.ascontiguousarray(spans[:, begin : begin + 4]).view(np.float32)
+        values[row] = ordered.reshape(layout.num_spans, width) * scales.astype(np.float64)
     code_unit = 16 if layout.weight_type == "int4" and layout.is_symmetric else 1
     return code_unit * values.reshape(num_rows, -1)[:, : layout.num_inputs]
 

@@ -184,7 +184,7 @@ def test_the_workspace_grows_with_the_card() -> None:
 
 
 def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
-    """Two bytes an input and a float a unit, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
+    """Two bytes an input and a float a span of 128, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
     int8, int4 = (
         StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
         for bits in (8, 4)
@@ -195,14 +195,11 @@ def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
         digits, factors = plan.workspace.digits, plan.workspace.norm_factors
         return (digits.num_bytes, factors.num_bytes) if digits and factors else None
 
-    def bytes_of(rows: int, unit_inputs: int) -> int:
-        return rows * 14336 // unit_inputs * (2 * unit_inputs + 4)
-
     assert [digits_of(stored, num_rows) for stored in (int8, int4) for num_rows in (1, 8)] == [None] * 4
     for num_rows, rows in ((9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 128), (256, 256)):
         num_factors = max(-(-num_rows // 8) * 8, 64)  # of all lanes, or of the tokens that are scored together
-        assert digits_of(int8, num_rows) == (bytes_of(rows, 64), 4 * num_factors)
-        assert digits_of(int4, num_rows) == (bytes_of(rows, 128), 4 * num_factors)
+        num_bytes = rows * 14336 // 128 * (2 * 128 + 4)
+        assert [digits_of(stored, num_rows) for stored in (int8, int4)] == [(num_bytes, 4 * num_factors)] * 2
     assert digits_of(int8, 256, can_wgmma=False) is None
     plain = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16")
     assert digits_of(plain, 256) is None
@@ -210,7 +207,7 @@ def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
         plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
         for can_wgmma in (True, False)
     )
-    assert with_digits.total_bytes - without.total_bytes == bytes_of(256, 64) + 4 * 256
+    assert with_digits.total_bytes - without.total_bytes == 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
 
 
 def test_how_products_are_made() -> None:

@@ -17,7 +17,7 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 FORMATS: list[dict[str, Any]] = [
     {"weight_type": "int8", "scale_type": "float32"},
     {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
-    {"weight_type": "int8", "scale_type": "float16", "group_size": 64},
+    {"weight_type": "int8", "scale_type": "float16", "group_size": 256},
     {"weight_type": "int8", "scale_type": "float16", "group_size": 256, "is_symmetric": False},
     {"weight_type": "int8", "scale_type": "float32", "is_symmetric": False},
     {"weight_type": "int4", "scale_type": "float16"},

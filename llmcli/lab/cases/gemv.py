@@ -33,10 +33,10 @@ FORMATS: list[dict[str, Any]] = [
     {"weight_type": "bfloat16"},
     {"weight_type": "float32"},
 ]
-# What x loses as hi + lo, of itself and of the largest in its unit; with codes that becomes 32639, give or take 2 ulp
+# What x loses as hi + lo, of itself and of the largest in its span; with codes that becomes 32639, give or take 2 ulp
 # of a quotient, and the rest integers.
 _SPLIT_ERROR = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-_UNIT_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39}
+_SPAN_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39}
 U = 2.0**-24
 EPS = 1e-5
 
@@ -66,7 +66,7 @@ class Case:
         bound = (np.sqrt(num_terms) + 4) * U * magnitude
         bound += _SPLIT_ERROR.get(self.stored.weight_type, 0) * magnitude
         bound += (
-            _UNIT_ERROR.get(self.stored.weight_type, 0) * inverse * self._largest_of_units(normed) @ np.abs(weights).T
+            _SPAN_ERROR.get(self.stored.weight_type, 0) * inverse * self._largest_of_spans(normed) @ np.abs(weights).T
         )
         bound += (4 + np.sqrt(num_terms) / 2 * (self.norm_weight is not None)) * U * np.abs(y)
         if self.bias is not None:
@@ -74,9 +74,9 @@ class Case:
             bound += 2 * U * np.abs(y)
         return y, bound
 
-    def _largest_of_units(self, x: np.ndarray) -> np.ndarray:
-        """The largest magnitude in the unit of each input. Shapes: x, result [num_rows, num_inputs]"""
-        size = self.stored.layout.unit_inputs
+    def _largest_of_spans(self, x: np.ndarray) -> np.ndarray:
+        """The largest magnitude in the span of each input. Shapes: x, result [num_rows, num_inputs]"""
+        size = self.stored.layout.span_inputs
         padded = np.pad(np.abs(x), ((0, 0), (0, -x.shape[1] % size)))
         largest = np.maximum(padded.reshape(len(x), -1, size).max(axis=2), 2.0**-100)
         return np.asarray(np.repeat(largest, size, axis=1)[:, : x.shape[1]])

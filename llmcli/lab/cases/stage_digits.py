@@ -1,4 +1,4 @@
-"""Rows as two 8-bit digits each, bit for bit, and their norm factors: forms, units with a tail, numbers of rows."""
+"""Rows as two 8-bit digits each, bit for bit, and their norm factors: forms, spans with a tail, numbers of rows."""
 
 from collections.abc import Iterator
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
-from llmcli.kernels.gemm_codes import CodesCost
+from llmcli.kernels.gemm_codes import BLOCK_TILES, SPLITS, CodesCost
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
-from llmcli.kernels.stage_digits import tokens_of
+from llmcli.kernels.stage_digits import image_bytes, tokens_of
 from llmcli.runners.cuda.dry_run import PRODUCT
 
 # A decoding product without its bytes: the clocks from the end of the kernel in front to its own end, and those that
 # each row after the first adds.
 GEMV_CLOCKS, GEMV_ROW_CLOCKS = 6560, 297
 # Overlapping launches hide part of those clocks: each multiprocessor asks for this many bytes of weights before the
-# kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines). Keys are the bits of a weight.
+# kernel in front ends (FIRST_STAGES of gemv.cu, 16 warps, slots of 9 or 8 lines; of int8 a quarter more by now, which
+# brought nothing). Keys are the bits of a weight.
 # With these bytes one number of clocks fits all types of weights. Without them the starts of int8, int4 and float
 # weights seemed to differ by a third. An H100's slower memory hides more: its predicted steps were 3 to 5 % too long.
 PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4 * 16 * 1024}
@@ -33,9 +34,12 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Products of rows as digits: clocks of the start and end of the staging and of the product, and a multiprocessor's
-# clocks for a unit of codes, and for each row and 64 inputs of it. Fitted to steps of 16 and 64 rows of int8 models.
-DIGITS_CLOCKS, CODES_CLOCKS, CODES_UNIT_CLOCKS, CODES_ROW_CLOCKS = 6000, 13500, 53, 2.0
+# Products of rows as digits: clocks of the staging's start and end, and of the product's; clocks that a block takes for
+# a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, which gives each
+# multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8.
+DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 6000, 4800, 137
+SPAN_CLOCKS, SPAN_ROW_CLOCKS = 810, 25.5
+SHARED_BYTES_A_CLOCK = 17.8
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
@@ -107,12 +111,15 @@ class Pricing:
         return max(reading, computing) + start + (fetching + rows) / card.clock_hertz
 
     def _gemm_codes(self, cost: CodesCost) -> float:
-        layout, rows = cost.layout, tokens_of(cost.layout, cost.num_rows)
-        num_units = layout.num_tiles * layout.num_units * -(-cost.num_rows // rows)
-        row_clocks = CODES_ROW_CLOCKS * layout.unit_inputs / 64
-        multiplying = self._clocks(num_units * (CODES_UNIT_CLOCKS + row_clocks * rows))
+        layout, rows, card = cost.layout, tokens_of(cost.layout, cost.num_rows), self._card
+        sets, tile_blocks = -(-cost.num_rows // rows), -(-layout.num_tiles // BLOCK_TILES)
+        waves = max(1.0, sets * tile_blocks * SPLITS / (2 * card.num_multiprocessors))
+        in_turn = waves * layout.num_spans / SPLITS * (SPAN_CLOCKS + SPAN_ROW_CLOCKS * rows) / card.clock_hertz
+        fetched = sets * cost.stored_bytes + tile_blocks * image_bytes(layout, cost.num_rows)
+        fetching = self._clocks(fetched / SHARED_BYTES_A_CLOCK)
         reading = cost.stored_bytes / self._rates.read_bytes
-        return max(reading, multiplying) + CODES_CLOCKS / self._card.clock_hertz
+        start = CODES_CLOCKS + CODES_ROW_CLOCKS * rows
+        return max(reading, fetching, in_turn) + start / card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE
