@@ -59,7 +59,7 @@ struct CodeProduct {
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    static constexpr int UNROLL = COLUMN_TILES > 4 ? 1 : SEPARATE * G::WITHIN_LANE;  // beside many sums no register is left
+    static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;  // beside many sums no register is left
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_spans
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 

@@ -61,8 +61,8 @@ def test_resources_are_read_per_kernel() -> None:
 def test_products_that_wait_for_each_other_are_told() -> None:
     """ptxas names the function on the line itself, not the one that follows."""
     notice = (
-        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
-        "dependence on compiler-inserted WG.AR in divergent path in the function 'light'\n"
+        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+        "program dependence on compiler-inserted WG.AR in divergent path in the function 'light'\n"
     )
     waits = {name: one.waits_for_each_wgmma for name, one in parse_resources(notice + LOG).items()}
     assert waits == {"trig": False, "light": True, "heavy": False}

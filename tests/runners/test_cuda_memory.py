@@ -184,7 +184,7 @@ def test_the_workspace_grows_with_the_card() -> None:
 
 
 def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
-    """Two bytes an input and a float a span of 128, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
+    """Two bytes an input and a float for 128, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
     int8, int4 = (
         StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
         for bits in (8, 4)
