@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_codes import CodesCost
+from llmcli.kernels.gemm_halves import HalvesCost, plan_clocks, plan_halves
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
@@ -33,8 +34,9 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Products of rows as digits: clocks of the start and end of the staging and of the product, and a multiprocessor's
-# clocks for a unit of codes, and for each row and 64 inputs of it. Fitted to steps of 16 and 64 rows of int8 models.
+# Staged rows and products of digits: clocks of the start and end of the staging and of the product, and a
+# multiprocessor's clocks for a unit of codes, and for each row and 64 inputs of it. Fitted to steps of 16 and 64 rows
+# of int8 models. (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
 DIGITS_CLOCKS, CODES_CLOCKS, CODES_UNIT_CLOCKS, CODES_ROW_CLOCKS = 6000, 13500, 53, 2.0
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
@@ -81,7 +83,9 @@ class Pricing:
             return self._gemv(cost)
         if isinstance(cost, CodesCost):
             return self._gemm_codes(cost)
-        if launch.stem == "stage_digits":
+        if isinstance(cost, HalvesCost):
+            return self._gemm_halves(cost)
+        if launch.stem in ("stage_digits", "stage_halves"):
             moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
             return moving + DIGITS_CLOCKS / self._card.clock_hertz
         if isinstance(cost, DecodeAttentionCost):
@@ -113,6 +117,12 @@ class Pricing:
         multiplying = self._clocks(num_units * (CODES_UNIT_CLOCKS + row_clocks * rows))
         reading = cost.stored_bytes / self._rates.read_bytes
         return max(reading, multiplying) + CODES_CLOCKS / self._card.clock_hertz
+
+    def _gemm_halves(self, cost: HalvesCost) -> float:
+        num_multiprocessors = self._card.num_multiprocessors
+        plan = plan_halves(cost.layout, cost.num_rows, num_multiprocessors)
+        multiplying = plan_clocks(cost.layout, plan, num_multiprocessors) / self._card.clock_hertz
+        return max(cost.stored_bytes / self._rates.read_bytes, multiplying)
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE
