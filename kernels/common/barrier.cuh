@@ -24,7 +24,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives as soon as all that this thread has asked for by copy_async is there.
+// Arrives as soon as all copies that this thread has asked for by copy_async are there; the thread goes on at once.
 __device__ __forceinline__ void barrier_arrive_behind_copies(unsigned long long* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -20,6 +20,21 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Registers of this thread from here on: fewer, which others may take, or more, as soon as others have left them. Four
+// warps, the first a multiple of four, call it together.
+template <int COUNT>
+__device__ __forceinline__ void registers_down_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_up_to() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define LLMCLI_WGMMA(TYPE, COLUMNS, D, A, B, ADDS, ...)                                                         \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                              \
@@ -58,6 +73,58 @@ LLMCLI_WGMMA_BYTES("64", 32,
 #undef LLMCLI_WGMMA_BYTES
 #undef LLMCLI_WGMMA
 
+// d = a * b + (adds ? d : 0) in fp32, over 16 inputs of T. Lane 4g + t of a warp holds of a the rows g (a[0], a[2]) and
+// g + 8 (a[1], a[3]), inputs 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]), as for mma; of d what wgmma_bytes
+// has. Sums round as those of mma do: bits are equal, step by step (measured; no document says so).
+template <typename T, int NUM_VALUES>
+__device__ __forceinline__ void wgmma_halves(float (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b,
+                                             bool adds);
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#define LLMCLI_WGMMA(TYPE, COLUMNS, D, A, B, ADDS, ...)                                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                        \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" D "}, {" A "}, " \
+                 B ", p, 1, 1, 0;\n}"                                                                         \
+                 : __VA_ARGS__                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
+#else
+#define LLMCLI_WGMMA(...) static_cast<void>(0)
+#endif
+#define LLMCLI_WGMMA_HALVES(COLUMNS, NUM_VALUES, D, A, B, ADDS, ...)                                           \
+    template <>                                                                                                \
+    __device__ __forceinline__ void wgmma_halves<__half>(float (&d)[NUM_VALUES], const unsigned (&a)[4],      \
+                                                         unsigned long long b, bool adds) {                   \
+        LLMCLI_WGMMA("f16", COLUMNS, D, A, B, ADDS, __VA_ARGS__);                                              \
+    }                                                                                                          \
+    template <>                                                                                                \
+    __device__ __forceinline__ void wgmma_halves<__nv_bfloat16>(float (&d)[NUM_VALUES], const unsigned (&a)[4], \
+                                                                unsigned long long b, bool adds) {            \
+        LLMCLI_WGMMA("bf16", COLUMNS, D, A, B, ADDS, __VA_ARGS__);                                             \
+    }
+#define LLMCLI_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define LLMCLI_F16(i) LLMCLI_F4(i), LLMCLI_F4(i + 4), LLMCLI_F4(i + 8), LLMCLI_F4(i + 12)
+#define LLMCLI_F64(i) LLMCLI_F16(i), LLMCLI_F16(i + 16), LLMCLI_F16(i + 32), LLMCLI_F16(i + 48)
+// The operands tens * 10 to tens * 10 + 9.
+#define LLMCLI_TEN(tens)                                                                                      \
+    "%" tens "0,%" tens "1,%" tens "2,%" tens "3,%" tens "4,%" tens "5,%" tens "6,%" tens "7,%" tens "8,%" tens "9"
+#define LLMCLI_SIXTY LLMCLI_TEN("") "," LLMCLI_TEN("1") "," LLMCLI_TEN("2") "," LLMCLI_TEN("3") "," \
+    LLMCLI_TEN("4") "," LLMCLI_TEN("5")
+LLMCLI_WGMMA_HALVES("32", 16, LLMCLI_TEN("") ",%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21",
+                    LLMCLI_F16(0))
+LLMCLI_WGMMA_HALVES("64", 32, LLMCLI_TEN("") "," LLMCLI_TEN("1") "," LLMCLI_TEN("2") ",%30,%31", "%32,%33,%34,%35",
+                    "%36", "%37", LLMCLI_F16(0), LLMCLI_F16(16))
+LLMCLI_WGMMA_HALVES("128", 64, LLMCLI_SIXTY ",%60,%61,%62,%63", "%64,%65,%66,%67", "%68", "%69", LLMCLI_F64(0))
+LLMCLI_WGMMA_HALVES("256", 128,
+                    LLMCLI_SIXTY "," LLMCLI_TEN("6") "," LLMCLI_TEN("7") "," LLMCLI_TEN("8") "," LLMCLI_TEN(
+                        "9") "," LLMCLI_TEN("10") "," LLMCLI_TEN("11") ",%120,%121,%122,%123,%124,%125,%126,%127",
+                    "%128,%129,%130,%131", "%132", "%133", LLMCLI_F64(0), LLMCLI_F64(64))
+#undef LLMCLI_SIXTY
+#undef LLMCLI_TEN
+#undef LLMCLI_F64
+#undef LLMCLI_F16
+#undef LLMCLI_F4
+#undef LLMCLI_WGMMA_HALVES
+#undef LLMCLI_WGMMA
+
 // Copies a multiple of 16 bytes into shared memory; `barrier` counts them when they arrive. One thread calls it. Both
 // addresses are multiples of 16.
 __device__ __forceinline__ void copy_bulk(unsigned destination, const void* source, int num_bytes,
@@ -68,4 +135,22 @@ __device__ __forceinline__ void copy_bulk(unsigned destination, const void* sour
         "l"(source), "r"(num_bytes), "r"(shared_address(barrier))
         : "memory");
 #endif
+}
+
+// The same into each block of the cluster whose bit is set in `blocks`, at the same place there and with that block's
+// own barrier.
+template <int SHARERS>
+__device__ __forceinline__ void copy_bulk_to_sharers(unsigned destination, const void* source, int num_bytes,
+                                                     unsigned long long* barrier, int blocks) {
+    if constexpr (SHARERS == 1) {
+        copy_bulk(destination, source, num_bytes, barrier);
+    } else {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+            "[%3], %4;" ::"r"(destination),
+            "l"(source), "r"(num_bytes), "r"(shared_address(barrier)), "h"(static_cast<unsigned short>(blocks))
+            : "memory");
+#endif
+    }
 }

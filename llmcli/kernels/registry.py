@@ -7,6 +7,7 @@ from llmcli.kernels import (
     dequantize,
     embedding,
     gemm_codes,
+    gemm_halves,
     gemm_packed,
     gemv,
     head_norm,
@@ -23,6 +24,7 @@ from llmcli.kernels import (
     scale_bias,
     softmax,
     stage_digits,
+    stage_halves,
     swiglu,
 )
 from llmcli.kernels.spec import KernelSpec
@@ -34,6 +36,7 @@ _SPECS = (
     dequantize.SPEC,
     embedding.SPEC,
     gemm_codes.SPEC,
+    gemm_halves.SPEC,
     gemm_packed.SPEC,
     gemv.SPEC,
     head_norm.SPEC,
@@ -50,6 +53,7 @@ _SPECS = (
     scale_bias.SPEC,
     softmax.SPEC,
     stage_digits.SPEC,
+    stage_halves.SPEC,
     swiglu.SPEC,
 )
 

@@ -7,6 +7,7 @@ from llmcli.lab.cases import (
     dequantize,
     embedding,
     gemm_codes,
+    gemm_halves,
     gemm_packed,
     gemv,
     head_norm,
@@ -22,6 +23,7 @@ from llmcli.lab.cases import (
     scale_bias,
     softmax,
     stage_digits,
+    stage_halves,
     swiglu,
 )
 from llmcli.lab.problem import KernelCases
@@ -36,6 +38,7 @@ CASES: dict[str, KernelCases] = {
         dequantize.CASES,
         embedding.CASES,
         gemm_codes.CASES,
+        gemm_halves.CASES,
         gemm_packed.CASES,
         gemv.CASES,
         head_norm.CASES,
@@ -52,6 +55,7 @@ CASES: dict[str, KernelCases] = {
         scale_bias.CASES,
         softmax.CASES,
         stage_digits.CASES,
+        stage_halves.CASES,
         swiglu.CASES,
     )
 }

@@ -18,6 +18,7 @@ from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_codes import gemm_codes
+from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
@@ -31,6 +32,8 @@ from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.stage_digits import image_bytes, stage_digits
+from llmcli.kernels.stage_halves import image_bytes as halves_bytes
+from llmcli.kernels.stage_halves import stage_halves
 from llmcli.kernels.swiglu import swiglu
 from llmcli.kernels.tiles import TiledMatrix, tile_layout
 
@@ -123,6 +126,7 @@ def test_likeness_is_all_but_the_address(other: Any) -> None:
 
 LAYOUT = QkvLayout(4, 2, 64)
 LAYOUT_OF_CODES = tile_layout("int8", 64, 256, 128, "float16", is_symmetric=False)
+LAYOUT_OF_HALVES = tile_layout("bfloat16", 64, 256)
 CACHE = (7, 2, PAGE_TOKENS, 64)
 
 Give = Callable[..., Any]  # the next array of a shape and type
@@ -230,6 +234,23 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         card,
         matrix=matrix(give),
         image=give(image_bytes(LAYOUT_OF_CODES, 9), dtype=U8),
+        factors=give(9),
+        out=give(9, 64),
+        bias=give(64),
+    ),
+    "stage_halves": lambda card, give: stage_halves(
+        card,
+        layout=LAYOUT_OF_HALVES,
+        x=give(9, 256),
+        image=give(halves_bytes(LAYOUT_OF_HALVES, 9), dtype=U8),
+        factors=give(9),
+        norm_weight=give(256),
+        eps=1e-5,
+    ),
+    "gemm_halves": lambda card, give: gemm_halves(
+        card,
+        matrix=TiledMatrix(LAYOUT_OF_HALVES, give(4, LAYOUT_OF_HALVES.num_units, 1024, dtype=U8), None, None),
+        image=give(halves_bytes(LAYOUT_OF_HALVES, 9), dtype=U8),
         factors=give(9),
         out=give(9, 64),
         bias=give(64),

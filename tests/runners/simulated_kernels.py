@@ -8,10 +8,12 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from llmcli.kernels.gemm_codes import takes  # noqa: E402
+from llmcli.kernels.gemm_codes import takes as takes_codes  # noqa: E402
+from llmcli.kernels.gemm_halves import takes as takes_halves  # noqa: E402
 from llmcli.kernels.repack import row_bytes  # noqa: E402
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, TileLayout  # noqa: E402
 from llmcli.lab.digits import Digits, digits_of  # noqa: E402
+from llmcli.lab.halves import Halves, halves_of  # noqa: E402
 from llmcli.quantization.floats import widen  # noqa: E402
 from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
 
@@ -25,7 +27,10 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def floats(array: Any) -> np.ndarray:
-    values = on_host(array)
+    return floats_of(on_host(array))
+
+
+def floats_of(values: np.ndarray) -> np.ndarray:
     return widen(values, "BF16") if values.dtype == np.uint16 else values.astype(np.float32)
 
 
@@ -235,7 +240,11 @@ def gemv(
     layout = matrix.layout
     if layout.has_codes:
         digits, factors = _as_digits(layout, x, norm_weight, eps)
-        _multiply_digits(matrix, digits.values, factors, out, bias, epilogue)
+        _multiply_staged(matrix, digits.values, factors, out, bias, epilogue)
+        return
+    if takes_halves(layout):
+        halves, factors = _as_halves(layout, x, norm_weight, eps)
+        _multiply_staged(matrix, halves.values, factors, out, bias, epilogue)
         return
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
     _finish(product(values, weights_of(matrix)), out, bias, epilogue)
@@ -260,10 +269,10 @@ def gemm_codes(
     bias: Any = None,
     epilogue: str = "store",
 ) -> None:
-    assert takes(matrix.layout)
+    assert takes_codes(matrix.layout)
     assert factors.shape == (len(out),)
     values = values_of_image(matrix.layout, on_host(image), len(out))
-    _multiply_digits(matrix, values, floats(factors), out, bias, epilogue)
+    _multiply_staged(matrix, values, floats(factors), out, bias, epilogue)
 
 
 def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
@@ -293,6 +302,59 @@ def values_of_image(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.
     return code_unit * values.reshape(num_rows, -1)[:, : layout.num_inputs]
 
 
+def stage_halves(
+    device: Any, *, layout: TileLayout, x: Any, image: Any, factors: Any, norm_weight: Any = None, eps: float = 0.0
+) -> None:
+    halves, norm_factors = _as_halves(layout, x, norm_weight, eps)
+    staged = halves.image(unused=0xFF)  # of rows that do not exist: NaN
+    on_host(image)[: len(staged)] = staged
+    store(factors, norm_factors)
+
+
+def gemm_halves(
+    device: Any,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    factors: Any,
+    out: Any,
+    bias: Any = None,
+    epilogue: str = "store",
+) -> None:
+    assert takes_halves(matrix.layout)
+    assert factors.shape == (len(out),)
+    values = values_of_pairs(matrix.layout, on_host(image), len(out))
+    _multiply_staged(matrix, values, floats(factors), out, bias, epilogue)
+
+
+def values_of_pairs(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
+    """What stands in the bytes of pairs, by the order that half_image.cuh tells. Shapes: [num_rows, num_inputs]"""
+    tokens = next((count for count in (16, 32, 64) if num_rows <= count), 128)
+    has_scales = layout.weight_type == "float16"
+    unit_bytes = tokens * (4 * 32 + 4 * has_scales)
+    values = np.empty((num_rows, layout.num_units, 32))
+    for row in range(num_rows):
+        first = row // tokens * layout.num_units * unit_bytes
+        units = image[first : first + layout.num_units * unit_bytes].reshape(layout.num_units, unit_bytes)
+        pairs = np.ascontiguousarray(units[:, : 4 * 32 * tokens]).view(np.float16 if has_scales else np.uint16)
+        own = pairs.reshape(layout.num_units, 4, tokens, 2, 4, 2)[:, :, row % tokens]  # [unit, piece, half, t, 2]
+        both = floats_of(own).sum(axis=2, dtype=np.float64)
+        values[row] = both.transpose(0, 2, 1, 3).reshape(layout.num_units, 32)
+        if has_scales:
+            begin = 4 * 32 * tokens + 4 * (row % tokens)
+            values[row] *= np.ascontiguousarray(units[:, begin : begin + 4]).view(np.float32)
+    return values.reshape(num_rows, -1)[:, : layout.num_inputs]
+
+
+def _as_halves(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tuple[Halves, np.ndarray]:
+    """Rows times the norm's weights, and the factors that follow the product."""
+    values = floats(x)
+    if norm_weight is None:
+        return halves_of(layout, values), np.ones(len(values), np.float32)
+    factors = 1 / np.sqrt(np.square(values).mean(-1) + np.float32(eps))
+    return halves_of(layout, values * floats(norm_weight)), factors.astype(np.float32)
+
+
 def _as_digits(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tuple[Digits, np.ndarray]:
     """Rows times the norm's weights, and the factors that follow the product."""
     values = floats(x)
@@ -302,7 +364,7 @@ def _as_digits(layout: TileLayout, x: Any, norm_weight: Any, eps: float) -> tupl
     return digits_of(layout, values * floats(norm_weight)), factors.astype(np.float32)
 
 
-def _multiply_digits(
+def _multiply_staged(
     matrix: TiledMatrix, values: np.ndarray, factors: np.ndarray, out: Any, bias: Any, epilogue: str
 ) -> None:
     y = product(values.astype(np.float32), weights_of(matrix)) * factors[:, None]

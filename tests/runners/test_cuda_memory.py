@@ -183,26 +183,31 @@ def test_the_workspace_grows_with_the_card() -> None:
     assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
-def test_many_rows_as_digits_have_memory_where_they_need_it() -> None:
-    """Two bytes an input and a float for 128, in whole blocks of 16, 32 or 64 rows, for the widest input: down's."""
+def test_many_rows_have_memory_where_they_are_staged() -> None:
+    """For the largest product: digits of down, two bytes an input and a float for 128, or pairs of the head of floats,
+    four bytes an input, which multiplies 64 rows of a text to be scored."""
     int8, int4 = (
         StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
         for bits in (8, 4)
     )
 
-    def digits_of(stored: StoredModel, num_rows: int, **card: bool) -> tuple[int, int] | None:
+    def staged_of(stored: StoredModel, num_rows: int, **card: bool) -> tuple[int, int] | None:
         plan = plan_memory(stored, max_seq_len=64, num_rows=num_rows, card=replace(TYPICAL_CARD, **card))
-        digits, factors = plan.workspace.digits, plan.workspace.norm_factors
-        return (digits.num_bytes, factors.num_bytes) if digits and factors else None
+        staged, factors = plan.workspace.staged, plan.workspace.norm_factors
+        return (staged.num_bytes, factors.num_bytes) if staged and factors else None
 
-    assert [digits_of(stored, num_rows) for stored in (int8, int4) for num_rows in (1, 8)] == [None] * 4
+    assert [staged_of(stored, num_rows) for stored in (int8, int4) for num_rows in (1, 8)] == [None] * 4
     for num_rows, rows in ((9, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 128), (256, 256)):
         num_factors = max(-(-num_rows // 8) * 8, 64)  # of all lanes, or of the tokens that are scored together
-        num_bytes = rows * 14336 // 128 * (2 * 128 + 4)
-        assert [digits_of(stored, num_rows) for stored in (int8, int4)] == [(num_bytes, 4 * num_factors)] * 2
-    assert digits_of(int8, 256, can_wgmma=False) is None
+        num_bytes = max(rows * 14336 // 128 * (2 * 128 + 4), 4 * 4096 * max(rows, 64))
+        assert [staged_of(stored, num_rows) for stored in (int8, int4)] == [(num_bytes, 4 * num_factors)] * 2
+    assert staged_of(int8, 256, can_wgmma=False) is None
     plain = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16")
-    assert digits_of(plain, 256) is None
+    for num_rows, rows in ((9, 16), (64, 64), (65, 128), (256, 256)):
+        staged = staged_of(plain, num_rows)
+        assert staged is not None
+        assert staged[0] == max(4 * 14336 * rows, 4 * 4096 * max(rows, 64))
+    assert staged_of(plain, 256, can_wgmma=False) is None
     with_digits, without = (
         plan_memory(int8, max_seq_len=64, num_rows=256, card=replace(TYPICAL_CARD, can_wgmma=can_wgmma))
         for can_wgmma in (True, False)

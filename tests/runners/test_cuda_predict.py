@@ -178,7 +178,7 @@ def test_launches_of_many_rows_as_digits(name: str, count_launches: Any, tmp_pat
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=("k_proj",)))
     plan = plan_of(folder, num_rows=131)
     check_launches(plan, count_launches, row_counts=(8, 9, 16, 40, 131))
-    assert (plan.workspace.digits is None) == ("64" in name)
+    assert plan.workspace.staged is not None  # of 16-bit weights, too
 
 
 def test_launches_where_shared_memory_is_short(count_launches: Any, tmp_path: Path) -> None:
@@ -268,15 +268,15 @@ NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 @pytest.mark.parametrize("card", [TYPICAL_CARD, NO_WGMMA], ids=["wgmma", "none"])
 @pytest.mark.parametrize(("num_rows", "num_lanes", "num_passes"), [(8, 8, 1), (11, 16, 2), (16, 16, 2), (250, 256, 32)])
 def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int, card: CardFacts) -> None:
-    """Codes once for all lanes where tensor cores take digits; else, and of floats, eight lanes a pass.
+    """Weights once for all lanes where tensor cores take them; else eight lanes a pass.
 
     Of lanes that nobody uses no keys and values are read.
     """
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, card)
     of_embedding, of_token, of_head = 4096 * 2, 32 * 2 * 4096 * 2, 32000 * 4096 * 2 + 4096 * 4
     of_layers = predictor.decode_bytes(0) - of_embedding - of_head
-    passes_of_layers = 1 if card.can_wgmma else num_passes
-    expected = passes_of_layers * of_layers + num_passes * of_head + num_lanes * of_embedding
+    passes = 1 if card.can_wgmma else num_passes
+    expected = passes * (of_layers + of_head) + num_lanes * of_embedding
     assert predictor.decode_bytes(100, num_rows) == expected + num_rows * 100 * of_token
 
 
@@ -332,9 +332,18 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
     for one in DryModel(shape_7b(num_rows=16), TYPICAL_CARD).step(num_rows, 100):
         assert one.launch.cost is not None
         flops[one.launch.stem] += one.count * one.launch.cost().flops
-    assert flops["gemv"] + flops["gemm_codes"] == 2 * num_lanes * weights
+    assert flops["gemv"] + flops["gemm_codes"] + flops["gemm_halves"] == 2 * num_lanes * weights
     assert (flops["gemm_codes"] > 0) == (num_lanes > 8)
     assert flops["attention_decode"] == 32 * 4 * num_rows * 101 * 4096
+
+
+def test_every_kernel_of_many_rows_is_known_before_the_first_step() -> None:
+    """Of codes and, for the head, of floats; any number of rows takes kernels that some power of two takes."""
+    plan = shape_7b(num_rows=256)
+    known = {(one.launch.stem, one.launch.name) for one in DryModel(plan, TYPICAL_CARD).every_form()}
+    for num_rows in (9, 17, 40, 72, 136, 256):
+        started = DryModel(plan, TYPICAL_CARD).step(num_rows, 100)
+        assert {(one.launch.stem, one.launch.name) for one in started} <= known
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:

@@ -1,4 +1,4 @@
-"""Which kernels multiply rows: by their number, the matrix and the card; and which matrices share digits."""
+"""Which kernels multiply rows: by their number, the matrix and the card; and which matrices share staged rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.tiles import TiledMatrix, TileLayout, tile_layout
 from llmcli.lab.notes import Notes
-from llmcli.runners.cuda.row_products import RowProducts, digits_bytes
+from llmcli.runners.cuda.row_products import RowProducts, staged_bytes
 
 NUM_INPUTS = 512
 INT8 = tile_layout("int8", 48, NUM_INPUTS, 128, "bfloat16")
@@ -18,7 +18,9 @@ INT8_ZEROS = tile_layout("int8", 48, NUM_INPUTS, 128, "bfloat16", is_symmetric=F
 INT8_CHANNEL = tile_layout("int8", 48, NUM_INPUTS, None, "float32")
 INT4 = tile_layout("int4", 48, NUM_INPUTS, 128, "bfloat16")
 SMALL_GROUPS = tile_layout("int8", 48, NUM_INPUTS, 32, "bfloat16")
-FLOATS = tile_layout("bfloat16", 48, NUM_INPUTS)
+BF16 = tile_layout("bfloat16", 48, NUM_INPUTS)
+FP16 = tile_layout("float16", 48, NUM_INPUTS)
+FP32 = tile_layout("float32", 48, NUM_INPUTS)
 NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
 
@@ -33,7 +35,7 @@ def launches(
     notes: Any = Notes(card)
     digits = factors = None
     if has_memory:
-        num_bytes = digits_bytes(TYPICAL_CARD, [(layout, 256) for layout in (INT8_ZEROS, INT4)])
+        num_bytes = staged_bytes(TYPICAL_CARD, [(layout, 256) for layout in (INT8_ZEROS, INT4, FP16)])
         digits, factors = Phantom((num_bytes,), np.uint8, 1 << 30), Phantom((256,), np.float32, 1 << 31)
     x, out = (Phantom((num_rows, width), np.float32, place << 32) for width, place in ((NUM_INPUTS, 1), (48, 2)))
     norm_weight, bias = Phantom((NUM_INPUTS,), np.float32, 3 << 32), Phantom((48,), np.float32, 4 << 32)
@@ -57,21 +59,42 @@ def test_codes_become_digits_from_nine_rows_on(layout: TileLayout) -> None:
         assert set(stems([layout], num_rows, has_memory=False)) == {"gemv"}
 
 
-@pytest.mark.parametrize("layout", [SMALL_GROUPS, FLOATS])
+@pytest.mark.parametrize("layout", [BF16, FP16])
+def test_weights_of_16_bits_multiply_pairs_from_nine_rows_on(layout: TileLayout) -> None:
+    assert stems([layout], 8) == ["gemv"]
+    for num_rows in (9, 16, 64, 65, 256):
+        assert stems([layout], num_rows) == ["stage_halves", "gemm_halves"]
+        assert set(stems([layout], num_rows, NO_WGMMA)) == {"gemv"}
+        assert set(stems([layout], num_rows, has_memory=False)) == {"gemv"}
+
+
+@pytest.mark.parametrize("layout", [SMALL_GROUPS, FP32])
 def test_other_matrices_go_eight_rows_at_a_time(layout: TileLayout) -> None:
     assert stems([layout], 24) == ["gemv"] * 3
 
 
-def test_matrices_that_take_the_same_digits_share_them() -> None:
-    staged = [INT8, INT8_CHANNEL, FLOATS, INT8, INT8_ZEROS, INT4, INT4]
+def test_matrices_that_take_rows_in_one_form_share_it() -> None:
+    staged = [INT8, INT8_CHANNEL, FP32, INT8, INT8_ZEROS, INT4, INT4, BF16, BF16, FP16, INT8]
     assert stems(staged, 16) == [
         *("stage_digits", "gemm_codes", "gemm_codes", "gemv", "gemv", "gemm_codes"),
         *("stage_digits", "gemm_codes", "stage_digits", "gemm_codes", "gemm_codes"),
+        *("stage_halves", "gemm_halves", "gemm_halves", "stage_halves", "gemm_halves", "stage_digits", "gemm_codes"),
     ]
 
 
-def test_both_kernels_get_the_same_digits_and_factors() -> None:
+def test_both_kernels_get_the_same_pairs_and_factors() -> None:
     """And the norm goes to the first, bias and epilogue to the second."""
+    staged, multiplied = launches([BF16], 20)
+    x, norm_weight, image, factors, shape = staged.arguments
+    assert (x.data.ptr, norm_weight.data.ptr, shape.num_rows) == (1 << 32, 3 << 32, 20)
+    assert shape.eps == np.float32(1e-5)
+    assert multiplied.arguments[1].data.ptr == image.data.ptr
+    assert (multiplied.arguments[2].data.ptr, multiplied.arguments[2].shape) == (factors.data.ptr, (20,))
+    assert multiplied.arguments[3].data.ptr == 4 << 32
+    assert (multiplied.arguments[5].num_rows, multiplied.arguments[5].epilogue) == (20, 1)
+
+
+def test_both_kernels_get_the_same_digits_and_factors() -> None:
     staged, multiplied = launches([INT8], 20)
     x, norm_weight, image, factors, shape = staged.arguments
     assert (x.data.ptr, norm_weight.data.ptr, shape.num_rows) == (1 << 32, 3 << 32, 20)
@@ -82,8 +105,11 @@ def test_both_kernels_get_the_same_digits_and_factors() -> None:
     assert (multiplied.arguments[7].num_rows, multiplied.arguments[7].epilogue) == (20, 1)
 
 
-def test_memory_is_that_of_the_largest_product_as_digits() -> None:
-    both = [(INT8, 16), (INT4, 100), (FLOATS, 1000), (SMALL_GROUPS, 1000), (INT8, 8)]
-    assert digits_bytes(TYPICAL_CARD, both) == 128 * NUM_INPUTS // 128 * (2 * 128 + 4)
-    assert digits_bytes(TYPICAL_CARD, both[2:]) == 0
-    assert digits_bytes(NO_WGMMA, both) == 0
+def test_memory_is_that_of_the_largest_staged_product() -> None:
+    both = [(INT8, 16), (INT4, 100), (FP32, 1000), (SMALL_GROUPS, 1000), (INT8, 8)]
+    assert staged_bytes(TYPICAL_CARD, [*both, (BF16, 100)]) == 128 * NUM_INPUTS * 4
+    assert staged_bytes(TYPICAL_CARD, [(INT8, 256), (FP16, 17), (BF16, 8)]) == 256 * NUM_INPUTS // 64 * (2 * 64 + 4)
+    assert staged_bytes(TYPICAL_CARD, [(FP16, 17)]) == 32 * NUM_INPUTS // 32 * (4 * 32 + 4)
+    assert staged_bytes(TYPICAL_CARD, both) == 128 * NUM_INPUTS // 128 * (2 * 128 + 4)
+    assert staged_bytes(TYPICAL_CARD, both[2:]) == 0
+    assert staged_bytes(NO_WGMMA, both) == 0

@@ -147,7 +147,7 @@ def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: Simu
     assert (error > 1e-5) == (dtype != "float32")
 
 
-# Rows as digits
+# Many rows
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,29 @@ def test_many_rows_as_digits_have_the_bits_of_each_alone(
         launched.clear()
         check_rows_together(runner, num_rows, 2)
         lanes = -(-num_rows // 8) * 8
-        # Query and key share digits; then there are those of o, of gate and up, of down, and of a head of codes.
+        # Query and key share digits; then there are those of o, of gate and up, of down, and of a head of codes. The
+        # value projection and a head of floats take pairs.
         num_staged = 5 if head_bits else 4
         assert launched.count(("stage_digits", lanes)) == 2 * num_staged
         assert launched.count(("gemm_codes", lanes)) == 2 * (num_staged + 1)
-        assert launched.count(("gemv", lanes)) == 2 * (6 - num_staged)  # the value projection, and a head of floats
+        assert launched.count(("stage_halves", lanes)) == launched.count(("gemm_halves", lanes)) == 2 * (6 - num_staged)
+        assert ("gemv", lanes) not in launched
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_rows_as_pairs_have_the_bits_of_each_alone(
+    dtype: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
+) -> None:
+    """Query, key and value share pairs; then there are those of o, of gate and up, of down, and of the head."""
+    sizes = {**SIZES, "attention_bias": True, "num_hidden_layers": 1}
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    runner = load_simulated(folder, device, dtype=dtype, num_rows=136, max_seq_len=64)
+    for num_rows in (9, 40, 136):
+        launched.clear()
+        check_rows_together(runner, num_rows, 2)
+        lanes = -(-num_rows // 8) * 8
+        assert launched.count(("stage_halves", lanes)) == 2 * 5
+        assert {stem for stem, rows in launched if rows == lanes} == {"stage_halves", "gemm_halves"}
 
 
 @pytest.mark.parametrize("can_wgmma", [True, False])
@@ -201,11 +219,11 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[t
     def note(stem: str, operation: Any) -> Any:
         def call(device: Any, **arguments: Any) -> None:
             if isinstance(device, SimulatedDevice):
-                noted.append((stem, len(arguments["x" if stem == "stage_digits" else "out"])))
+                noted.append((stem, len(arguments["x" if stem.startswith("stage") else "out"])))
             operation(device, **arguments)
 
         return call
 
-    for stem in ("gemv", "stage_digits", "gemm_codes"):
+    for stem in ("gemv", "stage_digits", "gemm_codes", "stage_halves", "gemm_halves"):
         monkeypatch.setattr(row_products, stem, note(stem, getattr(row_products, stem)))
     return noted

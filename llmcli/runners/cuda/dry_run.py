@@ -17,7 +17,7 @@ from llmcli.kernels.launches import Launch
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.spec import Cost
-from llmcli.kernels.stage_digits import TOKENS
+from llmcli.kernels.stage_halves import TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import MemoryPlan
@@ -187,7 +187,7 @@ class DryModel:
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
         if self._num_rows > MAX_SPAN:
-            for count in TOKENS:  # digits of more rows have one more kernel for each
+            for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
                 started += self.step(min(count, self._num_rows), 0) + self.head(min(count, LOGIT_ROWS, self._longest))
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
         for way, count in [*ways, ("widened", 1), ("widened", self._longest)]:

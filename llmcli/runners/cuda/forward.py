@@ -111,7 +111,7 @@ class Forward:
         self._cache = KvCache(cache)
         self._workspace = workspace
         self._products = products
-        self._row_products = RowProducts(device, workspace.digits, workspace.norm_factors)
+        self._row_products = RowProducts(device, workspace.staged, workspace.norm_factors)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
 

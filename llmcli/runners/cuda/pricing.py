@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_codes import BLOCK_TILES, SPLITS, CodesCost
+from llmcli.kernels.gemm_halves import HalvesCost, plan_clocks, plan_halves
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
@@ -34,9 +35,10 @@ FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
-# Products of rows as digits: clocks of the staging's start and end, and of the product's; clocks that a block takes for
+# Clocks of staging's start and end. Products of rows as digits: clocks of the start and end; clocks that a block takes for
 # a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, which gives each
 # multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8.
+# (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
 DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 6000, 4800, 137
 SPAN_CLOCKS, SPAN_ROW_CLOCKS = 810, 25.5
 SHARED_BYTES_A_CLOCK = 17.8
@@ -85,7 +87,9 @@ class Pricing:
             return self._gemv(cost)
         if isinstance(cost, CodesCost):
             return self._gemm_codes(cost)
-        if launch.stem == "stage_digits":
+        if isinstance(cost, HalvesCost):
+            return self._gemm_halves(cost)
+        if launch.stem in ("stage_digits", "stage_halves"):
             moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
             return moving + DIGITS_CLOCKS / self._card.clock_hertz
         if isinstance(cost, DecodeAttentionCost):
@@ -120,6 +124,12 @@ class Pricing:
         reading = cost.stored_bytes / self._rates.read_bytes
         start = CODES_CLOCKS + CODES_ROW_CLOCKS * rows
         return max(reading, fetching, in_turn) + start / card.clock_hertz
+
+    def _gemm_halves(self, cost: HalvesCost) -> float:
+        num_multiprocessors = self._card.num_multiprocessors
+        plan = plan_halves(cost.layout, cost.num_rows, num_multiprocessors)
+        multiplying = plan_clocks(cost.layout, plan, num_multiprocessors) / self._card.clock_hertz
+        return max(cost.stored_bytes / self._rates.read_bytes, multiplying)
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE

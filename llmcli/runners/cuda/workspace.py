@@ -10,7 +10,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Region
-from llmcli.runners.cuda.row_products import digits_bytes
+from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
 
@@ -58,8 +58,8 @@ class Workspace(Generic[A]):
       zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
       float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
       [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
-    - For rows that are multiplied as digits: digits uint8, flat; norm_factors float32 [most rows]; both None where no
-      product needs them
+    - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
+      None where no product needs them
     - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]
@@ -81,7 +81,7 @@ class Workspace(Generic[A]):
     unit_scale: A
     widened: A
     score_logits: A
-    digits: A | None
+    staged: A | None
     norm_factors: A | None
     lane_rows: A
     lane_positions: A
@@ -112,7 +112,7 @@ def plan_workspace(
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    digits, norm_factors = _plan_digits(weights, lanes, card)
+    staged, norm_factors = _plan_staged(weights, lanes, card)
     together = min(lanes, ATTENTION_LANES)
     of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
@@ -131,7 +131,7 @@ def plan_workspace(
         unit_scale=scales,
         widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
-        digits=digits,
+        staged=staged,
         norm_factors=norm_factors,
         lane_rows=of_lanes,
         lane_positions=of_lanes,
@@ -150,13 +150,13 @@ def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
     return min(max(room_bytes // (TILE_ROWS * layout.num_inputs * itemsize), 1), layout.num_tiles)
 
 
-def _plan_digits(weights: Weights[Space], lanes: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
-    """Plan the digits of rows and their norm factors. Scoring uses them where lanes do, since they are there."""
+def _plan_staged(weights: Weights[Space], lanes: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
+    """Plan staged rows and their norm factors. Scoring uses them where lanes do, since they are there."""
     if lanes <= MAX_SPAN:
         return None, None
     scored = max(lanes, LOGIT_ROWS)
     of_layers = ((matrix.layout, lanes) for layer in weights.layers for matrix in layer.projections)
-    num_bytes = digits_bytes(card, (*of_layers, (weights.head.layout, scored)))
+    num_bytes = staged_bytes(card, (*of_layers, (weights.head.layout, scored)))
     return (Region((num_bytes,), BYTE), Region((scored,), FLOAT32)) if num_bytes else (None, None)
 
 

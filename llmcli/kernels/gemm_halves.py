@@ -1,0 +1,226 @@
+"""y = f(x' @ W.T + bias) for nine and more rows, staged as pairs, and a tiled matrix of 16-bit weights: gemv's bits."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmcli.kernels.arguments import check
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.stage_halves import TOKENS, image_bytes, tokens_of, unit_bytes
+from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+
+BLOCK_SIZE = 384
+_NUM_THREADS = 256  # that multiply
+_MAX_STAGES = 16
+STATIC_SHARED_BYTES = 256
+# In clocks: the start and end of a block, and of its sums where four add theirs, for each row; then a tile's unit for
+# the bytes, or for each row (of fp16 every unit's products become floats), less where four blocks share the inputs.
+_BLOCK_CLOCKS, _ROW_SUM_CLOCKS = 5000, 40
+_TILE_CLOCKS, _ROW_CLOCKS, _QUARTERS_SHARE = 67, {"float16": 1.49, "bfloat16": 0.91}, 0.87
+_CLUSTERED = 0.92  # of the multiprocessors have room for clusters of four: some groups of them leave a rest
+
+
+class HalvesShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("out_stride", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+    )
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for, beside the weights' type and the rows of an image.
+
+    A block multiplies `tiles` tiles with these rows; with `quarters` 4 four blocks share their inputs. `sharers` blocks
+    with other tiles fetch the rows together.
+    """
+
+    quarters: int
+    sharers: int
+    tiles: int
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.quarters * self.sharers
+
+
+@dataclass(frozen=True)
+class HalvesPlan:
+    """How a product is launched: `num_items` items of work for `num_clusters` clusters, `tokens` rows an image.
+
+    No choice in it changes a bit of the result.
+    """
+
+    tokens: int
+    form: Form
+    num_items: int
+    num_clusters: int
+
+
+def takes(layout: TileLayout) -> bool:
+    """Whether the kernel is for such a matrix: 16-bit weights."""
+    return layout.weight_type in ("float16", "bfloat16")
+
+
+def gemm_halves(
+    device: Device,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    factors: Any,
+    out: Any,
+    bias: Any | None = None,
+    epilogue: Epilogue = "store",
+) -> None:
+    """Multiply what stage_halves has written; `out`, `bias` and `epilogue` as in gemv, and each bit as gemv gives it.
+
+    May start before the kernel in front has ended and then reads the matrix at once: that kernel must not write it.
+    Shapes: image uint8 [at least image_bytes]; factors float32 [num_rows]; out float32 [num_rows, num_outputs];
+            bias float32 [16 * num_tiles]
+    Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
+    """
+    layout = matrix.layout
+    if not takes(layout):
+        raise ValueError(f"gemm_halves: {layout} is not for this kernel")
+    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
+        raise ValueError("gemm_halves: the card has no wgmma; only those of compute capability 9.0 have")
+    num_rows = out.shape[0]
+    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
+    check("gemm_halves", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
+    check("gemm_halves", "out", out, dtype=np.float32, shape=(num_rows, None), row_stride=True, aligned=4)
+    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
+        raise ValueError(
+            f"gemm_halves: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}"
+        )
+    if image.nbytes < image_bytes(layout, num_rows):
+        raise ValueError(f"gemm_halves: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
+    if bias is not None:
+        check("gemm_halves", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
+    plan = plan_halves(layout, num_rows, device.num_multiprocessors)
+    stages = choose_stages(layout, plan, device.shared_bytes_per_block)
+    shape = HalvesShape(
+        num_rows=num_rows,
+        num_inputs=layout.num_inputs,
+        num_outputs=out.shape[1],
+        out_stride=out.strides[0] // 4,
+        epilogue=EPILOGUES.index(epilogue),
+    )
+    device.launch(
+        "gemm_halves",
+        kernel_name(layout, plan, stages),
+        grid=(plan.num_clusters * plan.form.cluster,),
+        block=BLOCK_SIZE,
+        arguments=(matrix.tiles, image, factors, bias, out, shape),
+        shared_bytes=_shared_bytes(layout, plan, stages),
+        overlaps=True,
+        cost=partial(gemm_halves_cost, layout, num_rows, epilogue=epilogue, has_bias=bias is not None),
+    )
+
+
+@cache
+def plan_halves(layout: TileLayout, num_rows: int, num_multiprocessors: int) -> HalvesPlan:
+    """The launch of the form that takes the fewest clocks on a card of so many multiprocessors.
+
+    One form for all that have as many rows in an image, so that few kernels serve any number of rows.
+    """
+    tokens = tokens_of(num_rows)
+    plans = (_plan(layout, tokens, tokens, form, num_multiprocessors) for form in forms_of(tokens))
+    best = min(plans, key=lambda plan: plan_clocks(layout, plan, num_multiprocessors))
+    return _plan(layout, num_rows, tokens, best.form, num_multiprocessors)
+
+
+def _plan(layout: TileLayout, num_rows: int, tokens: int, form: Form, num_multiprocessors: int) -> HalvesPlan:
+    num_items = -(-num_rows // tokens) * -(-layout.num_tiles // (form.sharers * form.tiles))
+    num_clusters = min(num_items, num_multiprocessors // form.sharers) if form.quarters == 1 else num_items
+    return HalvesPlan(tokens, form, num_items, num_clusters)
+
+
+def forms_of(tokens: int) -> tuple[Form, ...]:
+    """The forms that exist for so many rows an image: for many outputs and for few."""
+    return Form(1, 2, 16 if tokens <= 64 else 8), Form(4, 1, 8)  # with more rows registers are left for no more tiles
+
+
+def plan_clocks(layout: TileLayout, plan: HalvesPlan, num_multiprocessors: int) -> float:
+    """About how long a launch takes on a card of so many multiprocessors; fitted to an H200."""
+    form, row_clocks = plan.form, _ROW_CLOCKS[layout.weight_type] * plan.tokens
+    if form.quarters == 1:
+        waves = -(-plan.num_items // (num_multiprocessors // form.cluster))
+        return _BLOCK_CLOCKS + waves * layout.num_units * form.tiles * max(_TILE_CLOCKS, row_clocks)
+    waves = -(-plan.num_items // max(int(_CLUSTERED * num_multiprocessors / form.cluster), 1))
+    unit_clocks = form.tiles * max(_TILE_CLOCKS, _QUARTERS_SHARE * row_clocks)
+    return waves * (_BLOCK_CLOCKS + _ROW_SUM_CLOCKS * plan.tokens + layout.num_units / form.quarters * unit_clocks)
+
+
+def choose_stages(layout: TileLayout, plan: HalvesPlan, shared_bytes_per_block: int) -> int:
+    """Units under way."""
+    room = shared_bytes_per_block - STATIC_SHARED_BYTES - _shared_bytes(layout, plan, 0)
+    return min(room // _stage_bytes(layout, plan), _MAX_STAGES)
+
+
+def kernel_name(layout: TileLayout, plan: HalvesPlan, stages: int) -> str:
+    """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
+    numbers = (plan.tokens, *plan.form, stages, _shared_bytes(layout, plan, stages))
+    return f"gemm_halves<{', '.join((WEIGHT_C_TYPES[layout.weight_type], *map(str, numbers)))}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvesCost(KernelCost):
+    """The same of one call, with what decides how long the tensor cores take."""
+
+    layout: TileLayout
+    num_rows: int
+
+
+def gemm_halves_cost(
+    layout: TileLayout, num_rows: int, *, epilogue: Epilogue = "store", has_bias: bool = False
+) -> HalvesCost:
+    """What one call moves: the matrix and the pairs once (re-reads are L2's), the results."""
+    out_bytes = 4 * num_rows * layout.num_rows // (2 if epilogue == "swiglu" else 1)
+    stored_bytes = layout.num_bytes + 4 * layout.padded_rows * has_bias
+    return HalvesCost(
+        read_bytes=stored_bytes + image_bytes(layout, num_rows) + (out_bytes if epilogue == "add" else 0),
+        written_bytes=out_bytes,
+        flops=2 * num_rows * layout.num_rows * layout.num_inputs,
+        stored_bytes=stored_bytes,
+        element_bits=16,
+        layout=layout,
+        num_rows=num_rows,
+    )
+
+
+def _shared_bytes(layout: TileLayout, plan: HalvesPlan, stages: int) -> int:
+    # A unit scale leaves no registers for the sums of a quarter of the inputs.
+    buffers = 2 if layout.weight_type == "float16" and plan.form.quarters == 1 else 1
+    return stages * _stage_bytes(layout, plan) + buffers * 4 * TILE_ROWS * plan.form.tiles * plan.tokens
+
+
+def _stage_bytes(layout: TileLayout, plan: HalvesPlan) -> int:
+    return -(-unit_bytes(layout, plan.tokens) // 128) * 128 + plan.form.tiles * UNIT_BYTES
+
+
+def _variants() -> Iterator[str]:
+    for weight_type in ("float16", "bfloat16"):
+        layout = TileLayout(weight_type, TILE_ROWS, 8192)
+        for tokens in TOKENS:
+            for form in forms_of(tokens):
+                plan = HalvesPlan(tokens, form, num_items=1, num_clusters=1)
+                yield kernel_name(layout, plan, choose_stages(layout, plan, 227 * 1024))
+
+
+SPEC = KernelSpec(
+    "gemm_halves",
+    "nine and more rows, as pairs of 16-bit numbers, times a tiled matrix of such weights, on sm_90",
+    tuple(_variants()),
+    only_arch="sm_90",
+)

@@ -1,0 +1,101 @@
+"""Nine and more rows, as pairs, times a tiled matrix of 16-bit weights: types, numbers of rows, bias, epilogues."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_halves import gemm_halves, gemm_halves_cost
+from llmcli.kernels.gemv import Epilogue
+from llmcli.lab.cases.gemv import U, swiglu_of_tiles
+from llmcli.lab.cases.stage_digits import make_rows
+from llmcli.lab.halves import halves_of
+from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+
+TYPES = ("float16", "bfloat16")
+_UNUSED = 0xFF  # bytes of rows that do not exist: NaN
+
+
+def problem_of(
+    stored: StoredMatrix,
+    num_rows: int,
+    epilogue: Epilogue = "store",
+    num_outputs: int | None = None,
+    has_bias: bool = False,
+) -> Problem:
+    """The product of so many rows, whose pairs are given."""
+    layout = stored.layout
+    rng = np.random.default_rng([num_rows, layout.num_inputs])
+    x = make_rows(num_rows, layout.num_inputs)
+    halves = halves_of(layout, x)
+    sizes = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1))
+    factors = (rng.uniform(0.1, 0.4, num_rows) / np.where(sizes > 0, sizes, 1)).astype(np.float32)
+    out_shape = (num_rows, num_outputs or layout.num_rows)
+    given: dict[str, np.ndarray] = {}
+    if has_bias:
+        given["bias"] = rng.standard_normal(layout.padded_rows).astype(np.float32)
+    if epilogue == "add":
+        given["before"] = rng.standard_normal(out_shape).astype(np.float32)
+
+    def reference() -> dict[str, Expected]:
+        x, weights = halves.values * factors[:, None].astype(np.float64), stored.weights
+        y = x @ weights.T
+        # Products are exact; the sums of hi and of lo are rounded, then factors follow.
+        bound = (np.sqrt(2 * layout.num_inputs) + 4) * U * (np.abs(x) @ np.abs(weights).T) + 4 * U * np.abs(y)
+        if has_bias:
+            y = y + given["bias"].astype(np.float64)[: y.shape[1]]
+            bound += 2 * U * np.abs(y)
+        if epilogue == "add":
+            y = given["before"] + y
+            bound = bound + 2 * U * np.abs(y)
+        elif epilogue == "swiglu":
+            y, bound = swiglu_of_tiles(y, bound, out_shape[1])
+        return {"out": Expected(y, bound)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        gemm_halves(
+            device,
+            matrix=matrix_of(layout, arrays),
+            image=arrays["image"],
+            factors=arrays["factors"],
+            out=arrays["out"],
+            bias=arrays.get("bias"),
+            epilogue=epilogue,
+        )
+
+    return Problem(
+        "gemm_halves",
+        {"num_rows": num_rows, "num_inputs": layout.num_inputs, "num_outputs": out_shape[1]},
+        inputs={"image": halves.image(_UNUSED), "factors": factors, **arrays_of(tiles_of(stored)), **given},
+        outputs={"out": Output(out_shape, initial="before" if epilogue == "add" else "")},
+        reference=reference,
+        cost=gemm_halves_cost(layout, num_rows, epilogue=epilogue, has_bias=has_bias),
+        solvers={ENGINE: solve},
+        label=f"{stored.name}, {epilogue}",
+    )
+
+
+def _matrix(weight_type: str, num_outputs: int, num_inputs: int) -> StoredMatrix:
+    return random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, weight_type=weight_type)
+
+
+def _checks() -> Iterator[Problem]:
+    for weight_type in TYPES:
+        for num_outputs, num_inputs, num_rows in ((35, 72, 9), (100, 1001, 33), (300, 600, 70)):
+            yield problem_of(_matrix(weight_type, num_outputs, num_inputs), num_rows)
+        stored = _matrix(weight_type, 96, 320)
+        for num_rows in (16, 17, 32, 64, 65, 257):
+            yield problem_of(stored, num_rows, has_bias=True)
+        yield problem_of(stored, 24, "add", has_bias=True)
+        yield problem_of(stored, 40, "swiglu", 44, has_bias=True)
+        # So many outputs that blocks stay and take one piece of work after the other.
+        yield problem_of(_matrix(weight_type, 40000, 104), 70, has_bias=True)
+    yield problem_of(_matrix("bfloat16", 64, 11008), 16)
+
+
+def _typical() -> Problem:
+    return problem_of(_matrix("bfloat16", 4096, 4096), 64)
+
+
+CASES = KernelCases("gemm_halves", _checks, _typical)
