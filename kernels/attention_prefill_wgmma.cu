@@ -200,7 +200,9 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 for (int i = 0; i < 2; ++i) {
                     float larger[2] = {maximum[i], maximum[i]};
 #pragma unroll
-                    for (int j = 0; j < 32; ++j) larger[j % 2] = fmaxf(larger[j % 2], scores[j / 2 * 4 + 2 * i + j % 2]);
+                    for (int j = 0; j < 32; ++j) {
+                        larger[j % 2] = fmaxf(larger[j % 2], scores[j / 2 * 4 + 2 * i + j % 2]);
+                    }
                     larger[0] = fmaxf(larger[0], larger[1]);
                     larger[0] = fmaxf(larger[0], reduce::shuffle_xor(larger[0], 1));
                     larger[0] = fmaxf(larger[0], reduce::shuffle_xor(larger[0], 2));

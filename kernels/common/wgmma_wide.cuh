@@ -17,14 +17,15 @@ __device__ __forceinline__ unsigned long long swizzled_at(unsigned address, unsi
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define LLMCLI_WIDE4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LLMCLI_WIDE16(i) LLMCLI_WIDE4(i), LLMCLI_WIDE4(i + 4), LLMCLI_WIDE4(i + 8), LLMCLI_WIDE4(i + 12)
-#define LLMCLI_WGMMA_WIDE(TYPE, TRANSPOSED)                                                                       \
-    asm volatile(                                                                                                   \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                                \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                                \
-        " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
-        "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
-        "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1, " TRANSPOSED ";\n}"             \
-        : LLMCLI_WIDE16(0), LLMCLI_WIDE16(16), LLMCLI_WIDE16(32), LLMCLI_WIDE16(48)                                             \
+#define LLMCLI_WGMMA_WIDE(TYPE, TRANSPOSED)                                                                   \
+    asm volatile(                                                                                             \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                          \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                          \
+        " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"                    \
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,"                \
+        "%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "              \
+        "{%64,%65,%66,%67}, %68, p, 1, 1, " TRANSPOSED ";\n}"                                                 \
+        : LLMCLI_WIDE16(0), LLMCLI_WIDE16(16), LLMCLI_WIDE16(32), LLMCLI_WIDE16(48)                           \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
 #else
 #define LLMCLI_WGMMA_WIDE(...) static_cast<void>(0)

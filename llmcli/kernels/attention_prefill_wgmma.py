@@ -9,10 +9,10 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.spec import Cost, KernelSpec
 
-_HEAD_DIM = 128
+HEAD_DIM = 128
 _GROUP_ROWS = 64  # of a group of four warps
 _STAGES = 3
-_STAGE_BYTES = 2 * 128 * _HEAD_DIM * 2  # keys and values of 128 tokens
+_STAGE_BYTES = 2 * 128 * HEAD_DIM * 2  # keys and values of 128 tokens
 
 
 class PrefillShape(ctypes.Structure):
@@ -32,7 +32,7 @@ class PrefillShape(ctypes.Structure):
 
 def takes(device: Device, layout: QkvLayout, dtype: np.dtype[np.generic]) -> bool:
     """Whether the kernel is for this card and such a cache. The number of tokens must not matter: bits depend on it."""
-    return device.can_wgmma and layout.head_dim == _HEAD_DIM and dtype.itemsize == 2
+    return device.can_wgmma and layout.head_dim == HEAD_DIM and dtype.itemsize == 2
 
 
 def attention_prefill_wgmma(
