@@ -35,8 +35,8 @@ def force(monkeypatch: pytest.MonkeyPatch, consumers: int) -> None:
 @pytest.mark.cuda
 @KINDS
 @CONSUMERS
-@pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 200, 300])
-@pytest.mark.parametrize("start", [0, 1, 100, 127, 128, 500])
+@pytest.mark.parametrize("num_tokens", [1, 2, 31, 33, 64, 65, 128, 129, 200, 300])
+@pytest.mark.parametrize("start", [0, 1, 127, 500])
 def test_chunks(
     wgmma_card: Device,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,8 +52,8 @@ def test_chunks(
 @pytest.mark.cuda
 @KINDS
 @CONSUMERS
-@pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 127, 128, 129, 200, 1000])
-@pytest.mark.parametrize("start", [0, 50, 400])
+@pytest.mark.parametrize("window", [1, 2, 64, 65, 127, 128, 129, 200, 1000])
+@pytest.mark.parametrize("start", [0, 400])
 def test_windows(
     wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, consumers: int, start: int, window: int
 ) -> None:
