@@ -14,7 +14,7 @@ import numpy as np
 from llmcli.kernels import attention_decode as decode
 from llmcli.kernels import attention_prefill as prefill
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 
 LAYOUTS = {
     "Llama-3.2-1B": QkvLayout(32, 8, 64),
@@ -24,7 +24,7 @@ LAYOUTS = {
 }
 DTYPES = {"bf16": np.uint16, "fp16": np.float16, "fp32": np.float32, "int8": np.uint8}
 DECODE_TOKENS = (16, 128, 512, 1024, 4096, 32768)
-PREFILL = ((512, 0), (2048, 0), (8192, 0), (512, 30000))
+PREFILL = ((128, 0), (512, 0), (2048, 0), (8192, 0), (512, 30000))
 ROTATED_BYTES = 1 << 28  # caches of one graph, several times the L2 cache
 
 
@@ -63,9 +63,15 @@ def copy_gbps(device: Device, rounds: int) -> float:
     return 2 * source.nbytes / statistics.median(times) / 1e9
 
 
-def caches(layout: QkvLayout, dtype: np.dtype, num_rows: int, max_seq_len: int) -> cupy.ndarray:
-    """Keys and values of as many layers as fill ROTATED_BYTES: [layers, 2, rows, heads, max_seq_len, head_dim]."""
-    shape = (2, num_rows, layout.num_key_value_heads, max_seq_len, layout.head_dim)
+def page_table(num_rows: int, num_tokens: int) -> cupy.ndarray:
+    """Pages for so many tokens of each row, in an order that scatters them: [rows, pages_per_row]."""
+    num_pages = num_rows * -(-num_tokens // PAGE_TOKENS)
+    return cupy.asarray(np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(num_rows, -1))
+
+
+def caches(layout: QkvLayout, dtype: np.dtype, num_pages: int) -> cupy.ndarray:
+    """Keys and values of as many layers as fill ROTATED_BYTES: [layers, 2, num_pages, heads, PAGE_TOKENS, head_dim]."""
+    shape = (2, num_pages, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
     num_layers = max(1, min(64, ROTATED_BYTES // (int(np.prod(shape)) * dtype.itemsize)))
     block = normal((1 << 20) + 1)  # an odd size: no two heads are alike
     if dtype == np.uint8:
@@ -91,13 +97,15 @@ def decode_times(
     device: Device, layout: QkvLayout, dtype: np.dtype, num_rows: int, num_tokens: int, rounds: int
 ) -> list[float]:
     """One new token in each row after num_tokens - 1 others."""
-    cache = caches(layout, dtype, num_rows, num_tokens)
+    pages = page_table(num_rows, num_tokens)
+    cache = caches(layout, dtype, pages.size)
     splits = decode.max_splits(device.num_multiprocessors, layout, dtype.itemsize, num_tokens)
     arrays = {
         "qkv": normal(num_rows, layout.width),
         "cos_sin": cupy.ones((num_tokens, layout.head_dim // 2, 2), cupy.float32),
         "rows": cupy.arange(num_rows, dtype=cupy.int32),
         "positions": cupy.full(num_rows, num_tokens - 1, cupy.int32),
+        "page_table": pages,
         "partials": cupy.empty(
             (num_rows, layout.num_attention_heads, splits, layout.head_dim + decode.PARTIAL_EXTRA), cupy.float32
         ),
@@ -117,6 +125,7 @@ def decode_times(
             keys=keys,
             values=values,
             window=None,
+            is_cached=False,
             **arrays,
         )
 
@@ -127,14 +136,24 @@ def prefill_times(
     device: Device, layout: QkvLayout, dtype: np.dtype, num_tokens: int, start: int, rounds: int
 ) -> list[float]:
     """A chunk of num_tokens tokens after `start` others."""
-    (keys, values), *_ = caches(layout, dtype, 1, start + num_tokens)
+    pages = page_table(1, start + num_tokens)
+    (keys, values), *_ = caches(layout, dtype, pages.size)
     qkv = normal(num_tokens, layout.width)
     out = cupy.empty((num_tokens, layout.q_size), cupy.float32)
     beside = scales(keys)
 
     def launch(number: int) -> None:
         prefill.attention_prefill(
-            device, qkv=qkv, layout=layout, keys=keys, values=values, row=0, start=start, window=None, out=out, **beside
+            device,
+            qkv=qkv,
+            layout=layout,
+            keys=keys,
+            values=values,
+            pages=pages[0],
+            start=start,
+            window=None,
+            out=out,
+            **beside,
         )
 
     return microseconds(device, launch, 4, rounds)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
+from llmcli.kernels.attention_prefill_wgmma import attention_prefill_wgmma, takes
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
@@ -70,6 +71,28 @@ def attention_prefill(
     room = pages.shape[0] * PAGE_TOKENS
     if start < 0 or start + num_tokens > room:
         raise ValueError(f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit pages for {room}")
+    visible = check_window("attention_prefill", window)
+    scale = layout.head_dim**-0.5 * math.log2(math.e)
+
+    def cost() -> KernelCost:
+        return attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window)
+
+    if takes(device, layout, keys.dtype):
+        attention_prefill_wgmma(
+            device,
+            qkv=qkv,
+            q_stride=stride,
+            layout=layout,
+            keys=keys,
+            values=values,
+            pages=pages,
+            start=start,
+            window=int(visible),
+            scale=scale,
+            out=out,
+            cost=cost,
+        )
+        return
     block_queries, shared_bytes = _block(layout.head_dim, keys.dtype.itemsize)
     device.launch(
         "attention_prefill",
@@ -87,12 +110,12 @@ def attention_prefill(
             np.int32(layout.num_key_value_heads),
             np.int32(num_tokens),
             np.int32(start),
-            check_window("attention_prefill", window),
-            np.float32(layout.head_dim**-0.5 * math.log2(math.e)),
+            visible,
+            np.float32(scale),
             out,
         ),
         shared_bytes=shared_bytes,
-        cost=lambda: attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window),
+        cost=cost,
     )
 
 

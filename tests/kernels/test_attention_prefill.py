@@ -5,63 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import Fenced, assert_same_bits, assert_within, fenced, to_host
-from kv_codes import cache_arguments, upload_cache
+from fenced import assert_same_bits
+from prefill_problem import Problem
 
 from llmcli.kernels.attention_prefill import attention_prefill, attention_prefill_cost
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW, Case
-from llmcli.lab.kv_cache import CODES, page_table, paged, visible_table
+from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW
+from llmcli.lab.kv_cache import CODES, page_table
 
 F32, F16, BF16 = (np.dtype(kind) for kind in (np.float32, np.float16, np.uint16))
 KINDS = pytest.mark.parametrize("dtype", [F32, F16, BF16, CODES], ids=["fp32", "fp16", "bf16", "codes"])
 LLAMA = QkvLayout(4, 2, 64)
-
-
-def upload(array: np.ndarray) -> Fenced:
-    import cupy
-
-    fence = fenced(array.shape, array.dtype)
-    fence.array[...] = cupy.asarray(array)
-    return fence
-
-
-class Problem(Case):
-    """A case on a card."""
-
-    def run(self, device: Device) -> np.ndarray:
-        """The kernel's output; nothing but it may change."""
-        sources = [paged(cache, self.table) for cache in (self.keys, self.values)]
-        qkv, (keys, values) = upload(self.qkv), map(upload_cache, sources)
-        pages = upload(visible_table(self.table, np.array([ROW]), np.array([self.start + self.num_tokens - 1]))[ROW])
-        out = fenced((self.num_tokens, self.layout.q_size), F32)
-        attention_prefill(
-            device,
-            qkv=qkv.array[:, : self.layout.width],
-            layout=self.layout,
-            **cache_arguments(keys, values),
-            pages=pages.array,
-            start=self.start,
-            window=self.window,
-            out=out.array,
-        )
-        device.synchronize()
-        out.check()
-        for fence in (qkv, keys, values, pages):
-            fence.check()
-        assert to_host(qkv.array).tobytes() == self.qkv.tobytes()
-        for fence, source in zip((keys, values), sources, strict=True):
-            assert fence.download().tobytes() == source.tobytes()
-        return to_host(out.array)
-
-    def verify(self, device: Device, tokens: list[int] | None = None) -> None:
-        """Compare all tokens, or some of them, with float64."""
-        actual = self.run(device)
-        chosen = np.arange(self.num_tokens) if tokens is None else np.array(tokens)
-        expected = self.expected(chosen)
-        assert np.isfinite(actual).all()
-        assert_within(actual[chosen], expected.value, expected.error)
 
 
 @pytest.mark.cuda
@@ -151,7 +106,9 @@ def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
 
 
 class Recorder:
-    """Stands in for a card: remembers launches."""
+    """Stands in for a card without wgmma: remembers launches."""
+
+    can_wgmma = False
 
     def __init__(self) -> None:
         self.launches: list[dict[str, Any]] = []

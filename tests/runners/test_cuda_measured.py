@@ -1,14 +1,17 @@
-"""What `plan` predicts for a decoding step, beside what was measured on cards."""
+"""What `plan` predicts for a decoding step and for a prompt's attention, beside what was measured on cards."""
 
 from dataclasses import replace
 
 import pytest
 
 from llmcli.checkpoint.shapes import shape_model
+from llmcli.kernels.attention_prefill import attention_prefill_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.launches import Launch
+from llmcli.kernels.qkv import QkvLayout
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.predict import CardPredictor
-from llmcli.runners.cuda.pricing import Rates
+from llmcli.runners.cuda.pricing import Pricing, Rates
 from llmcli.runners.cuda.stored import StoredModel
 
 H100 = replace(TYPICAL_CARD, l2_bytes=50 * 2**20)
@@ -61,3 +64,25 @@ def test_steps_as_measured(
     )
     predicted = CardPredictor(plan, Rates(1e9 * gbps, {}), card).decode_seconds(depth, num_rows)
     assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
+
+
+# Tokens of a span, those before it, microseconds of a layer's attention: 32 query heads and 8 key-value heads of 128,
+# fp16 cache, on an H200 whose large fp16 products reach 720 TFLOP/s.
+ATTENTION = [
+    (512, 0, 16.2),
+    (1024, 0, 29.5),
+    (2048, 0, 82.7),
+    (2048, 2048, 196.2),
+    (2048, 4096, 307.4),
+    (2048, 6144, 424.9),
+    (8192, 0, 974.2),
+    (512, 30000, 431.2),
+]
+
+
+@pytest.mark.parametrize(("num_tokens", "start", "microseconds"), ATTENTION)
+def test_a_prompts_attention_as_measured(num_tokens: int, start: int, microseconds: float) -> None:
+    cost = attention_prefill_cost(num_tokens, start, QkvLayout(32, 8, 128), 2, None)
+    launch = Launch("attention_prefill_wgmma", "", (132,), 384, (), cost=lambda: cost)
+    predicted = Pricing(Rates(4.5e12, {"float16": 7.2e14}), H200).seconds(launch)
+    assert 1e6 * predicted == pytest.approx(microseconds, rel=0.15)

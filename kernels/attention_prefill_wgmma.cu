@@ -1,0 +1,201 @@
+// attention_prefill_wgmma: out[i,h] = sum_j softmax_j(scale * q[i,h] . K[j]) V[j], j <= start + i
+//           Source: arXiv 2407.08608, algorithm 2; HF LlamaAttention
+// Shapes:   q [num_tokens, num_attention_heads, 128] float in rows of q_stride, normed and rotated; keys, values
+//           [num_pages, num_key_value_heads, PAGE_TOKENS, 128] KvT; pages [pages_per_row] int, of the row; out
+//           [num_tokens, num_attention_heads, 128] float
+// Requires: sm_90a; KvT of 16 bits; 16-byte aligned heads and q_stride; the row's pages hold the tokens 0 ... start +
+//           num_tokens - 1; window >= 1; scale holds a factor log2(e)
+// Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), block (128 * (CONSUMERS + 1)); dynamic
+//           shared memory for STAGES tiles of keys and of values: 192 KiB
+// Traffic:  q and out once; keys and values once for every 64 * CONSUMERS rows, from L2
+// Numerics: those of attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. A token's bits
+//           depend on its position alone, neither on the ends of chunks nor on pages: tiles of keys begin at fixed
+//           positions, rows share no sums, and a tile that a row does not see multiplies its sums by 1 and adds 0. The
+//           sums' order is not attention_prefill's, so the launcher must choose by card and cache, not by tokens
+// Choice:   A row is a query of one head. The heads of a group lie side by side, so that they share keys and values.
+//           Four warps copy; CONSUMERS groups of four multiply, 64 rows each. Of one group's tile the weights are
+//           worked out while its last tile is mixed and while the other group multiplies. One group is faster while
+//           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first
+#include "common/prefill_wgmma.cuh"
+
+template <typename KvT, int CONSUMERS, int STAGES>
+__global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+    attention_prefill_wgmma(const float* __restrict__ q, const KvT* __restrict__ keys, const KvT* __restrict__ values,
+                            const int* __restrict__ pages, float* __restrict__ out, PrefillShape shape) {
+    constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
+    // Shared memory: stages of keys, then of values. The first four warps fill them, the others empty them.
+    alignas(1024) extern __shared__ uint4 shared[];
+    __shared__ unsigned long long filled[2][STAGES], emptied[2][STAGES];  // of keys and of values
+    const unsigned shared_keys = shared_address(shared), shared_values = shared_keys + STAGES * TILE_BYTES;
+    if (threadIdx.x < 2 * STAGES) {
+        barrier_init(filled[0] + threadIdx.x, 128);
+        barrier_init(emptied[0] + threadIdx.x, 4 * CONSUMERS);
+    }
+    barrier_init_fence();
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        if constexpr (CONSUMERS > 1) give_registers<40>();  // all of a multiprocessor's: 128 * 40 + 256 * 232
+        Turn<STAGES> turn;
+        const int page_elements = shape.num_key_value_heads * PAGE_TOKENS * HEAD_DIM;
+        for (int round = 0; tile_index(round) < shape.num_items(); ++round) {
+            const PrefillTile tile(shape, tile_index(round), TILE_ROWS);
+            const int element = tile.kv_head * PAGE_TOKENS * HEAD_DIM + threadIdx.x * 8;
+            const int last_page = (tile.end - 1) / PAGE_TOKENS;
+            for (int first = tile.begin; first < tile.end; first += TILE_TOKENS) {
+                const int page = __ldg(pages + min(first / PAGE_TOKENS + int(threadIdx.x % 8), last_page));
+                barrier_wait(&emptied[0][turn.stage], turn.parity ^ 1);
+                copy_tile(shared_keys + turn.stage * TILE_BYTES, keys + element, page, page_elements, tile.end - first);
+                barrier_arrive_with_copies(&filled[0][turn.stage]);
+                barrier_wait(&emptied[1][turn.stage], turn.parity ^ 1);
+                copy_tile(shared_values + turn.stage * TILE_BYTES, values + element, page, page_elements,
+                          tile.end - first);
+                barrier_arrive_with_copies(&filled[1][turn.stage]);
+                turn.next();
+            }
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+    } else {
+        if constexpr (CONSUMERS > 1) take_registers<232>();
+        const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const int own_row = group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + g;
+        // Two groups take turns: one multiplies while the other works out weights. The first begins.
+        if (CONSUMERS > 1 && group == 1) arrive_threads_of<256>(1);
+        Turn<STAGES> key_turn, value_turn;
+        // Rows past the last one are copies of it, which nobody stores.
+        const int last_row = shape.num_tokens * shape.group_size - 1;
+        float scores[64];  // before the first product of a tile the queries of two rows, not yet rounded
+        const auto load_queries = [&](int index) {
+            const PrefillTile tile(shape, index, TILE_ROWS);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int row = min(tile.first_row + own_row + 8 * i, last_row);
+                const int query = row / shape.group_size;
+                const int head = tile.kv_head * shape.group_size + row % shape.group_size;
+                const float* x = q + size_t(query) * shape.q_stride + head * HEAD_DIM + 2 * t;
+#pragma unroll
+                for (int j = 0; j < HEAD_DIM / 8; ++j) {
+                    const float2 pair = *reinterpret_cast<const float2*>(x + 8 * j);
+                    scores[4 * j + 2 * i] = pair.x;
+                    scores[4 * j + 2 * i + 1] = pair.y;
+                }
+            }
+        };
+        if (tile_index(0) < shape.num_items()) load_queries(tile_index(0));
+        for (int round = 0; tile_index(round) < shape.num_items(); ++round) {
+            const PrefillTile tile(shape, tile_index(round), TILE_ROWS);
+            unsigned queries[HEAD_DIM / 16][4];
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 4; ++i) {
+                queries[i / 4][i % 4] = pack_pair<KvT>(within_range<KvT>(scores[2 * i] * shape.scale),
+                                                       within_range<KvT>(scores[2 * i + 1] * shape.scale));
+            }
+            int position[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                position[i] = shape.start + min(tile.first_row + own_row + 8 * i, last_row) / shape.group_size;
+            }
+            const int group_row = tile.first_row + group * GROUP_ROWS;  // its rows' lowest and highest positions
+            const int lowest = shape.start + group_row / shape.group_size;
+            const int highest = shape.start + (group_row + GROUP_ROWS - 1) / shape.group_size;
+
+            float mixed[64] = {};
+            unsigned weights[TILE_TOKENS / 16][4];
+            RowSoftmax softmax;
+            const auto score = [&] {
+                const unsigned long long b = swizzled_at(shared_keys + key_turn.stage * TILE_BYTES, HALF_BYTES);
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 16; ++i) {
+                    wgmma_wide<KvT, false>(scores, queries[i], b + i / 4 * (HALF_BYTES / 16) + i % 4 * 2, i > 0);
+                }
+                wgmma_commit();
+            };
+            const auto mix = [&] {
+                const unsigned long long b = swizzled_at(shared_values + value_turn.stage * TILE_BYTES, HALF_BYTES);
+#pragma unroll
+                for (int i = 0; i < TILE_TOKENS / 16; ++i) {
+                    wgmma_wide<KvT, true>(mixed, weights[i], b + i * (2048 / 16), true);
+                }
+                wgmma_commit();
+            };
+            const auto release = [&](unsigned long long* barrier) {
+                if (lane == 0) barrier_arrive(barrier);
+            };
+            const auto weigh = [&](int first, float (&factor)[2]) {
+                if (first + TILE_TOKENS > lowest + 1 || first < highest + 1 - shape.window) {
+                    hide_tokens(scores, first, position, shape.window);
+                }
+                softmax.weigh<KvT>(scores, factor);
+            };
+            const auto round_weights = [&] {
+#pragma unroll
+                for (int i = 0; i < 32; ++i) {
+                    weights[i / 4][i % 4] = pack_pair<KvT>(scores[2 * i], scores[2 * i + 1]);
+                }
+            };
+
+            float factor[2];
+            barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
+            fence_for_wgmma();
+            wgmma_begin();
+            score();
+            wgmma_wait<0>();
+            hold(scores);
+            release(&emptied[0][key_turn.stage]);
+            key_turn.next();
+            weigh(tile.begin, factor);
+            round_weights();
+            for (int first = tile.begin + TILE_TOKENS; first < tile.end; first += TILE_TOKENS) {
+                // Values were asked for before these keys.
+                barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
+                barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
+                fence_for_wgmma();
+                if constexpr (CONSUMERS > 1) sync_threads_of<256>(1 + group);
+                wgmma_begin();
+                score();
+                mix();
+                if constexpr (CONSUMERS > 1) arrive_threads_of<256>(2 - group);
+                wgmma_wait<1>();
+                hold(scores);
+                release(&emptied[0][key_turn.stage]);
+                key_turn.next();
+                weigh(first, factor);
+                wgmma_wait<0>();
+                hold(mixed);
+                release(&emptied[1][value_turn.stage]);
+                value_turn.next();
+#pragma unroll
+                for (int i = 0; i < 64; ++i) mixed[i] *= factor[i / 2 % 2];
+                round_weights();
+            }
+            // They arrive beside the last product.
+            if (tile_index(round + 1) < shape.num_items()) load_queries(tile_index(round + 1));
+            barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
+            fence_for_wgmma();
+            wgmma_begin();
+            mix();
+            wgmma_wait<0>();
+            hold(mixed);
+            release(&emptied[1][value_turn.stage]);
+            value_turn.next();
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float total = softmax.sum[i];
+                total += reduce::shuffle_xor(total, 1);
+                total += reduce::shuffle_xor(total, 2);
+                const float inverse = 1.0f / total;
+                const int row = tile.first_row + own_row + 8 * i, query = position[i] - shape.start;
+                if (row > last_row) continue;
+                const int of_token = tile.kv_head * shape.group_size + row - query * shape.group_size;
+                const int num_heads = shape.group_size * shape.num_key_value_heads;
+                float* place = out + (size_t(query) * num_heads + of_token) * HEAD_DIM + 2 * t;
+#pragma unroll
+                for (int j = 0; j < HEAD_DIM / 8; ++j) {
+                    *reinterpret_cast<float2*>(place + 8 * j) =
+                        make_float2(mixed[4 * j + 2 * i] * inverse, mixed[4 * j + 2 * i + 1] * inverse);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+// prefill_wgmma: the parts of attention_prefill_wgmma: its tiles of rows, the copies of a page's tokens, the softmax.
+//
+// A row is a query of one head; the rows of a key-value head are its tokens in turn, each with all heads of the group.
+#pragma once
+
+#include "common/matrix.cuh"
+#include "common/pages.cuh"
+#include "common/reduce.cuh"
+#include "common/wgmma_wide.cuh"
+
+constexpr int HEAD_DIM = 128;
+constexpr int TILE_TOKENS = 128;  // fixed: a token's bits depend on where tiles begin
+constexpr int GROUP_ROWS = 64;    // of four warps
+constexpr int HALF_BYTES = TILE_TOKENS * 128;
+constexpr int TILE_BYTES = 2 * HALF_BYTES;  // dimensions 0 ... 63 of all tokens, then the others
+
+struct PrefillShape {
+    int q_stride, num_key_value_heads, group_size, num_tokens, num_tiles, start, window;
+    float scale;
+
+    __device__ __forceinline__ int num_items() const { return num_tiles * num_key_value_heads; }
+};
+
+// A tile of rows of one key-value head.
+struct PrefillTile {
+    int kv_head, first_row, begin, end;  // tokens [begin, end) are seen by some row; begin is a multiple of TILE_TOKENS
+
+    __device__ __forceinline__ PrefillTile(const PrefillShape& shape, int index, int tile_rows) {
+        kv_head = index % shape.num_key_value_heads;
+        first_row = (shape.num_tiles - 1 - index / shape.num_key_value_heads) * tile_rows;  // most tokens first
+        const int first_query = first_row / shape.group_size;
+        const int last_query = min((first_row + tile_rows - 1) / shape.group_size, shape.num_tokens - 1);
+        begin = max(0, shape.start + first_query + 1 - shape.window) / TILE_TOKENS * TILE_TOKENS;
+        end = shape.start + last_query + 1;
+    }
+};
+
+// In every other round backwards, so that every block gets about as many tokens.
+__device__ __forceinline__ int tile_index(int round) {
+    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+}
+
+// Which of STAGES places of a ring is next, and how often the ring has been round.
+template <int STAGES>
+struct Turn {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// Four warps copy a tile of keys or values; tokens from `num_tokens` on are zeros. Lane i of each warp gives the page
+// number i, and `source` is this thread's 16 bytes of the first 8 tokens in page 0.
+template <typename KvT>
+__device__ __forceinline__ void copy_tile(unsigned destination, const KvT* source, int page, int page_elements,
+                                          int num_tokens) {
+    const int token = threadIdx.x / 16, piece = threadIdx.x % 16;
+    destination += piece / 8 * HALF_BYTES + token * 128 + (piece % 8 ^ token) * 16;
+#pragma unroll
+    for (int i = 0; i < TILE_TOKENS / PAGE_TOKENS; ++i) {
+        const KvT* of_page = source + size_t(__shfl_sync(0xffffffff, page, i)) * page_elements;
+#pragma unroll
+        for (int j = 0; j < PAGE_TOKENS; j += 8) {
+            const bool exists = token + PAGE_TOKENS * i + j < num_tokens;
+            copy_async(destination + (PAGE_TOKENS * i + j) * 128, of_page + j * HEAD_DIM, exists ? 16 : 0);
+        }
+    }
+}
+
+// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_wide has them: tokens 8j + 2t and 8j + 2t
+// + 1 of all j.
+__device__ __forceinline__ float& score_at(float (&scores)[64], int i, int j) {
+    return scores[j / 2 * 4 + 2 * i + j % 2];
+}
+
+// Minus infinity for tokens that the rows' positions do not see.
+__device__ __forceinline__ void hide_tokens(float (&scores)[64], int first, const int (&position)[2], int window) {
+#pragma unroll
+    for (int j = 0; j < TILE_TOKENS / 4; ++j) {
+        const int token = first + j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (token > position[i] || token <= position[i] - window) {
+                score_at(scores, i, j) = reduce::minus_infinity();
+            }
+        }
+    }
+}
+
+struct RowSoftmax {
+    float maximum[2] = {reduce::minus_infinity(), reduce::minus_infinity()};
+    float sum[2] = {0.0f, 0.0f};  // this lane's part
+
+    // Scores to weights. `factor` is what the sums of the tokens before are multiplied by.
+    template <typename KvT>
+    __device__ __forceinline__ void weigh(float (&scores)[64], float (&factor)[2]) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float larger[2] = {maximum[i], maximum[i]}, part[2] = {0.0f, 0.0f};  // two chains, to wait less
+#pragma unroll
+            for (int j = 0; j < TILE_TOKENS / 4; ++j) larger[j % 2] = fmaxf(larger[j % 2], score_at(scores, i, j));
+            float largest = fmaxf(larger[0], larger[1]);
+            largest = fmaxf(largest, reduce::shuffle_xor(largest, 1));
+            largest = fmaxf(largest, reduce::shuffle_xor(largest, 2));
+            // A row that has seen no token yet: its weights must be 0, not exp(-inf + inf).
+            const float base = largest == reduce::minus_infinity() ? 0.0f : largest;
+            factor[i] = exp2_fast(maximum[i] - base);
+            maximum[i] = largest;
+#pragma unroll
+            for (int j = 0; j < TILE_TOKENS / 4; ++j) {
+                float& weight = score_at(scores, i, j);
+                weight = exp2_fast(weight - (base - WEIGHT_EXPONENT<KvT>));
+                part[j % 2] += weight;
+            }
+            sum[i] = fmaf(sum[i], factor[i], part[0] + part[1]);
+        }
+    }
+};

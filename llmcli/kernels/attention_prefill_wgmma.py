@@ -1,0 +1,93 @@
+"""Launches attention_prefill_wgmma.cu, which attention_prefill chooses on cards with wgmma."""
+
+import ctypes
+
+import numpy as np
+
+from llmcli.kernels.arguments import C_TYPES, Array
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.spec import Cost, KernelSpec
+
+HEAD_DIM = 128
+_GROUP_ROWS = 64  # of a group of four warps
+_STAGES = 3
+_STAGE_BYTES = 2 * 128 * HEAD_DIM * 2  # keys and values of 128 tokens
+
+
+class PrefillShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("q_stride", ctypes.c_int32),
+        ("num_key_value_heads", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("num_tokens", ctypes.c_int32),
+        ("num_tiles", ctypes.c_int32),
+        ("start", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+def takes(device: Device, layout: QkvLayout, dtype: np.dtype[np.generic]) -> bool:
+    """Whether the kernel is for this card and such a cache. The number of tokens must not matter: bits depend on it."""
+    return device.can_wgmma and layout.head_dim == HEAD_DIM and dtype.itemsize == 2
+
+
+def attention_prefill_wgmma(
+    device: Device,
+    *,
+    qkv: Array,
+    q_stride: int,
+    layout: QkvLayout,
+    keys: Array,
+    values: Array,
+    pages: Array,
+    start: int,
+    window: int,
+    scale: float,
+    out: Array,
+    cost: Cost,
+) -> None:
+    """Attend from the tokens of `qkv`; attention_prefill has checked all."""
+    num_rows = qkv.shape[0] * layout.group_size
+    consumers = choose_consumers(num_rows, layout.num_key_value_heads, device.num_multiprocessors)
+    num_tiles = -(-num_rows // (consumers * _GROUP_ROWS))
+    shape = PrefillShape(
+        q_stride=q_stride,
+        num_key_value_heads=layout.num_key_value_heads,
+        group_size=layout.group_size,
+        num_tokens=qkv.shape[0],
+        num_tiles=num_tiles,
+        start=start,
+        window=window,
+        scale=scale,
+    )
+    device.launch(
+        "attention_prefill_wgmma",
+        kernel_name(keys.dtype, consumers),
+        grid=(min(num_tiles * layout.num_key_value_heads, device.num_multiprocessors),),
+        block=128 * (consumers + 1),
+        arguments=(qkv, keys, values, pages, out, shape),
+        shared_bytes=_STAGES * _STAGE_BYTES,
+        cost=cost,
+    )
+
+
+def choose_consumers(num_rows: int, num_key_value_heads: int, num_multiprocessors: int) -> int:
+    """Groups of warps that share keys and values: one while all of them find a multiprocessor of their own."""
+    return 1 if -(-num_rows // _GROUP_ROWS) * num_key_value_heads <= num_multiprocessors else 2
+
+
+def kernel_name(dtype: np.dtype[np.generic], consumers: int) -> str:
+    """The name expression."""
+    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {consumers}, {_STAGES}>"
+
+
+SPEC = KernelSpec(
+    "attention_prefill_wgmma",
+    "causal attention of many tokens, on sm_90",
+    tuple(kernel_name(np.dtype(kind), consumers) for kind in (np.float16, np.uint16) for consumers in (1, 2)),
+    only_arch="sm_90",
+)

@@ -1,0 +1,25 @@
+"""Attention of a prompt's tokens over a 16-bit cache with heads of 128, on cards with wgmma."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM, SPEC
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.cases.attention_prefill import Case, problem_of
+from llmcli.lab.problem import KernelCases, Problem
+
+
+def _checks() -> Iterator[Problem]:
+    for dtype in (np.dtype(np.float16), np.dtype(np.uint16)):
+        for start, num_tokens in ((0, 1), (30, 70), (62, 33), (100, 129)):
+            yield problem_of(Case(QkvLayout(3, 3, HEAD_DIM), dtype, start, num_tokens), SPEC.stem)
+        yield problem_of(Case(QkvLayout(8, 2, HEAD_DIM), dtype, 50, 200, window=65), SPEC.stem)
+        yield problem_of(Case(QkvLayout(16, 16, HEAD_DIM), dtype, 20, 600), SPEC.stem)
+
+
+def _typical() -> Problem:
+    return problem_of(Case(QkvLayout(32, 8, HEAD_DIM), np.dtype(np.float16), 0, 512), SPEC.stem)
+
+
+CASES = KernelCases("attention_prefill_wgmma", _checks, _typical)

@@ -1,0 +1,230 @@
+"""attention_prefill_wgmma against float64, and equal bits whatever runs beside a token; on cards with wgmma."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import assert_same_bits
+from prefill_problem import Problem
+
+from llmcli.kernels import attention_prefill_wgmma
+from llmcli.kernels.attention_prefill import attention_prefill
+from llmcli.kernels.attention_prefill_wgmma import SPEC, choose_consumers, takes
+from llmcli.kernels.device import Device
+from llmcli.kernels.qkv import QkvLayout
+from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW
+from llmcli.lab.kv_cache import page_table
+
+F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
+KINDS = pytest.mark.parametrize("dtype", [F16, BF16], ids=["fp16", "bf16"])
+CONSUMERS = pytest.mark.parametrize("consumers", [1, 2])
+
+
+@pytest.fixture
+def wgmma_card(device: Device) -> Device:
+    if not device.can_wgmma:
+        pytest.skip("the card has no wgmma")
+    return device
+
+
+def force(monkeypatch: pytest.MonkeyPatch, consumers: int) -> None:
+    monkeypatch.setattr(attention_prefill_wgmma, "choose_consumers", lambda *_: consumers)
+
+
+@pytest.mark.cuda
+@KINDS
+@CONSUMERS
+@pytest.mark.parametrize("num_tokens", [1, 2, 31, 33, 64, 65, 128, 129, 200, 300])
+@pytest.mark.parametrize("start", [0, 1, 127, 500])
+def test_chunks(
+    wgmma_card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: np.dtype,
+    consumers: int,
+    start: int,
+    num_tokens: int,
+) -> None:
+    force(monkeypatch, consumers)
+    Problem(QkvLayout(2, 1, 128), dtype, start, num_tokens).verify(wgmma_card)
+
+
+@pytest.mark.cuda
+@KINDS
+@CONSUMERS
+@pytest.mark.parametrize("window", [1, 2, 64, 65, 127, 128, 129, 200, 1000])
+@pytest.mark.parametrize("start", [0, 400])
+def test_windows(
+    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, consumers: int, start: int, window: int
+) -> None:
+    force(monkeypatch, consumers)
+    Problem(QkvLayout(2, 2, 128), dtype, start, 260, window=window).verify(wgmma_card)
+
+
+@pytest.mark.cuda
+@KINDS
+@CONSUMERS
+@pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 2), (80, 1)])
+def test_groups(
+    wgmma_card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: np.dtype,
+    consumers: int,
+    num_heads: int,
+    num_key_value_heads: int,
+) -> None:
+    force(monkeypatch, consumers)
+    Problem(QkvLayout(num_heads, num_key_value_heads, 128), dtype, 90, 70).verify(wgmma_card)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("magnitude", [0.0, 0.01, 10.0])
+def test_flat_and_steep_weights(wgmma_card: Device, dtype: np.dtype, magnitude: float) -> None:
+    Problem(QkvLayout(4, 2, 128), dtype, 10, 300, magnitude=magnitude).verify(wgmma_card)
+
+
+@pytest.mark.cuda
+def test_fp16_queries_beyond_its_range_saturate(wgmma_card: Device) -> None:
+    problem = Problem(QkvLayout(4, 2, 128), F16, 0, 40)
+    problem.qkv[:, : problem.layout.q_size] *= 1e7
+    problem.keys.elements[ROW, :, :, 0] = 0.0  # where infinity would become NaN
+    assert np.isfinite(problem.run(wgmma_card)).all()
+
+
+@pytest.mark.cuda
+@KINDS
+def test_a_nan_stays_in_its_query(wgmma_card: Device, dtype: np.dtype) -> None:
+    problem = Problem(QkvLayout(4, 2, 128), dtype, 30, 100)
+    clean = problem.run(wgmma_card)
+    problem.qkv[41, 128] = np.nan  # of head 1
+    found = problem.run(wgmma_card)
+    assert np.isnan(found[41, 128:256]).all()
+    found[41, 128:256] = clean[41, 128:256]
+    assert found.tobytes() == clean.tobytes()
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("num_multiprocessors", [1, 5, 132])
+def test_blocks_with_many_tiles(
+    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, num_multiprocessors: int
+) -> None:
+    monkeypatch.setattr(wgmma_card, "num_multiprocessors", num_multiprocessors)
+    Problem(QkvLayout(16, 4, 128), dtype, 70, 1300).verify(wgmma_card, [0, 1, 57, 58, 640, 1298, 1299])
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("window", [None, 40, 200])
+def test_a_tokens_bits_do_not_depend_on_its_chunk(
+    wgmma_card: Device, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, window: int | None
+) -> None:
+    """Nor on the groups of warps, on the multiprocessors, or on where pages lie."""
+    problem = Problem(QkvLayout(6, 2, 128), dtype, 20, 500, window=window)
+    whole = problem.run(wgmma_card)
+    for consumers in (1, 2):
+        force(monkeypatch, consumers)
+        for cuts in ([0, 500], [0, 250, 500], [0, 1, 14, 44, 45, 173, 500], list(range(0, 501, 100))):
+            parts = [problem.part(begin, end).run(wgmma_card) for begin, end in zip(cuts, cuts[1:], strict=False)]
+            assert np.concatenate(parts).tobytes() == whole.tobytes(), (consumers, cuts)
+    monkeypatch.setattr(wgmma_card, "num_multiprocessors", 3)
+    problem.table = page_table(NUM_ROWS, problem.keys.elements.shape[2], seed=99)
+    assert problem.run(wgmma_card).tobytes() == whole.tobytes()
+
+
+@pytest.mark.cuda
+@KINDS
+def test_ten_runs_are_equal(wgmma_card: Device, dtype: np.dtype) -> None:
+    problem = Problem(QkvLayout(32, 8, 128), dtype, 20, 400)
+    for _ in range(5):
+        assert_same_bits(lambda: problem.run(wgmma_card))
+
+
+# Without a card
+
+
+class Recorder:
+    """Stands in for a card: remembers launches."""
+
+    num_multiprocessors = 132
+
+    def __init__(self, can_wgmma: bool = True) -> None:
+        self.can_wgmma = can_wgmma
+        self.launches: list[dict[str, Any]] = []
+
+    def launch(self, stem: str, name: str, **details: Any) -> None:
+        self.launches.append({"stem": stem, "name": name, **details})
+
+
+def launch_of(device: Any, layout: QkvLayout, dtype: Any, num_tokens: int, start: int = 0) -> dict[str, Any]:
+    def host(shape: tuple[int, ...], kind: Any) -> Any:
+        array = np.empty(shape, kind)
+        return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
+
+    num_pages = -(-(start + num_tokens) // 16)
+    cache = host((num_pages, layout.num_key_value_heads, 16, layout.head_dim), dtype)
+    scales = host(cache.shape[:3], np.float32) if np.dtype(dtype).itemsize == 1 else None
+    attention_prefill(
+        device,
+        qkv=host((num_tokens, layout.width), np.float32),
+        layout=layout,
+        keys=cache,
+        values=cache,
+        key_scales=scales,
+        value_scales=scales,
+        pages=host((num_pages,), np.int32),
+        start=start,
+        window=None,
+        out=host((num_tokens, layout.q_size), np.float32),
+    )
+    (launch,) = device.launches
+    return launch
+
+
+LLAMA = QkvLayout(32, 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "consumers", "num_blocks"),
+    [(1, 1, 8), (16, 1, 8), (17, 1, 16), (256, 1, 128), (257, 2, 72), (512, 2, 128), (2048, 2, 132)],
+)
+def test_blocks_fill_the_card(num_tokens: int, consumers: int, num_blocks: int) -> None:
+    launch = launch_of(Recorder(), LLAMA, F16, num_tokens)
+    assert launch["stem"] == "attention_prefill_wgmma"
+    assert launch["name"] == f"attention_prefill_wgmma<__half, {consumers}, 3>"
+    assert launch["grid"] == (num_blocks,)
+    assert launch["block"] == 128 * (consumers + 1)
+    shape = launch["arguments"][-1]
+    assert shape.num_tiles * 64 * consumers >= num_tokens * 4 > (shape.num_tiles - 1) * 64 * consumers
+    assert choose_consumers(4 * num_tokens, 8, 132) == consumers
+
+
+def test_all_other_caches_and_cards_keep_attention_prefill() -> None:
+    others = [
+        (Recorder(), LLAMA, np.float32),
+        (Recorder(), LLAMA, np.uint8),
+        (Recorder(), QkvLayout(32, 8, 64), np.float16),
+        (Recorder(), QkvLayout(32, 8, 256), np.uint16),
+        (Recorder(can_wgmma=False), LLAMA, np.float16),
+    ]
+    for device, layout, dtype in others:
+        assert launch_of(device, layout, dtype, 600)["stem"] == "attention_prefill"
+
+
+def test_the_choice_does_not_ask_for_the_number_of_tokens() -> None:
+    """Both kernels sum in another order, and a token's bits must not depend on its chunk."""
+    stems = {launch_of(Recorder(), LLAMA, BF16, num_tokens, 900)["stem"] for num_tokens in (1, 2, 63, 128, 2048)}
+    assert stems == {"attention_prefill_wgmma"}
+
+
+def test_shared_memory_fits_a_block() -> None:
+    barriers = 1024  # with what lies between them and tiles that begin at multiples of 1024
+    assert launch_of(Recorder(), LLAMA, F16, 600)["shared_bytes"] + barriers <= 227 * 1024
+
+
+def test_what_it_takes() -> None:
+    device: Any = Recorder()
+    assert takes(device, LLAMA, F16)
+    assert takes(device, LLAMA, BF16)
+    assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
