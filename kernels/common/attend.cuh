@@ -16,6 +16,17 @@
 // The token of the tile, `begin` to `end` - 1, that is nearest to this one.
 __device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
 
+// Elements 8 * vector to 8 * vector + 7 of a token, and its scale. kv_ring.cuh has the same for tokens in shared memory.
+template <int HEAD_DIM, typename KvT>
+__device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const HeadTokens<KvT>& tokens, int token,
+                                            int vector) {
+    loaded.load(tokens.elements + token * HEAD_DIM + 8 * vector);
+}
+template <typename KvT>
+__device__ __forceinline__ float load_scale(const HeadTokens<KvT>& tokens, int token) {
+    return __ldcg(tokens.scales + token);
+}
+
 // Over the 8 lanes that differ in g.
 __device__ __forceinline__ float max_over_rows(float value) {
 #pragma unroll
@@ -100,36 +111,38 @@ struct Attend {
 
     // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on may hold anything and are
     // not read: the nearest token inside is read instead. Past HEAD_DIM the last vector is read instead.
-    __device__ __forceinline__ void load_keys(const HeadTokens<KvT>& tile, int begin, int end) {
+    template <typename Tokens>
+    __device__ __forceinline__ void load_keys(const Tokens& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2 * KEY_STEPS; ++i) {
             const int token = between(begin, g + 8 * (i / KEY_STEPS), end);
             const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
-            keys[i / KEY_STEPS][i % KEY_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
+            load_vector<HEAD_DIM>(keys[i / KEY_STEPS][i % KEY_STEPS], tile, token, vector);
         }
         load_scales(tile, begin, end, key_scales);
     }
 
     // The same for values.
-    __device__ __forceinline__ void load_values(const HeadTokens<KvT>& tile, int begin, int end) {
+    template <typename Tokens>
+    __device__ __forceinline__ void load_values(const Tokens& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS;
             const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
             const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
-            values[row][i % VALUE_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
+            load_vector<HEAD_DIM>(values[row][i % VALUE_STEPS], tile, token, vector);
         }
         load_scales(tile, begin, end, value_scales);
     }
 
-    static __device__ __forceinline__ void load_scales(const HeadTokens<KvT>& tile, int begin, int end,
-                                                       float (&scales)[2]) {
+    template <typename Tokens>
+    static __device__ __forceinline__ void load_scales(const Tokens& tile, int begin, int end, float (&scales)[2]) {
         if constexpr (HAS_SCALES) {
             const int g = threadIdx.x % 32 / 4;
-            scales[0] = __ldcg(tile.scales + between(begin, g, end));
-            scales[1] = __ldcg(tile.scales + between(begin, g + 8, end));
+            scales[0] = load_scale(tile, between(begin, g, end));
+            scales[1] = load_scale(tile, between(begin, g + 8, end));
         }
     }
 
@@ -209,9 +222,10 @@ struct Attend {
         }
     }
 
-    // Write this warp's maxima, sums [HEAD_TILE] and weighted values [HEAD_TILE][STRIDE].
+    // Write this warp's maxima, sums [HEAD_TILE] and weighted values [num_heads][STRIDE].
     template <int STRIDE>
-    __device__ __forceinline__ void publish(float* maxima, float* sums, float* weighted) const {
+    __device__ __forceinline__ void publish(float* maxima, float* sums, float* weighted,
+                                            int num_heads = HEAD_TILE) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
@@ -223,6 +237,7 @@ struct Attend {
                     maxima[head + i] = maximum[column][i];
                     sums[head + i] = total;
                 }
+                if (head + i >= num_heads) continue;
 #pragma unroll
                 for (int j = 0; j < 4 * VALUE_STEPS; ++j) {
                     const int dimension = 64 * (j / 4) + 8 * g + 2 * (j % 4);

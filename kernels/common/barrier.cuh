@@ -24,6 +24,11 @@ __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
 }
 
+// Arrives when all copies are there that this thread has asked for with copy_async. The thread does not wait.
+__device__ __forceinline__ void barrier_arrive_after_copies(unsigned long long* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Waits until the phase with this parity is over. The first, third, ... phases have parity 0, the others 1.
 __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
     unsigned is_over = 0;

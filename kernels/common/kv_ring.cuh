@@ -1,0 +1,104 @@
+// kv_ring: a ring of tiles of keys and values in shared memory. One warp copies them there asynchronously, other warps
+// take them in the same order. Vectors are swapped within a token, so that the lanes of Attend meet in no bank.
+#pragma once
+
+#include "common/attend.cuh"
+#include "common/barrier.cuh"
+
+// Where a tile's vectors of 8 elements lie in shared memory.
+template <typename KvT, int HEAD_DIM>
+struct RingTile {
+    static constexpr int TOKENS = 16;
+    static constexpr int VECTORS = HEAD_DIM / 8;  // a token
+    static constexpr int VECTOR_BYTES = 8 * static_cast<int>(sizeof(KvT));
+    static constexpr int KEYS_BYTES = TOKENS * VECTORS * VECTOR_BYTES;  // as many as of values
+    static constexpr bool HAS_SCALES = KvFormat<KvT>::HAS_SCALES;
+    static constexpr int SCALES = 2 * KEYS_BYTES;  // of keys, then of values
+    static constexpr int BYTES = SCALES + (HAS_SCALES ? 8 * TOKENS : 0);
+
+    // What is exclusive-or'ed to a vector's number. Eight lanes (of codes 16) meet in a phase: of keys they have t = 0
+    // to 3 and neighbouring g, which is the token; of values 2t is the token.
+    static constexpr int LINE = HAS_SCALES ? 16 : 8;  // vectors in all banks
+    static constexpr int MASK = VECTORS % LINE == 0 ? (HAS_SCALES ? 3 : 1) : HAS_SCALES && VECTORS % 8 == 0 ? 1 : 0;
+    static __device__ __forceinline__ int key_swap(int token) {
+        const int line = HAS_SCALES && VECTORS % LINE != 0 ? token / 2 : token;  // two tokens fill the banks
+        return 4 * (line & MASK);
+    }
+    static __device__ __forceinline__ int value_swap(int token) {
+        if constexpr (HAS_SCALES) return 4 * (token / 2 & MASK);
+        return MASK != 0 ? 2 * (token / 2 & 3) : 0;
+    }
+};
+
+// Keys or values of a tile in the ring.
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
+struct RingTokens {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    const unsigned char* elements;
+    const float* scales;
+
+    __device__ __forceinline__ explicit RingTokens(const unsigned char* tile) {
+        elements = tile + (IS_KEYS ? 0 : Ring::KEYS_BYTES);
+        scales = reinterpret_cast<const float*>(tile + Ring::SCALES) + (IS_KEYS ? 0 : Ring::TOKENS);
+    }
+    static __device__ __forceinline__ int offset(int token, int vector) {
+        const int swap = IS_KEYS ? Ring::key_swap(token) : Ring::value_swap(token);
+        return (token * Ring::VECTORS + (vector ^ swap)) * Ring::VECTOR_BYTES;
+    }
+};
+
+template <int HEAD_DIM, typename KvT, bool IS_KEYS>
+__device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
+                                            int token, int vector) {
+    const unsigned char* place = tokens.elements + tokens.offset(token, vector);
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        const uint2 words = *reinterpret_cast<const uint2*>(place);
+        loaded.words[0] = words.x, loaded.words[1] = words.y;
+    } else {
+        const uint4 words = *reinterpret_cast<const uint4*>(place);
+        loaded.words[0] = words.x, loaded.words[1] = words.y, loaded.words[2] = words.z, loaded.words[3] = words.w;
+    }
+}
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
+__device__ __forceinline__ float load_scale(const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens, int token) {
+    return tokens.scales[token];
+}
+
+// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `barrier` counts 32 arrivals, one of
+// each lane when its copies are there.
+template <typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
+                                          const HeadTokens<KvT>& values, int begin, int end,
+                                          unsigned long long* barrier) {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    using Keys = RingTokens<KvT, HEAD_DIM, true>;
+    using Values = RingTokens<KvT, HEAD_DIM, false>;
+    // Of codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
+    constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
+    constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
+    const int lane = threadIdx.x % 32;
+    const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
+    const auto copy = [&](unsigned place, const KvT* element) {
+        if constexpr (BYTES == 16) {
+            copy_async(place, element);
+        } else {
+            copy_async_small<BYTES>(place, element, true);
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < (COPIES + 31) / 32; ++i) {
+        const int index = (32 * i + lane) * AT_ONCE, token = index / Ring::VECTORS, vector = index % Ring::VECTORS;
+        if (token >= begin && token < end) {
+            copy(key_places + Keys::offset(token, vector), keys.elements + 8 * index);
+            copy(value_places + Values::offset(token, vector), values.elements + 8 * index);
+        }
+    }
+    if constexpr (Ring::HAS_SCALES) {
+        const int token = lane % Ring::TOKENS;
+        const float* scales = lane < Ring::TOKENS ? keys.scales : values.scales;
+        if (token >= begin && token < end) {
+            copy_async_small<4>(key_places + Ring::SCALES + 4 * lane, scales + token, true);
+        }
+    }
+    barrier_arrive_after_copies(barrier);
+}
