@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_TILE > 8 ? 1 :
         float4* result = reinterpret_cast<float4*>(
             out + (size_t(piece.lane) * num_attention_heads + kv_head * group + first_in_group) * HEAD_DIM);
         const bool is_whole = piece.end_split - piece.first_split == splits.count;
-        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.block_of(piece.begin);
+        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
         float* parts = partials + size_t(home) * most_heads * max_splits * PART;
         barrier_wait(&shared.prepared[buffer], number / 2 % 2);
         for (int split = piece.first_split; split < piece.end_split; ++split) {
@@ -214,14 +214,14 @@ __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_TILE > 8 ? 1 :
             }
             for (int token = first + warp * TILE; token < end; token += WARPS * TILE) {
                 const unsigned index = begin_index + (token - first) / TILE, stage = index % STAGES;
-                const int begin = max(0, splits.visible - token);
+                const unsigned char* place = shared.ring[stage];
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
-                tile.load_keys(RingTokens<KvT, HEAD_DIM, true>(shared.ring[stage]), begin, end - token);
-                tile.take(shared.queries[buffer], begin, end - token, [&] {
-                    tile.load_values(RingTokens<KvT, HEAD_DIM, false>(shared.ring[stage]), begin, end - token);
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(&shared.emptied[stage]);
-                });
+                tile.take_from(shared.queries[buffer], RingTokens<KvT, HEAD_DIM, true>(place),
+                               RingTokens<KvT, HEAD_DIM, false>(place), max(0, splits.visible - token),
+                               min(end - token, TILE), [&] {
+                                   __syncwarp();
+                                   if (lane == 0) barrier_arrive(&shared.emptied[stage]);
+                               });
             }
             begin_index += (max(0, end - first) + TILE - 1) / TILE;
             const unsigned side = turn++ % 2;  // the other side may still be read

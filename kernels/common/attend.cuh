@@ -146,80 +146,148 @@ struct Attend {
         }
     }
 
-    // The loaded keys' scores: tokens g and g + 8, heads as in `maximum`.
-    __device__ __forceinline__ void score(const Queries& queries, float (&scores)[COLUMNS][4]) const {
+    // One step of the scores of tokens g and g + 8, whose keys are k0 and k8; heads as in `maximum`. Two chains: the
+    // latency of an mma is 16 times its cost.
+    static __device__ __forceinline__ void add_scores(const Queries& queries, int column, int step,
+                                                      const KvVector<KvT>& k0, const KvVector<KvT>& k8,
+                                                      float (&high)[4], float (&low)[4]) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const int place = 32 * step + 8 * t;
+        const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
+        const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
+        mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
+        mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
+        mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
+        mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
+    }
+    // Both chains together; minus infinity for tokens before `begin` and from `end` on.
+    static __device__ __forceinline__ void finish_scores(const float (&high)[4], const float (&low)[4],
+                                                         const float (&key_scales)[2], int begin, int end,
+                                                         float (&scores)[4]) {
+        const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            scores[i] = high[i] + low[i];
+            if constexpr (HAS_SCALES) scores[i] *= key_scales[i / 2];
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (g < begin || g >= end) scores[i] = reduce::minus_infinity();
+            if (g + 8 < begin || g + 8 >= end) scores[2 + i] = reduce::minus_infinity();
+        }
+    }
+
+    // The weights of a tile's tokens for the heads of a column, as b operands in two parts: tokens 0 to 7, then 8 to 15.
+    struct Weights {
+        unsigned high[2], low[2];
+    };
+    // Turns scores into weights. What was seen before is made as small as the largest score now asks for.
+    __device__ __forceinline__ void weigh(const float (&scores)[COLUMNS][4], const float (&scales)[2],
+                                          Weights (&result)[COLUMNS]) {
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            float high[4] = {}, low[4] = {};  // two chains: the latency of an mma is 16 times its cost
+            float weights[4], factor[2];
 #pragma unroll
-            for (int step = 0; step < KEY_STEPS; ++step) {
-                const int place = 32 * step + 8 * t;
-                const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
-                const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
-                const KvVector<KvT>&k0 = keys[0][step], &k8 = keys[1][step];
-                mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
-                mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
-                mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
-                mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
+            for (int i = 0; i < 2; ++i) {
+                // Finite: a tile has at least one token.
+                const float first = scores[column][i], second = scores[column][2 + i];
+                const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(first, second)));
+                factor[i] = exp2_fast(maximum[column][i] - larger);
+                maximum[column][i] = larger;
+                weights[i] = exp2_fast(first - larger + WEIGHT_EXPONENT<KvT>);
+                weights[2 + i] = exp2_fast(second - larger + WEIGHT_EXPONENT<KvT>);
+                sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
+                if constexpr (HAS_SCALES) weights[i] *= scales[0], weights[2 + i] *= scales[1];
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                scores[column][i] = high[i] + low[i];
-                if constexpr (HAS_SCALES) scores[column][i] *= key_scales[i / 2];
+            for (int i = 0; i < 2; ++i) {  // b operands want heads as columns
+                const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
+                const float2 rounded = unpack_pair<MmaT>(pair);
+                result[column].high[i] = transpose_matrix(pair);
+                result[column].low[i] = transpose_matrix(
+                    pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
             }
+#pragma unroll
+            for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
+        }
+    }
+    // Add one word of the values of four tokens, 2t, 2t + 1, 2t + 8 and 2t + 9, in all columns.
+    __device__ __forceinline__ void mix(const Weights (&weights)[COLUMNS], int step, int word,
+                                        const KvVector<KvT>& v0, const KvVector<KvT>& v1, const KvVector<KvT>& v8,
+                                        const KvVector<KvT>& v9) {
+        unsigned even[2], odd[2];  // tokens 2t and 2t + 1, then 2t + 8 and 2t + 9
+        v0.pair_with(v1, word, even[0], odd[0]);
+        v8.pair_with(v9, word, even[1], odd[1]);
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            float(&places)[4] = mixed[step][word][column];
+            const Weights& one = weights[column];
+            mma<MmaT>(places, even[0], odd[0], even[1], odd[1], one.high[0], one.high[1]);
+            mma<MmaT>(places, even[0], odd[0], even[1], odd[1], one.low[0], one.low[1]);
         }
     }
 
     // Add the tokens `begin` to `end` - 1 of the loaded tile. `next_keys` is called when the keys have been used.
     template <typename NextKeys>
     __device__ __forceinline__ void take(const Queries& queries, int begin, int end, NextKeys next_keys) {
-        const int g = threadIdx.x % 32 / 4;
         float scores[COLUMNS][4];
-        score(queries, scores);
-        next_keys();
-        unsigned high[COLUMNS][2], low[COLUMNS][2];
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            float(&weights)[4] = scores[column];
-            float factor[2];
+            float high[4] = {}, low[4] = {};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
-                if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
-                // Finite: a tile has at least one token.
-                const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(weights[i], weights[2 + i])));
-                factor[i] = exp2_fast(maximum[column][i] - larger);
-                maximum[column][i] = larger;
-                weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
-                weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
-                sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
-                if constexpr (HAS_SCALES) weights[i] *= value_scales[0], weights[2 + i] *= value_scales[1];
+            for (int step = 0; step < KEY_STEPS; ++step) {
+                add_scores(queries, column, step, keys[0][step], keys[1][step], high, low);
             }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands want heads as columns
-                const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
-                const float2 rounded = unpack_pair<MmaT>(pair);
-                high[column][i] = transpose_matrix(pair);
-                low[column][i] = transpose_matrix(
-                    pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
-            }
-#pragma unroll
-            for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
+            finish_scores(high, low, key_scales, begin, end, scores[column]);
         }
+        next_keys();
+        Weights weights[COLUMNS];
+        weigh(scores, value_scales, weights);
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
-            const int step = i / 4, word = i % 4;
-            unsigned even[2], odd[2];  // tokens 2t and 2t + 1, then 2t + 8 and 2t + 9
-            values[0][step].pair_with(values[1][step], word, even[0], odd[0]);
-            values[2][step].pair_with(values[3][step], word, even[1], odd[1]);
+            const int step = i / 4;
+            mix(weights, step, i % 4, values[0][step], values[1][step], values[2][step], values[3][step]);
+        }
+    }
+
+    // The same of a tile that lies where `load_vector` and `load_scale` find it. `taken` is called when all of it has
+    // been used.
+    template <typename Keys, typename Values, typename Taken>
+    __device__ __forceinline__ void take_from(const Queries& queries, const Keys& tile_keys, const Values& tile_values,
+                                              int begin, int end, Taken taken) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        float high[COLUMNS][4] = {}, low[COLUMNS][4] = {}, scores[COLUMNS][4], scales[2] = {};
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; ++step) {
+            const int vector = min(4 * step + t, LAST_VECTOR);
+            KvVector<KvT> k0, k8;
+            load_vector<HEAD_DIM>(k0, tile_keys, between(begin, g, end), vector);
+            load_vector<HEAD_DIM>(k8, tile_keys, between(begin, g + 8, end), vector);
 #pragma unroll
             for (int column = 0; column < COLUMNS; ++column) {
-                float(&places)[4] = mixed[step][word][column];
-                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
-                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+                add_scores(queries, column, step, k0, k8, high[column], low[column]);
             }
         }
+        load_scales(tile_keys, begin, end, scales);
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            finish_scores(high[column], low[column], scales, begin, end, scores[column]);
+        }
+        load_scales(tile_values, begin, end, scales);
+        Weights weights[COLUMNS];
+        weigh(scores, scales, weights);
+#pragma unroll
+        for (int step = 0; step < VALUE_STEPS; ++step) {
+            KvVector<KvT> found[4];
+#pragma unroll
+            for (int row = 0; row < 4; ++row) {
+                const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
+                load_vector<HEAD_DIM>(found[row], tile_values, token, min(8 * step + g, LAST_VECTOR));
+            }
+#pragma unroll
+            for (int word = 0; word < 4; ++word) mix(weights, step, word, found[0], found[1], found[2], found[3]);
+        }
+        taken();
     }
 
     // Write this warp's maxima, sums [HEAD_TILE] and weighted values [num_heads][STRIDE].

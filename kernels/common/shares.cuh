@@ -9,7 +9,10 @@
 #include "common/splits.cuh"
 
 // What a split, and a row, cost beside their tiles, in tiles.
-constexpr int SPLIT_WEIGHT = 2, ROW_WEIGHT = 1;
+constexpr int SPLIT_WEIGHT = 1, ROW_WEIGHT = 2;
+// As near to the end of a part a row may begin or end for the part to begin or end there: a row that several blocks
+// share costs each of them a round trip more.
+constexpr int REACH = 8;
 
 // Consecutive splits of one lane and tile of heads.
 struct Piece {
@@ -31,12 +34,14 @@ struct LaneTable {
         int some_rows[AT_ONCE], some_positions[AT_ONCE], some_ends[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
             const int lane = 32 * i + threadIdx.x % 32;
             some_rows[i] = lane < num_lanes ? load_here(all_rows + lane) : -1;
             some_positions[i] = lane < num_lanes ? load_here(all_positions + lane) : 0;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
             int end = some_rows[i] >= 0 ? length_of(some_positions[i]) : 0;
 #pragma unroll
             for (int distance = 1; distance < 32; distance *= 2) {
@@ -48,6 +53,7 @@ struct LaneTable {
         int before = 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
+            if (32 * i >= num_lanes) break;
             const int lane = 32 * i + threadIdx.x % 32;
             rows[lane] = some_rows[i];
             positions[lane] = some_positions[i];
@@ -76,33 +82,41 @@ struct Share {
     __device__ __forceinline__ Splits<TILE_TOKENS> splits_of(int position) const {
         return Splits<TILE_TOKENS>(position, window, max_splits);
     }
-    // The block in whose part of the line this place lies.
-    __device__ __forceinline__ int block_of(int place) const {
+    // The block that has the first split of a row which several blocks share.
+    __device__ __forceinline__ int home_of(int row_begin) const {
         const int in_longer = longer * (part + 1);
-        return place < in_longer ? place / (part + 1) : longer + (place - in_longer) / part;
+        const int block =
+            row_begin < in_longer ? row_begin / (part + 1) : longer + (row_begin - in_longer) / max(1, part);
+        return part_begin(block + 1) - row_begin <= reach() ? block + 1 : block;
     }
 
     // All lanes of a warp call it together.
     __device__ __forceinline__ Share(const LaneTable<MAX_LANES>& lane_table, int lanes, int tiles, int row_window,
                                      int splits_at_most)
         : table(lane_table), num_lanes(lanes), num_tiles(tiles), window(row_window), max_splits(splits_at_most) {
-        const int block = blockIdx.x, length = table.ends[num_lanes - 1] * num_tiles;
-        part = length / static_cast<int>(gridDim.x);
-        longer = length - part * static_cast<int>(gridDim.x);
-        const int begin = block * part + min(block, longer);
-        end = begin + part + (block < longer ? 1 : 0);
-        int earlier = 0;  // lanes that end in front of this part
-        for (int i = threadIdx.x % 32; i < num_lanes; i += 32) earlier += table.ends[i] * num_tiles <= begin;
-        lane = warp_sum(earlier);
-        tile = split = 0;
-        if (begin >= end) {
+        const int length = table.ends[num_lanes - 1] * num_tiles, blocks = gridDim.x;
+        part = length / blocks;
+        longer = length - part * blocks;
+        int begin = part_begin(blockIdx.x);
+        end = part_begin(blockIdx.x + 1);
+        int end_lane = 0;
+        lane = 0;
+        for (int i = threadIdx.x % 32; i < num_lanes; i += 32) {  // lanes that end in front of these places
+            lane += table.ends[i] * num_tiles <= begin;
+            end_lane += table.ends[i] * num_tiles <= end;
+        }
+        lane = warp_sum(lane);
+        end_lane = warp_sum(end_lane);
+        if (end < length) end = shifted(end, end_lane);
+        const int shifted_begin = begin < length ? shifted(begin, lane) : begin;
+        if (shifted_begin >= end) {
             lane = num_lanes;
             return;
         }
         const Splits<TILE_TOKENS> splits = splits_of(table.positions[lane]);
-        const int before = begin - lane_begin(), distance = distance_of(splits);
+        const int distance = distance_of(splits), before = begin - lane_begin(lane);
         tile = before / length_of(splits);
-        split = (before - tile * length_of(splits) + distance - 1) / distance;
+        split = (shifted_begin - lane_begin(lane) - tile * length_of(splits) + distance - 1) / distance;
         if (split >= splits.count) next_tile();
     }
 
@@ -113,7 +127,7 @@ struct Share {
         piece.row = table.rows[lane], piece.position = table.positions[lane];
         const Splits<TILE_TOKENS> splits = splits_of(piece.position);
         const int distance = distance_of(splits);
-        piece.begin = lane_begin() + tile * length_of(splits);
+        piece.begin = lane_begin(lane) + tile * length_of(splits);
         const int left = end - piece.begin;
         if (left <= split * distance) return false;
         piece.first_split = split;
@@ -123,7 +137,18 @@ struct Share {
     }
 
 private:
-    __device__ __forceinline__ int lane_begin() const { return lane == 0 ? 0 : table.ends[lane - 1] * num_tiles; }
+    __device__ __forceinline__ int part_begin(int block) const { return block * part + min(block, longer); }
+    // Shorter than a part, so that one end of a part at most moves to the same place.
+    __device__ __forceinline__ int reach() const { return min(REACH, part / 2); }
+    __device__ __forceinline__ int lane_begin(int of_lane) const {
+        return of_lane == 0 ? 0 : table.ends[of_lane - 1] * num_tiles;
+    }
+    // The end of a part, or the end of a row within its reach.
+    __device__ __forceinline__ int shifted(int place, int of_lane) const {
+        const int row_length = length_of(splits_of(table.positions[of_lane]));
+        const int before = (place - lane_begin(of_lane)) % row_length;
+        return before <= reach() ? place - before : row_length - before <= reach() ? place + row_length - before : place;
+    }
     __device__ __forceinline__ void next_tile() {
         split = 0;
         if (++tile < num_tiles) return;

@@ -1,12 +1,17 @@
-"""Launcher of attention_rows.cu: attention_decode for many lanes, with its bits."""
+"""Launcher of attention_rows.cu: what attention_decode does, for many lanes in one launch, with the same bits."""
 
 import math
-from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode_cost, head_tile
+from llmcli.kernels.attention_decode import (
+    PARTIAL_EXTRA,
+    DecodeAttentionCost,
+    attention_decode_cost,
+    head_tile,
+)
+from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.phantom import assumed_values
 from llmcli.kernels.qkv import (
@@ -22,64 +27,85 @@ from llmcli.kernels.qkv import (
     column_address,
     has_scales,
 )
+from llmcli.kernels.spec import KernelSpec
 
-MAX_LANES = 256
-_WARPS = 4
-_MAX_STAGES = 10
-
-
-def stage_bytes(head_dim: int, itemsize: int) -> int:
-    return 2 * PAGE_TOKENS * head_dim * itemsize + (8 * PAGE_TOKENS if has_scales(itemsize) else 0)
-
-
-def fixed_bytes(layout: QkvLayout, itemsize: int, stages: int) -> int:
-    head_dim, heads = layout.head_dim, head_tile(layout, itemsize)
-    steps = -(-head_dim // 32)
-    queries = 2 * 2 * heads * 32 * (steps | 1) * 2
-    merging = 2 * 2 * 4 * 4 * heads + 64 * heads
-    own = 8 * heads + 8 * head_dim
-    barriers = 16 * stages + 32
-    total = stages * stage_bytes(head_dim, itemsize) + queries + merging + own + 12 * MAX_LANES + barriers + 4
-    return -(-total // 128) * 128
+MAX_LANES = 256  # in a launch
+_WARPS = 4  # that attend; one more copies, one more prepares queries
+_THREADS = 32 * (_WARPS + 2)
+_PARTS_AT_ONCE = 8
+# Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
+_MIN_STAGES, _MAX_STAGES = 4, 10
+_WIDE_HEAD_DIM = 128  # above it, or with 16 heads a tile, the registers have room for one block a multiprocessor
+_COPY_BYTES = 16
+# Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
+_RESERVED_BYTES = 1024
 
 
-def head_bytes(head_dim: int) -> int:
-    return 4 * (2 * 4 * (head_dim + 2) + 9 * head_dim + head_dim // 2)
+class RowsPlan:
+    """How one cache's attention is spread over a card; depends on nothing that changes after load.
 
+    Attributes: stages: tiles under way in a block; num_blocks: of every launch; head_tile: query heads a block takes
+    """
 
-def shared_bytes(layout: QkvLayout, itemsize: int, stages: int) -> int:
-    heads = min(layout.group_size, head_tile(layout, itemsize))
-    return fixed_bytes(layout, itemsize, stages) + heads * head_bytes(layout.head_dim)
+    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+        self._layout = layout
+        self._itemsize = itemsize
+        self.head_tile = head_tile(layout, itemsize)
+        is_wide = layout.head_dim > _WIDE_HEAD_DIM or self.head_tile > 8
+        blocks = 1 if is_wide else 2  # a multiprocessor
+        self.num_blocks = blocks * card.num_multiprocessors
+        room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
+        self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the kernel is for this cache, and a block's shared memory has room for it."""
+        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
 
-def blocks_a_multiprocessor(layout: QkvLayout, itemsize: int) -> int:
-    return 1 if layout.head_dim > 128 or head_tile(layout, itemsize) > 8 else 2
+    @property
+    def num_heads(self) -> int:
+        """Query heads whose parts a block keeps."""
+        return min(self._layout.group_size, self.head_tile)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self._shared_bytes(self.stages)
 
-def choose_stages(layout: QkvLayout, itemsize: int, room: int) -> int:
-    blocks = blocks_a_multiprocessor(layout, itemsize)
-    a_block = (room + 1024) // blocks - 1024
-    stages = 0
-    while stages < _MAX_STAGES and shared_bytes(layout, itemsize, stages + 1) <= a_block:
-        stages += 1
-    return stages
+    def partials_shape(self, num_splits: int) -> tuple[int, int, int, int]:
+        """Memory for the parts of rows that several blocks share."""
+        return self.num_blocks, self.num_heads, num_splits, self._layout.head_dim + PARTIAL_EXTRA
 
+    def kernel_name(self, keys: Array) -> str:
+        """The name expression; its last parameters are sizes of shared memory, for the compiler to compare."""
+        parameters = (
+            CACHE_TYPES[keys.dtype],
+            str(self._layout.head_dim),
+            str(self.head_tile),
+            str(self.stages),
+            str(self._fixed_bytes(self.stages)),
+            str(self._head_bytes),
+        )
+        return f"attention_rows<{', '.join(parameters)}>"
 
-def kernel_name(layout: QkvLayout, keys: Any, stages: int) -> str:
-    itemsize = keys.dtype.itemsize
-    return (
-        f"attention_rows<{CACHE_TYPES[keys.dtype]}, {layout.head_dim}, {head_tile(layout, itemsize)}, {stages}, "
-        f"{fixed_bytes(layout, itemsize, stages)}, {head_bytes(layout.head_dim)}>"
-    )
+    @property
+    def _head_bytes(self) -> int:
+        """What a query head takes: two splits of all warps, eight parts of splits, and what is merged so far."""
+        head_dim = self._layout.head_dim
+        return 4 * (2 * _WARPS * (head_dim + 2) + (_PARTS_AT_ONCE + 1) * head_dim + head_dim // 2)
 
+    def _fixed_bytes(self, stages: int) -> int:
+        head_dim, heads = self._layout.head_dim, self.head_tile
+        scales = 8 * PAGE_TOKENS if has_scales(self._itemsize) else 0
+        tiles = stages * (2 * PAGE_TOKENS * head_dim * self._itemsize + scales)
+        queries = 2 * 2 * heads * 2 * 32 * (-(-head_dim // 32) | 1)
+        merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads
+        own = 2 * 4 * (heads + head_dim)
+        barriers = 8 * (2 * stages + 4)
+        return _lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
 
-def num_blocks(layout: QkvLayout, itemsize: int, num_multiprocessors: int) -> int:
-    return blocks_a_multiprocessor(layout, itemsize) * num_multiprocessors
-
-
-def partials_size(layout: QkvLayout, itemsize: int, num_multiprocessors: int, splits: int) -> int:
-    heads = min(layout.group_size, head_tile(layout, itemsize))
-    return num_blocks(layout, itemsize, num_multiprocessors) * heads * splits * (layout.head_dim + PARTIAL_EXTRA)
+    def _shared_bytes(self, stages: int) -> int:
+        return self._fixed_bytes(stages) + self.num_heads * self._head_bytes
 
 
 def attention_rows(
@@ -100,25 +126,49 @@ def attention_rows(
     value_scales: Array | None = None,
     window: int | None,
     is_cached: bool,
-    max_splits: int,
     partials: Array,
     counters: Array,
     out: Array,
-    stages: int | None = None,
-    blocks: int | None = None,
 ) -> None:
+    """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
+
+    Each row is cut into at most as many splits as `partials` has room for. Where attention_decode's `partials` have
+    room for as many, both give a lane the same bits.
+    Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
+            [RowsPlan.num_blocks]
+    Raises: ValueError, also where `RowsPlan.is_possible` is False
+    """
     kernel = "attention_rows"
     check_layout(kernel, layout)
     stride = check_qkv(kernel, qkv, layout)
     num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    if num_lanes > MAX_LANES:
+        raise ValueError(f"{kernel}: {num_lanes} lanes, at most {MAX_LANES} are possible")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
     check_cache(kernel, keys, values, layout, key_scales, value_scales)
+    for name, array in (("keys", keys), ("values", values)):
+        check(kernel, name, array, dtype=keys.dtype, shape=keys.shape, aligned=_COPY_BYTES)
     check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
-    stages = stages or choose_stages(layout, itemsize, device.shared_bytes_per_block)
+    plan = RowsPlan(device, layout, itemsize)
+    if not plan.is_possible:
+        raise ValueError(f"{kernel}: {layout} with a cache of {keys.dtype} is not for this kernel on this card")
+    num_splits = partials.shape[2]
+    check(kernel, "partials", partials, dtype=np.float32, shape=plan.partials_shape(num_splits))
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(plan.num_blocks,), aligned=4)
+    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
+
+    def cost() -> DecodeAttentionCost:
+        lanes = zip(assumed_values(rows), assumed_values(positions), strict=True)
+        seen = [min(position + 1, window or position + 1) for row, position in lanes if row >= 0]
+        return attention_decode_cost(seen, layout, itemsize)
+
     device.launch(
         kernel,
-        kernel_name(layout, keys, stages),
-        grid=((blocks or blocks_a_multiprocessor(layout, itemsize)) * device.num_multiprocessors,),
-        block=32 * (_WARPS + 2),
+        plan.kernel_name(keys),
+        grid=(plan.num_blocks,),
+        block=_THREADS,
         arguments=(
             qkv,
             column_address(qkv, layout.k_offset),
@@ -142,20 +192,17 @@ def attention_rows(
             np.int32(is_cached),
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
-            np.int32(max_splits),
+            np.int32(num_splits),
             partials,
             counters,
             out,
         ),
-        shared_bytes=shared_bytes(layout, itemsize, stages),
+        shared_bytes=plan.shared_bytes,
         overlaps=True,
-        cost=lambda: attention_decode_cost(
-            [
-                min(position + 1, window or position + 1)
-                for row, position in zip(assumed_values(rows), assumed_values(positions), strict=True)
-                if row >= 0
-            ],
-            layout,
-            itemsize,
-        ),
+        cost=cost,
     )
+
+
+def _lines(num_bytes: int) -> int:
+    """Rounded up to lines of 128 bytes."""
+    return -(-num_bytes // 128) * 128
