@@ -16,7 +16,7 @@
 // The token of the tile, `begin` to `end` - 1, that is nearest to this one.
 __device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
 
-// Elements 8 * vector to 8 * vector + 7 of a token, and its scale. kv_ring.cuh has the same for tokens in shared memory.
+// Elements 8 * vector to 8 * vector + 7 of a token, and its scale. kv_ring.cuh has both for tokens in shared memory.
 template <int HEAD_DIM, typename KvT>
 __device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const HeadTokens<KvT>& tokens, int token,
                                             int vector) {
@@ -177,7 +177,7 @@ struct Attend {
         }
     }
 
-    // The weights of a tile's tokens for the heads of a column, as b operands in two parts: tokens 0 to 7, then 8 to 15.
+    // The weights of a tile's tokens 0 to 7, then 8 to 15, for the heads of a column: b operands in two parts.
     struct Weights {
         unsigned high[2], low[2];
     };
@@ -248,46 +248,6 @@ struct Attend {
             const int step = i / 4;
             mix(weights, step, i % 4, values[0][step], values[1][step], values[2][step], values[3][step]);
         }
-    }
-
-    // The same of a tile that lies where `load_vector` and `load_scale` find it. `taken` is called when all of it has
-    // been used.
-    template <typename Keys, typename Values, typename Taken>
-    __device__ __forceinline__ void take_from(const Queries& queries, const Keys& tile_keys, const Values& tile_values,
-                                              int begin, int end, Taken taken) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        float high[COLUMNS][4] = {}, low[COLUMNS][4] = {}, scores[COLUMNS][4], scales[2] = {};
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; ++step) {
-            const int vector = min(4 * step + t, LAST_VECTOR);
-            KvVector<KvT> k0, k8;
-            load_vector<HEAD_DIM>(k0, tile_keys, between(begin, g, end), vector);
-            load_vector<HEAD_DIM>(k8, tile_keys, between(begin, g + 8, end), vector);
-#pragma unroll
-            for (int column = 0; column < COLUMNS; ++column) {
-                add_scores(queries, column, step, k0, k8, high[column], low[column]);
-            }
-        }
-        load_scales(tile_keys, begin, end, scales);
-#pragma unroll
-        for (int column = 0; column < COLUMNS; ++column) {
-            finish_scores(high[column], low[column], scales, begin, end, scores[column]);
-        }
-        load_scales(tile_values, begin, end, scales);
-        Weights weights[COLUMNS];
-        weigh(scores, scales, weights);
-#pragma unroll
-        for (int step = 0; step < VALUE_STEPS; ++step) {
-            KvVector<KvT> found[4];
-#pragma unroll
-            for (int row = 0; row < 4; ++row) {
-                const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
-                load_vector<HEAD_DIM>(found[row], tile_values, token, min(8 * step + g, LAST_VECTOR));
-            }
-#pragma unroll
-            for (int word = 0; word < 4; ++word) mix(weights, step, word, found[0], found[1], found[2], found[3]);
-        }
-        taken();
     }
 
     // Write this warp's maxima, sums [HEAD_TILE] and weighted values [num_heads][STRIDE].

@@ -102,3 +102,49 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
     }
     barrier_arrive_after_copies(barrier);
 }
+
+// Adds the tokens `begin` to `end` - 1 of a tile in the ring, as Attend's `take` adds those of a loaded one. `taken` is
+// called when all of the tile has been used.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, typename Taken>
+__device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
+                                               const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
+                                               const unsigned char* tile, int begin, int end, Taken taken) {
+    using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    const RingTokens<KvT, HEAD_DIM, true> keys(tile);
+    const RingTokens<KvT, HEAD_DIM, false> values(tile);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float high[Tile::COLUMNS][4] = {}, low[Tile::COLUMNS][4] = {}, scores[Tile::COLUMNS][4], scales[2] = {};
+#pragma unroll
+    for (int step = 0; step < Tile::KEY_STEPS; ++step) {
+        const int vector = min(4 * step + t, Tile::LAST_VECTOR);
+        KvVector<KvT> k0, k8;
+        load_vector<HEAD_DIM>(k0, keys, between(begin, g, end), vector);
+        load_vector<HEAD_DIM>(k8, keys, between(begin, g + 8, end), vector);
+#pragma unroll
+        for (int column = 0; column < Tile::COLUMNS; ++column) {
+            Tile::add_scores(queries, column, step, k0, k8, high[column], low[column]);
+        }
+    }
+    Tile::load_scales(keys, begin, end, scales);
+#pragma unroll
+    for (int column = 0; column < Tile::COLUMNS; ++column) {
+        Tile::finish_scores(high[column], low[column], scales, begin, end, scores[column]);
+    }
+    Tile::load_scales(values, begin, end, scales);
+    typename Tile::Weights weights[Tile::COLUMNS];
+    attend.weigh(scores, scales, weights);
+#pragma unroll
+    for (int step = 0; step < Tile::VALUE_STEPS; ++step) {
+        KvVector<KvT> found[4];  // of tokens 2t, 2t + 1, 2t + 8 and 2t + 9
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
+            load_vector<HEAD_DIM>(found[row], values, token, min(8 * step + g, Tile::LAST_VECTOR));
+        }
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            attend.mix(weights, step, word, found[0], found[1], found[2], found[3]);
+        }
+    }
+    taken();
+}

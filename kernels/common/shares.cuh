@@ -1,7 +1,7 @@
 // shares: the work of attention of decoding, shared out evenly among the blocks of a grid.
 // All splits of all lanes and tiles of heads stand in a line, lane by lane. Each is as long as its tiles of tokens and
-// SPLIT_WEIGHT, the last one of a row also has ROW_WEIGHT. A block takes the splits that begin in its part of the line. So it takes consecutive splits, and at most
-// its first and last row are shared with other blocks.
+// SPLIT_WEIGHT, the last one of a row also has ROW_WEIGHT. A block takes the splits that begin in its part of the line.
+// So it takes consecutive splits, and at most its first and last row are shared with other blocks.
 #pragma once
 
 #include "common/load.cuh"
@@ -131,7 +131,8 @@ struct Share {
         const int left = end - piece.begin;
         if (left <= split * distance) return false;
         piece.first_split = split;
-        piece.end_split = left >= length_of(splits) ? splits.count : min(splits.count, (left + distance - 1) / distance);
+        const int taken = (left + distance - 1) / distance;
+        piece.end_split = left >= length_of(splits) ? splits.count : min(splits.count, taken);
         next_tile();
         return true;
     }
@@ -147,7 +148,8 @@ private:
     __device__ __forceinline__ int shifted(int place, int of_lane) const {
         const int row_length = length_of(splits_of(table.positions[of_lane]));
         const int before = (place - lane_begin(of_lane)) % row_length;
-        return before <= reach() ? place - before : row_length - before <= reach() ? place + row_length - before : place;
+        if (before <= reach()) return place - before;
+        return row_length - before <= reach() ? place + row_length - before : place;
     }
     __device__ __forceinline__ void next_tile() {
         split = 0;

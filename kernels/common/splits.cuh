@@ -1,6 +1,6 @@
-// splits: the parts into which a row's tokens are cut for attention of decoding, and how their results are put together.
-// Cuts depend on the position alone, and everything is added in a fixed order. So a row's bits depend neither on the
-// rows beside it nor on who computes a split. A split's tiles go to WARPS warps in turns: warp, warp + WARPS, ...
+// splits: the parts into which attention of decoding cuts a row's tokens, and how their results are put together. Cuts
+// depend on the position alone, and everything is added in a fixed order. So a row's bits depend neither on the rows
+// beside it nor on who computes a split. A split's tiles go to WARPS warps in turns: warp, warp + WARPS, ...
 #pragma once
 
 #include "common/matrix.cuh"

@@ -1,6 +1,7 @@
 """Launcher of attention_rows.cu: what attention_decode does, for many lanes in one launch, with the same bits."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from llmcli.kernels.attention_decode import (
     attention_decode_cost,
     head_tile,
 )
-from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.phantom import assumed_values
 from llmcli.kernels.qkv import (
@@ -52,10 +53,12 @@ class RowsPlan:
         self._itemsize = itemsize
         self.head_tile = head_tile(layout, itemsize)
         is_wide = layout.head_dim > _WIDE_HEAD_DIM or self.head_tile > 8
-        blocks = 1 if is_wide else 2  # a multiprocessor
-        self.num_blocks = blocks * card.num_multiprocessors
-        room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
-        self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+        for blocks in (1,) if is_wide else (2, 1):  # a multiprocessor
+            self.num_blocks = blocks * card.num_multiprocessors
+            room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
+            self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+            if self.stages >= _MIN_STAGES:
+                break
 
     @property
     def is_possible(self) -> bool:
@@ -76,10 +79,10 @@ class RowsPlan:
         """Memory for the parts of rows that several blocks share."""
         return self.num_blocks, self.num_heads, num_splits, self._layout.head_dim + PARTIAL_EXTRA
 
-    def kernel_name(self, keys: Array) -> str:
+    def kernel_name(self, dtype: np.dtype[Any]) -> str:
         """The name expression; its last parameters are sizes of shared memory, for the compiler to compare."""
         parameters = (
-            CACHE_TYPES[keys.dtype],
+            CACHE_TYPES[dtype],
             str(self._layout.head_dim),
             str(self.head_tile),
             str(self.stages),
@@ -133,9 +136,9 @@ def attention_rows(
     """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
 
     Each row is cut into at most as many splits as `partials` has room for. Where attention_decode's `partials` have
-    room for as many, both give a lane the same bits.
+    room for as many, both give a lane the same bits. With room for fewer blocks there are fewer.
     Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
-            [RowsPlan.num_blocks]
+            [RowsPlan.num_blocks]; the number of blocks may be another
     Raises: ValueError, also where `RowsPlan.is_possible` is False
     """
     kernel = "attention_rows"
@@ -154,9 +157,9 @@ def attention_rows(
     plan = RowsPlan(device, layout, itemsize)
     if not plan.is_possible:
         raise ValueError(f"{kernel}: {layout} with a cache of {keys.dtype} is not for this kernel on this card")
-    num_splits = partials.shape[2]
-    check(kernel, "partials", partials, dtype=np.float32, shape=plan.partials_shape(num_splits))
-    check(kernel, "counters", counters, dtype=np.uint32, shape=(plan.num_blocks,), aligned=4)
+    num_blocks, num_splits = partials.shape[0], partials.shape[2]
+    check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
 
     def cost() -> DecodeAttentionCost:
@@ -166,8 +169,8 @@ def attention_rows(
 
     device.launch(
         kernel,
-        plan.kernel_name(keys),
-        grid=(plan.num_blocks,),
+        plan.kernel_name(keys.dtype),
+        grid=(min(plan.num_blocks, num_blocks),),
         block=_THREADS,
         arguments=(
             qkv,
@@ -206,3 +209,18 @@ def attention_rows(
 def _lines(num_bytes: int) -> int:
     """Rounded up to lines of 128 bytes."""
     return -(-num_bytes // 128) * 128
+
+
+SPEC = KernelSpec(
+    "attention_rows",
+    "attention_decode for many lanes in one launch",
+    tuple(
+        RowsPlan(TYPICAL_CARD, QkvLayout(group_size, 1, head_dim), np.dtype(kind).itemsize).kernel_name(np.dtype(kind))
+        for kind, shapes in (
+            (np.float16, ((4, 64), (4, 128), (2, 256), (16, 128))),
+            (np.uint16, ((1, 80), (4, 128), (16, 64))),
+            (np.uint8, ((4, 24), (4, 96), (4, 112), (4, 128), (2, 256), (16, 128))),
+        )
+        for group_size, head_dim in shapes
+    ),
+)
