@@ -135,7 +135,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
 
 // Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES, int SHARED_BYTES, int HEAD_BYTES>
-__global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_TILE > 8 ? 1 : 2)
+__global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 || HEAD_TILE > 8 ? 1 : 2)
     attention_rows(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                    const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,

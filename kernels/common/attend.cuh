@@ -16,17 +16,6 @@
 // The token of the tile, `begin` to `end` - 1, that is nearest to this one.
 __device__ __forceinline__ int between(int begin, int token, int end) { return max(begin, min(token, end - 1)); }
 
-// Elements 8 * vector to 8 * vector + 7 of a token, and its scale. kv_ring.cuh has both for tokens in shared memory.
-template <int HEAD_DIM, typename KvT>
-__device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const HeadTokens<KvT>& tokens, int token,
-                                            int vector) {
-    loaded.load(tokens.elements + token * HEAD_DIM + 8 * vector);
-}
-template <typename KvT>
-__device__ __forceinline__ float load_scale(const HeadTokens<KvT>& tokens, int token) {
-    return __ldcg(tokens.scales + token);
-}
-
 // Over the 8 lanes that differ in g.
 __device__ __forceinline__ float max_over_rows(float value) {
 #pragma unroll
@@ -111,142 +100,112 @@ struct Attend {
 
     // Ask for a tile's keys [TILE_TOKENS, HEAD_DIM]. Tokens before `begin` and from `end` on may hold anything and are
     // not read: the nearest token inside is read instead. Past HEAD_DIM the last vector is read instead.
-    template <typename Tokens>
-    __device__ __forceinline__ void load_keys(const Tokens& tile, int begin, int end) {
+    __device__ __forceinline__ void load_keys(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2 * KEY_STEPS; ++i) {
             const int token = between(begin, g + 8 * (i / KEY_STEPS), end);
             const int vector = min(4 * (i % KEY_STEPS) + t, LAST_VECTOR);
-            load_vector<HEAD_DIM>(keys[i / KEY_STEPS][i % KEY_STEPS], tile, token, vector);
+            keys[i / KEY_STEPS][i % KEY_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
         }
         load_scales(tile, begin, end, key_scales);
     }
 
     // The same for values.
-    template <typename Tokens>
-    __device__ __forceinline__ void load_values(const Tokens& tile, int begin, int end) {
+    __device__ __forceinline__ void load_values(const HeadTokens<KvT>& tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
             const int row = i / VALUE_STEPS;
             const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
             const int vector = min(8 * (i % VALUE_STEPS) + g, LAST_VECTOR);
-            load_vector<HEAD_DIM>(values[row][i % VALUE_STEPS], tile, token, vector);
+            values[row][i % VALUE_STEPS].load(tile.elements + token * HEAD_DIM + 8 * vector);
         }
         load_scales(tile, begin, end, value_scales);
     }
 
-    template <typename Tokens>
-    static __device__ __forceinline__ void load_scales(const Tokens& tile, int begin, int end, float (&scales)[2]) {
+    static __device__ __forceinline__ void load_scales(const HeadTokens<KvT>& tile, int begin, int end,
+                                                       float (&scales)[2]) {
         if constexpr (HAS_SCALES) {
             const int g = threadIdx.x % 32 / 4;
-            scales[0] = load_scale(tile, between(begin, g, end));
-            scales[1] = load_scale(tile, between(begin, g + 8, end));
+            scales[0] = __ldcg(tile.scales + between(begin, g, end));
+            scales[1] = __ldcg(tile.scales + between(begin, g + 8, end));
         }
     }
 
-    // One step of the scores of tokens g and g + 8, whose keys are k0 and k8; heads as in `maximum`. Two chains: the
-    // latency of an mma is 16 times its cost.
-    static __device__ __forceinline__ void add_scores(const Queries& queries, int column, int step,
-                                                      const KvVector<KvT>& k0, const KvVector<KvT>& k8,
-                                                      float (&high)[4], float (&low)[4]) {
+    // The loaded keys' scores: tokens g and g + 8, heads as in `maximum`.
+    __device__ __forceinline__ void score(const Queries& queries, float (&scores)[COLUMNS][4]) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const int place = 32 * step + 8 * t;
-        const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
-        const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
-        mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
-        mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
-        mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
-        mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
-    }
-    // Both chains together; minus infinity for tokens before `begin` and from `end` on.
-    static __device__ __forceinline__ void finish_scores(const float (&high)[4], const float (&low)[4],
-                                                         const float (&key_scales)[2], int begin, int end,
-                                                         float (&scores)[4]) {
-        const int g = threadIdx.x % 32 / 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            scores[i] = high[i] + low[i];
-            if constexpr (HAS_SCALES) scores[i] *= key_scales[i / 2];
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (g < begin || g >= end) scores[i] = reduce::minus_infinity();
-            if (g + 8 < begin || g + 8 >= end) scores[2 + i] = reduce::minus_infinity();
-        }
-    }
-
-    // The weights of a tile's tokens 0 to 7, then 8 to 15, for the heads of a column: b operands in two parts.
-    struct Weights {
-        unsigned high[2], low[2];
-    };
-    // Turns scores into weights. What was seen before is made as small as the largest score now asks for.
-    __device__ __forceinline__ void weigh(const float (&scores)[COLUMNS][4], const float (&scales)[2],
-                                          Weights (&result)[COLUMNS]) {
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            float weights[4], factor[2];
+            float high[4] = {}, low[4] = {};  // two chains: the latency of an mma is 16 times its cost
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                // Finite: a tile has at least one token.
-                const float first = scores[column][i], second = scores[column][2 + i];
-                const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(first, second)));
-                factor[i] = exp2_fast(maximum[column][i] - larger);
-                maximum[column][i] = larger;
-                weights[i] = exp2_fast(first - larger + WEIGHT_EXPONENT<KvT>);
-                weights[2 + i] = exp2_fast(second - larger + WEIGHT_EXPONENT<KvT>);
-                sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
-                if constexpr (HAS_SCALES) weights[i] *= scales[0], weights[2 + i] *= scales[1];
+            for (int step = 0; step < KEY_STEPS; ++step) {
+                const int place = 32 * step + 8 * t;
+                const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
+                const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
+                const KvVector<KvT>&k0 = keys[0][step], &k8 = keys[1][step];
+                mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
+                mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
+                mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
+                mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {  // b operands want heads as columns
-                const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
-                const float2 rounded = unpack_pair<MmaT>(pair);
-                result[column].high[i] = transpose_matrix(pair);
-                result[column].low[i] = transpose_matrix(
-                    pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+            for (int i = 0; i < 4; ++i) {
+                scores[column][i] = high[i] + low[i];
+                if constexpr (HAS_SCALES) scores[column][i] *= key_scales[i / 2];
             }
-#pragma unroll
-            for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
-        }
-    }
-    // Add one word of the values of four tokens, 2t, 2t + 1, 2t + 8 and 2t + 9, in all columns.
-    __device__ __forceinline__ void mix(const Weights (&weights)[COLUMNS], int step, int word,
-                                        const KvVector<KvT>& v0, const KvVector<KvT>& v1, const KvVector<KvT>& v8,
-                                        const KvVector<KvT>& v9) {
-        unsigned even[2], odd[2];  // tokens 2t and 2t + 1, then 2t + 8 and 2t + 9
-        v0.pair_with(v1, word, even[0], odd[0]);
-        v8.pair_with(v9, word, even[1], odd[1]);
-#pragma unroll
-        for (int column = 0; column < COLUMNS; ++column) {
-            float(&places)[4] = mixed[step][word][column];
-            const Weights& one = weights[column];
-            mma<MmaT>(places, even[0], odd[0], even[1], odd[1], one.high[0], one.high[1]);
-            mma<MmaT>(places, even[0], odd[0], even[1], odd[1], one.low[0], one.low[1]);
         }
     }
 
     // Add the tokens `begin` to `end` - 1 of the loaded tile. `next_keys` is called when the keys have been used.
     template <typename NextKeys>
     __device__ __forceinline__ void take(const Queries& queries, int begin, int end, NextKeys next_keys) {
+        const int g = threadIdx.x % 32 / 4;
         float scores[COLUMNS][4];
+        score(queries, scores);
+        next_keys();
+        unsigned high[COLUMNS][2], low[COLUMNS][2];
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            float high[4] = {}, low[4] = {};
+            float(&weights)[4] = scores[column];
+            float factor[2];
 #pragma unroll
-            for (int step = 0; step < KEY_STEPS; ++step) {
-                add_scores(queries, column, step, keys[0][step], keys[1][step], high, low);
+            for (int i = 0; i < 2; ++i) {
+                if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
+                if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
+                // Finite: a tile has at least one token.
+                const float larger = fmaxf(maximum[column][i], max_over_rows(fmaxf(weights[i], weights[2 + i])));
+                factor[i] = exp2_fast(maximum[column][i] - larger);
+                maximum[column][i] = larger;
+                weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
+                weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
+                sum[column][i] = fmaf(sum[column][i], factor[i], weights[i] + weights[2 + i]);
+                if constexpr (HAS_SCALES) weights[i] *= value_scales[0], weights[2 + i] *= value_scales[1];
             }
-            finish_scores(high, low, key_scales, begin, end, scores[column]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {  // tokens 0 to 7, then 8 to 15; b operands want heads as columns
+                const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
+                const float2 rounded = unpack_pair<MmaT>(pair);
+                high[column][i] = transpose_matrix(pair);
+                low[column][i] = transpose_matrix(
+                    pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+            }
+#pragma unroll
+            for (int i = 0; i < 16 * VALUE_STEPS; ++i) mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
         }
-        next_keys();
-        Weights weights[COLUMNS];
-        weigh(scores, value_scales, weights);
 #pragma unroll
         for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
-            const int step = i / 4;
-            mix(weights, step, i % 4, values[0][step], values[1][step], values[2][step], values[3][step]);
+            const int step = i / 4, word = i % 4;
+            unsigned even[2], odd[2];  // tokens 2t and 2t + 1, then 2t + 8 and 2t + 9
+            values[0][step].pair_with(values[1][step], word, even[0], odd[0]);
+            values[2][step].pair_with(values[3][step], word, even[1], odd[1]);
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column) {
+                float(&places)[4] = mixed[step][word][column];
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+            }
         }
     }
 

@@ -47,7 +47,8 @@ struct RingTokens {
     }
 };
 
-template <int HEAD_DIM, typename KvT, bool IS_KEYS>
+// Elements 8 * vector to 8 * vector + 7 of a token, and the scales of tokens g and g + 8.
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
 __device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
                                             int token, int vector) {
     const unsigned char* place = tokens.elements + tokens.offset(token, vector);
@@ -60,8 +61,13 @@ __device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const RingTok
     }
 }
 template <typename KvT, int HEAD_DIM, bool IS_KEYS>
-__device__ __forceinline__ float load_scale(const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens, int token) {
-    return tokens.scales[token];
+__device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
+                                            int begin, int end) {
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        const int g = threadIdx.x % 32 / 4;
+        scales[0] = tokens.scales[between(begin, g, end)];
+        scales[1] = tokens.scales[between(begin, g + 8, end)];
+    }
 }
 
 // One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `barrier` counts 32 arrivals, one of
@@ -103,47 +109,97 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
     barrier_arrive_after_copies(barrier);
 }
 
-// Adds the tokens `begin` to `end` - 1 of a tile in the ring, as Attend's `take` adds those of a loaded one. `taken` is
-// called when all of the tile has been used.
+// Adds the tokens `begin` to `end` - 1 of a tile in the ring: operation by operation what Attend's `take` does with a
+// loaded tile, but each vector is loaded where it is used, which takes fewer registers. `taken` is called at the end.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, typename Taken>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
                                                const unsigned char* tile, int begin, int end, Taken taken) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    using MmaT = typename Tile::MmaT;
+    constexpr int COLUMNS = Tile::COLUMNS;
     const RingTokens<KvT, HEAD_DIM, true> keys(tile);
     const RingTokens<KvT, HEAD_DIM, false> values(tile);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float high[Tile::COLUMNS][4] = {}, low[Tile::COLUMNS][4] = {}, scores[Tile::COLUMNS][4], scales[2] = {};
+
+    float scores_high[COLUMNS][4] = {}, scores_low[COLUMNS][4] = {}, scales[2];
 #pragma unroll
     for (int step = 0; step < Tile::KEY_STEPS; ++step) {
-        const int vector = min(4 * step + t, Tile::LAST_VECTOR);
+        const int vector = min(4 * step + t, Tile::LAST_VECTOR), place = 32 * step + 8 * t;
         KvVector<KvT> k0, k8;
-        load_vector<HEAD_DIM>(k0, keys, between(begin, g, end), vector);
-        load_vector<HEAD_DIM>(k8, keys, between(begin, g + 8, end), vector);
+        load_vector(k0, keys, between(begin, g, end), vector);
+        load_vector(k8, keys, between(begin, g + 8, end), vector);
 #pragma unroll
-        for (int column = 0; column < Tile::COLUMNS; ++column) {
-            Tile::add_scores(queries, column, step, k0, k8, high[column], low[column]);
+        for (int column = 0; column < COLUMNS; ++column) {
+            const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
+            const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
+            float(&high)[4] = scores_high[column], (&low)[4] = scores_low[column];
+            mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
+            mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
+            mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
+            mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
         }
     }
-    Tile::load_scales(keys, begin, end, scales);
+    load_scales(scales, keys, begin, end);
 #pragma unroll
-    for (int column = 0; column < Tile::COLUMNS; ++column) {
-        Tile::finish_scores(high[column], low[column], scales, begin, end, scores[column]);
+    for (int i = 0; i < 4 * COLUMNS; ++i) {
+        float& score = scores_high[i / 4][i % 4];
+        score += scores_low[i / 4][i % 4];
+        if constexpr (Tile::HAS_SCALES) score *= scales[i % 4 / 2];
     }
-    Tile::load_scales(values, begin, end, scales);
-    typename Tile::Weights weights[Tile::COLUMNS];
-    attend.weigh(scores, scales, weights);
+
+    load_scales(scales, values, begin, end);
+    unsigned high[COLUMNS][2], low[COLUMNS][2];
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column) {
+        float(&weights)[4] = scores_high[column];
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
+            if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
+            float &maximum = attend.maximum[column][i], &sum = attend.sum[column][i];
+            const float larger = fmaxf(maximum, max_over_rows(fmaxf(weights[i], weights[2 + i])));
+            factor[i] = exp2_fast(maximum - larger);
+            maximum = larger;
+            weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
+            weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
+            sum = fmaf(sum, factor[i], weights[i] + weights[2 + i]);
+            if constexpr (Tile::HAS_SCALES) weights[i] *= scales[0], weights[2 + i] *= scales[1];
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
+            const float2 rounded = unpack_pair<MmaT>(pair);
+            high[column][i] = transpose_matrix(pair);
+            low[column][i] =
+                transpose_matrix(pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+        }
+#pragma unroll
+        for (int i = 0; i < 16 * Tile::VALUE_STEPS; ++i) {
+            attend.mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
+        }
+    }
+
 #pragma unroll
     for (int step = 0; step < Tile::VALUE_STEPS; ++step) {
         KvVector<KvT> found[4];  // of tokens 2t, 2t + 1, 2t + 8 and 2t + 9
 #pragma unroll
         for (int row = 0; row < 4; ++row) {
             const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
-            load_vector<HEAD_DIM>(found[row], values, token, min(8 * step + g, Tile::LAST_VECTOR));
+            load_vector(found[row], values, token, min(8 * step + g, Tile::LAST_VECTOR));
         }
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
-            attend.mix(weights, step, word, found[0], found[1], found[2], found[3]);
+            unsigned even[2], odd[2];
+            found[0].pair_with(found[1], word, even[0], odd[0]);
+            found[2].pair_with(found[3], word, even[1], odd[1]);
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column) {
+                float(&places)[4] = attend.mixed[step][word][column];
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+            }
         }
     }
     taken();

@@ -36,7 +36,8 @@ _THREADS = 32 * (_WARPS + 2)
 _PARTS_AT_ONCE = 8
 # Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
 _MIN_STAGES, _MAX_STAGES = 4, 10
-_WIDE_HEAD_DIM = 128  # above it, or with 16 heads a tile, the registers have room for one block a multiprocessor
+# Above it, for head sizes of no whole 32, or with 16 heads a tile registers have room for one block a multiprocessor.
+_WIDE_HEAD_DIM = 128
 _COPY_BYTES = 16
 # Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
 _RESERVED_BYTES = 1024
@@ -52,7 +53,7 @@ class RowsPlan:
         self._layout = layout
         self._itemsize = itemsize
         self.head_tile = head_tile(layout, itemsize)
-        is_wide = layout.head_dim > _WIDE_HEAD_DIM or self.head_tile > 8
+        is_wide = layout.head_dim > _WIDE_HEAD_DIM or layout.head_dim % 32 != 0 or self.head_tile > 8
         for blocks in (1,) if is_wide else (2, 1):  # a multiprocessor
             self.num_blocks = blocks * card.num_multiprocessors
             room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
