@@ -36,12 +36,7 @@
 #include "common/head.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-
-constexpr int WARPS = 4;
-// The fewest tokens in a split. Fewer are read sooner than another part is combined.
-constexpr int MIN_SPLIT_TOKENS = 128;
-// Parts of splits that a thread loads at once.
-constexpr int PARTS_AT_ONCE = 8;
+#include "common/splits.cuh"
 
 // Blocks a multiprocessor: three of 168 registers; two of 255 where a warp holds more; four of 128 for codes, whose
 // loads in flight take half the registers.
@@ -60,8 +55,8 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
                      unsigned* __restrict__ counters, float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     static_assert(PAGE_TOKENS % Tile::TILE_TOKENS == 0, "a tile lies in one page");
-    static_assert(MIN_SPLIT_TOKENS % Tile::TILE_TOKENS == 0, "splits are whole tiles");
     constexpr int STEP = WARPS * Tile::TILE_TOKENS;  // from one tile of a warp to its next
+    constexpr int PART = PART_SIZE<HEAD_DIM>;
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
     __shared__ typename Tile::Queries queries;
     __shared__ alignas(16) float weighted_values[WARPS * HEAD_TILE * STRIDE];  // of every warp
@@ -80,24 +75,16 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     const int guess = min(static_cast<int>(blockIdx.x) * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
     const int guessed_page = load_here(page_table + size_t(guessed_row) * pages_per_row + guess);
 
-    // Splits the cached tokens [visible, position) equally, in whole tiles that begin where pages do. The last split
-    // also takes the row's own token.
-    const int visible = max(0, position + 1 - window);
-    const int start = visible < position ? visible / Tile::TILE_TOKENS * Tile::TILE_TOKENS : position;
-    const int cached = position - start, split = blockIdx.x;
-    int split_tokens = MIN_SPLIT_TOKENS, num_splits = max(1, (cached + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS);
-    if (num_splits > static_cast<int>(gridDim.x)) {  // two divisions, which short rows need not wait for
-        const int share = (cached + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-        split_tokens = (share + Tile::TILE_TOKENS - 1) / Tile::TILE_TOKENS * Tile::TILE_TOKENS;
-        num_splits = (cached + split_tokens - 1) / split_tokens;
-    }
+    const int split = blockIdx.x;
+    const Splits<Tile::TILE_TOKENS> splits(position, window, gridDim.x);
+    const int visible = splits.visible, num_splits = splits.count;
     if (split >= num_splits) return;  // other blocks of this row wait for the kernel in front
     if (row < 0) {                    // an unused lane; still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
     }
     const bool has_own = split == num_splits - 1;
-    const int end = min(position, start + (split + 1) * split_tokens);
+    const int end = splits.end(split);
 
     const int* pages = page_table + size_t(row) * pages_per_row;
     const auto page_of = [&](int token) { return load_here(pages + token / unsigned(PAGE_TOKENS)); };
@@ -112,7 +99,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     if (is_cached) grid_dependency_wait();  // the kernel in front has appended what is read here
     Tile tile;
     tile.clear();
-    int first = start + split * split_tokens + warp * Tile::TILE_TOKENS;
+    int first = splits.begin(split) + warp * Tile::TILE_TOKENS;
     int begin = max(0, visible - first);  // of this tile; every other one of this warp begins with its first token
     int next_page = 0;                    // of the tile after this one, known before its keys are asked for
     if (first < end) {  // under way while the kernel in front ends and the queries are prepared
@@ -193,27 +180,18 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     tile.template publish<STRIDE>(maxima[warp], sums[warp], weighted_values + warp * HEAD_TILE * STRIDE);
     __syncthreads();  // every warp's part is there
 
-    // Partials of this row and tile of heads: [heads][num_splits = grid x][HEAD_DIM values, maximum, sum, 2 unused].
-    constexpr int PART = HEAD_DIM + 4;
+    // Partials of this row and tile of heads: [heads][num_splits = grid x][PART].
     const size_t first_row = size_t(blockIdx.z) * num_attention_heads + first_head;
     for (int i = threadIdx.x; i < heads * HEAD_DIM; i += 32 * WARPS) {
         const int head = i / HEAD_DIM, dimension = i % HEAD_DIM;
-        float maximum = maxima[0][head];
-#pragma unroll
-        for (int part = 1; part < WARPS; ++part) maximum = fmaxf(maximum, maxima[part][head]);
-        float weighted = 0.0f, sum = 0.0f;
-#pragma unroll
-        for (int part = 0; part < WARPS; ++part) {
-            const float weight = exp2_fast(maxima[part][head] - maximum);  // 0 for a warp without tokens
-            weighted = fmaf(weight, weighted_values[(part * HEAD_TILE + head) * STRIDE + dimension], weighted);
-            sum = fmaf(weight, sums[part][head], sum);
-        }
+        const WarpMerge<HEAD_TILE> merge(maxima, sums, head);
+        const float weighted = merge.mix(weighted_values + head * STRIDE + dimension, HEAD_TILE * STRIDE);
         if (num_splits == 1) {
-            out[(first_row + head) * HEAD_DIM + dimension] = weighted / sum;
+            out[(first_row + head) * HEAD_DIM + dimension] = weighted / merge.sum;
         } else {
             float* part = partials + ((first_row + head) * gridDim.x + split) * PART;
             part[dimension] = weighted;
-            if (dimension == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = make_float2(maximum, sum);
+            if (dimension == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = make_float2(merge.maximum, merge.sum);
         }
     }
     if (num_splits == 1) return;
@@ -229,38 +207,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     for (int i = threadIdx.x; i < heads * HEAD_DIM / 4; i += 32 * WARPS) {
         const int head = i / (HEAD_DIM / 4), vector = i % (HEAD_DIM / 4);
         const float* parts = partials + (first_row + head) * gridDim.x * PART;
-        float maximum = reduce::minus_infinity(), sum = 0.0f;
-        float4 mixed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 1
-        for (int begin = 0; begin < num_splits; begin += PARTS_AT_ONCE) {
-            float2 found[PARTS_AT_ONCE];  // maximum, sum
-            float4 values[PARTS_AT_ONCE];
-            float larger = maximum;
-#pragma unroll
-            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-                const float* part = parts + size_t(begin + j) * PART;
-                const bool exists = begin + j < num_splits;
-                found[j] = exists ? __ldcg(reinterpret_cast<const float2*>(part + HEAD_DIM))
-                                  : make_float2(reduce::minus_infinity(), 0.0f);
-                values[j] = exists ? __ldcg(reinterpret_cast<const float4*>(part + 4 * vector))
-                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            }
-#pragma unroll
-            for (int j = 0; j < PARTS_AT_ONCE; ++j) larger = fmaxf(larger, found[j].x);
-            const float factor = exp2_fast(maximum - larger);
-            maximum = larger;
-            sum *= factor;
-            mixed.x *= factor, mixed.y *= factor, mixed.z *= factor, mixed.w *= factor;
-#pragma unroll
-            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-                const float weight = exp2_fast(found[j].x - maximum);
-                sum = fmaf(weight, found[j].y, sum);
-                mixed.x = fmaf(weight, values[j].x, mixed.x), mixed.y = fmaf(weight, values[j].y, mixed.y);
-                mixed.z = fmaf(weight, values[j].z, mixed.z), mixed.w = fmaf(weight, values[j].w, mixed.w);
-            }
-        }
-        const float inverse = 1.0f / sum;
         *reinterpret_cast<float4*>(out + (first_row + head) * HEAD_DIM + 4 * vector) =
-            make_float4(mixed.x * inverse, mixed.y * inverse, mixed.z * inverse, mixed.w * inverse);
+            merge_splits<HEAD_DIM>(parts, num_splits, vector);
     }
 }

@@ -11,6 +11,13 @@ __device__ __forceinline__ unsigned arrive(unsigned* counter, unsigned last) {
     return before;
 }
 
+// The same of several arrivals at once; nothing sets the counter to 0.
+__device__ __forceinline__ unsigned arrive_with(unsigned* counter, unsigned count) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
+    return before;
+}
+
 // Counts the arrival at a counter that is never reset, and waits until it is at least `expected`. Faster than waiting
 // after `arrive`, which first has to get a count back.
 __device__ __forceinline__ void arrive_and_wait(unsigned* counter, unsigned expected) {

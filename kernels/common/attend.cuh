@@ -209,9 +209,10 @@ struct Attend {
         }
     }
 
-    // Write this warp's maxima, sums [HEAD_TILE] and weighted values [HEAD_TILE][STRIDE].
+    // Write this warp's maxima, sums [HEAD_TILE] and weighted values [num_heads][STRIDE].
     template <int STRIDE>
-    __device__ __forceinline__ void publish(float* maxima, float* sums, float* weighted) const {
+    __device__ __forceinline__ void publish(float* maxima, float* sums, float* weighted,
+                                            int num_heads = HEAD_TILE) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
@@ -223,6 +224,7 @@ struct Attend {
                     maxima[head + i] = maximum[column][i];
                     sums[head + i] = total;
                 }
+                if (head + i >= num_heads) continue;
 #pragma unroll
                 for (int j = 0; j < 4 * VALUE_STEPS; ++j) {
                     const int dimension = 64 * (j / 4) + 8 * g + 2 * (j % 4);

@@ -17,6 +17,7 @@ from llmcli.kernels.attention_decode import (
     head_tile,
     max_splits,
 )
+from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import CODES, Stored, in_rows, paged, visible_table
@@ -48,8 +49,11 @@ def cupy_array(array: np.ndarray) -> Any:
     return cupy.asarray(array)
 
 
-def run(device: Device, problem: NewTokens, repeats: int = 1) -> list[Result]:
-    """Call the kernel `repeats` times on the same workspace, each time on a fresh cache; check everything around it."""
+def run(device: Device, problem: NewTokens, repeats: int = 1, num_blocks: int | None = None) -> list[Result]:
+    """Call the kernel `repeats` times on the same workspace, each time on a fresh cache; check everything around it.
+
+    With `num_blocks` the kernel is attention_rows, on as many blocks at most.
+    """
     layout, num_rows, itemsize = problem.layout, len(problem.rows), problem.keys.dtype.itemsize
     padded = np.full((num_rows, layout.width + 16), np.nan, np.float32)
     padded[:, : layout.width] = problem.qkv
@@ -67,8 +71,16 @@ def run(device: Device, problem: NewTokens, repeats: int = 1) -> list[Result]:
     }
     given = {name: None if fence is None else fence.array for name, fence in unchanged.items()}
     before = {name: None if array is None else to_host(array) for name, array in given.items()}
-    partials = fenced((num_rows, layout.num_attention_heads, problem.num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
-    counters = upload(np.zeros((num_rows, grid_heads(layout, itemsize)), np.uint32))
+    if num_blocks is None:
+        kernel = attention_decode
+        heads = layout.num_attention_heads
+        partials = fenced((num_rows, heads, problem.num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
+        counters = upload(np.zeros((num_rows, grid_heads(layout, itemsize)), np.uint32))
+    else:
+        kernel = attention_rows
+        plan = RowsPlan(device, layout, itemsize)
+        partials = fenced((num_blocks, *plan.partials_shape(problem.num_splits)[1:]), F32)
+        counters = upload(np.zeros(num_blocks, np.uint32))
     results = []
     for _ in range(repeats):
         keys, values = (upload_cache(paged(cache, problem.table)) for cache in (problem.keys, problem.values))
@@ -84,7 +96,7 @@ def run(device: Device, problem: NewTokens, repeats: int = 1) -> list[Result]:
                 **cache_arguments(keys, values),
                 **appended,
             )
-        attention_decode(
+        kernel(
             device,
             qkv=qkv[:, : layout.width],
             layout=layout,

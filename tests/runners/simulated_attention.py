@@ -180,3 +180,7 @@ def attention_decode(
             _append(prepared[index], layout, pages, position, cache)
         query = prepared[index, : layout.q_size].reshape(-1, layout.head_dim)
         store(out[index], _attend(query, cache, pages, position, window))
+
+
+def attention_rows(device: Any, **arguments: Any) -> None:
+    attention_decode(device, **arguments)

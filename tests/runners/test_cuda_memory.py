@@ -68,15 +68,19 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
     assert plans[0].staging == plans[1].staging
 
 
-@pytest.mark.parametrize(("num_rows", "num_absent"), [(3, 2), (20, 0)])
-def test_arrays_do_not_overlap(num_rows: int, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "dtype", "num_absent"),
+    [(3, "bfloat16", 4), (20, "bfloat16", 2), (40, "float32", 2), (40, "bfloat16", 0)],
+)
+def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
-    stored = StoredModel.of_config(config(), stored_dtype="float32", scheme=WeightScheme(8, 128))
+    stored = StoredModel.of_config(config(), stored_dtype=dtype, scheme=WeightScheme(8, 128))
     plan = plan_memory(stored, max_seq_len=99, num_rows=num_rows)
     memory = card_memory(held_bytes(plan.workspace))
     workspace = lay_out(plan.workspace, memory)
     arrays = [array for array in vars(workspace).values() if array is not None]
-    assert len(arrays) == len(vars(workspace)) - num_absent  # rows as digits need memory where there are many
+    # Many rows need memory as digits, and for their attention where the cache is not of float32.
+    assert len(arrays) == len(vars(workspace)) - num_absent
     places = sorted((array.data.ptr, array.nbytes) for array in arrays)
     for (begin, size), (following, _) in zip(places, places[1:], strict=False):
         assert begin % 256 == 0

@@ -281,12 +281,12 @@ def test_bytes_of_many_rows(num_rows: int, num_lanes: int, num_passes: int, card
 
 
 def test_many_rows_take_a_little_less_than_steps_of_eight_without_wgmma() -> None:
-    """Attention, embedding and sampler start less often."""
+    """Attention, embedding and sampler start less often, and attention of many rows keeps the memory busy."""
     predictor = CardPredictor(shape_7b(num_rows=256), RATES, NO_WGMMA)
     eight = predictor.decode_seconds(100, 8)
     for num_rows in (16, 64, 256):
         steps = num_rows / 8
-        assert 0.95 * steps * eight < predictor.decode_seconds(100, num_rows) < steps * eight
+        assert 0.93 * steps * eight < predictor.decode_seconds(100, num_rows) < steps * eight
     assert predictor.decode_seconds(100, 8) < predictor.decode_seconds(100, 9) < predictor.decode_seconds(100, 16)
 
 

@@ -11,6 +11,7 @@ from llmcli.kernels.attention_decode import (
     grid_heads,
     max_splits,
 )
+from llmcli.kernels.attention_rows import RowsPlan, attention_rows
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
@@ -33,8 +34,11 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 _LLAMA = QkvLayout(8, 2, 64)
 
 
-def problem_of(tokens: NewTokens) -> Problem:
-    """Attend from these tokens. Counters must be zeros again; what nobody asked for stays NaN."""
+def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
+    """Attend from these tokens. Counters must be zeros again; what nobody asked for stays NaN.
+
+    With `num_blocks` this is a problem of attention_rows, on as many blocks at most.
+    """
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
     before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
     cached = list(cache_of(tokens))
@@ -50,7 +54,8 @@ def problem_of(tokens: NewTokens) -> Problem:
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        attention_decode(
+        kernel = attention_decode if num_blocks is None else attention_rows
+        kernel(
             device,
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
@@ -69,11 +74,19 @@ def problem_of(tokens: NewTokens) -> Problem:
             out=arrays["out"],
         )
 
-    counters = Output((num_lanes, grid_heads(layout, dtype.itemsize)), np.uint32, holds_zeros=True)
-    partials = Output((num_lanes, layout.num_attention_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA))
+    counters_shape: tuple[int, ...] = num_lanes, grid_heads(layout, dtype.itemsize)
+    partials_shape = num_lanes, layout.num_attention_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA
+    if num_blocks is not None:
+        counters_shape = (num_blocks,)
+        partials_shape = (
+            num_blocks,
+            *RowsPlan(TYPICAL_CARD, layout, dtype.itemsize).partials_shape(tokens.num_splits)[1:],
+        )
+    counters = Output(counters_shape, np.uint32, holds_zeros=True)
+    partials = Output(partials_shape)
     seen = [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]
     return Problem(
-        "attention_decode",
+        "attention_decode" if num_blocks is None else "attention_rows",
         {
             "num_lanes": num_lanes,
             "num_tokens": max(seen),

@@ -16,6 +16,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill
+from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.head_norm import head_norm
@@ -35,7 +36,7 @@ from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
@@ -269,7 +270,7 @@ class Forward:
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
     def _attend_lanes(self, layer: _Layer, lanes: Lanes, activations: Activations) -> None:
-        """Norm and rotate queries and keys, append to the cache and attend, for ATTENTION_LANES lanes at a time."""
+        """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time."""
         traits, workspace = self.config.traits, self._workspace
         common = {
             "layout": self._qkv,
@@ -279,20 +280,25 @@ class Forward:
             "page_table": lanes.page_table,
             **layer.cache,
         }
-        for begin in range(0, activations.count, len(workspace.partials)):
-            some = slice(begin, min(begin + len(workspace.partials), activations.count))
+        attend, at_once = attention_decode, len(workspace.partials)
+        partials, counters = workspace.partials, workspace.counters
+        if workspace.row_partials is not None and activations.count >= MANY_LANES:
+            attend, at_once = attention_rows, MAX_LANES
+            partials, counters = workspace.row_partials, workspace.row_counters
+        for begin in range(0, activations.count, at_once):
+            some = slice(begin, min(begin + at_once, activations.count))
             places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
             if lanes.is_span:
                 append_tokens(self.device, **common, **places)
-            attention_decode(
+            attend(
                 self.device,
                 **common,
                 **places,
                 q_norm=layer.weights.q_norm,
                 window=traits.sliding_windows[layer.index],
                 is_cached=lanes.is_span,
-                partials=workspace.partials,
-                counters=workspace.counters,
+                partials=partials,
+                counters=counters,
                 out=activations.mixed[some],
             )
 

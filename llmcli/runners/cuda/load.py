@@ -103,8 +103,9 @@ def load(
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
-    for zeros in (workspace.counters, workspace.no_rows, workspace.slot_token_ids):
-        send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
+    for zeros in (workspace.counters, workspace.row_counters, workspace.no_rows, workspace.slot_token_ids):
+        if zeros is not None:
+            send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
     forward = Forward(device, plan, weights, cache, workspace, Products(device, library, workspace.widened))
     if beside_rows:

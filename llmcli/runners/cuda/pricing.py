@@ -48,6 +48,9 @@ SHARED_BYTES_A_CLOCK = 17.8
 ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 9900, 700
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 FURTHER_ROWS_SLOWNESS = 1.58
+# Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
+MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 10200, 60
+MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.95, 0.75
 # Clocks of sampling a token greedily, and of the start and end of any other kernel.
 SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # A product of the matrix library: its share of the rate of a large product, and its share of the reading rate when
@@ -96,7 +99,7 @@ class Pricing:
             moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
             return moving + DIGITS_CLOCKS / self._card.clock_hertz
         if isinstance(cost, DecodeAttentionCost):
-            return self._decode_attention(cost)
+            return self._attention_rows(cost) if launch.stem == "attention_rows" else self._decode_attention(cost)
         if launch.stem == "sample_token":
             return SAMPLE_CLOCKS / self._card.clock_hertz
         return self._prefill(launch.stem, cost) + KERNEL_CLOCKS / self._card.clock_hertz
@@ -139,6 +142,11 @@ class Pricing:
         slowness = (1 + (cost.num_rows - 1) * FURTHER_ROWS_SLOWNESS) / cost.num_rows
         start = ATTENTION_CLOCKS + (cost.num_rows - 1) * ATTENTION_ROW_CLOCKS
         return cost.stored_bytes * slowness / (share * self._rates.read_bytes) + start / self._card.clock_hertz
+
+    def _attention_rows(self, cost: DecodeAttentionCost) -> float:
+        share = MANY_ROWS_SHARE_OF_CODES if cost.element_bits == 8 else MANY_ROWS_SHARE
+        start = MANY_ROWS_CLOCKS + cost.num_rows * MANY_ROWS_ROW_CLOCKS
+        return cost.stored_bytes / (share * self._rates.read_bytes) + start / self._card.clock_hertz
 
     def _prefill(self, stem: str, cost: KernelCost) -> float:
         kind = "float32" if cost.element_bits == 32 else "float16"

@@ -23,7 +23,7 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-FLOAT32, INT32, BYTE = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
+FLOAT32, INT32, UINT32, BYTE = (np.dtype(kind) for kind in (np.float32, np.int32, np.uint32, np.uint8))
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,22 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
+from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
-from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, Region
+from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
 
 # Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
 LANES_A_PASS = MAX_SPAN
-# Lanes in one launch of attention. Each needs memory for its partial sums.
+# Lanes in one launch of attention_decode. Each needs memory for its partial sums.
 ATTENTION_LANES = 32
+# The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
+MANY_LANES = 32
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
@@ -62,7 +63,7 @@ class Workspace(Generic[A]):
       None where no product needs them
     - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
-      grid_heads]
+      grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes
     - For slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
     """
@@ -88,6 +89,8 @@ class Workspace(Generic[A]):
     lane_logits: A
     partials: A
     counters: A
+    row_partials: A | None
+    row_counters: A | None
     slot_numbers: A
     slot_token_ids: A
     history: A
@@ -114,6 +117,8 @@ def plan_workspace(
     lanes = max(num_lanes(num_rows), MAX_SPAN)
     staged, norm_factors = _plan_staged(weights, lanes, card)
     together = min(lanes, ATTENTION_LANES)
+    rows_plan = RowsPlan(card, qkv, itemsize)
+    serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
     return Workspace(
@@ -137,7 +142,9 @@ def plan_workspace(
         lane_positions=of_lanes,
         lane_logits=Region((num_lanes(num_rows), config.vocab_size), FLOAT32),
         partials=Region((together, config.num_attention_heads, splits, partial_size), FLOAT32),
-        counters=Region((together, grid_heads(qkv, itemsize)), np.dtype(np.uint32)),
+        counters=Region((together, grid_heads(qkv, itemsize)), UINT32),
+        row_partials=Region(rows_plan.partials_shape(splits), FLOAT32) if serves_rows else None,
+        row_counters=Region((rows_plan.num_blocks,), UINT32) if serves_rows else None,
         slot_numbers=of_slots,
         slot_token_ids=of_slots,
         history=Region((num_rows, max_seq_len), INT32),

@@ -1,0 +1,190 @@
+// attention_rows: attention_decode for many lanes in one launch, with the same bits
+//           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
+// Shapes:   as in attention_decode, but partials [num_blocks, min(group, HEAD_TILE), max_splits, HEAD_DIM + 4] float;
+//           counters [num_blocks] zeros, zeros again at the end
+// Requires: what attention_decode requires; KvT of 16 bits or a code; keys and values aligned to 16; num_lanes <=
+//           MAX_LANES. STAGES, SHARED_BYTES and HEAD_BYTES as the launcher works them out
+// Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
+//           may overlap the kernel in front of it
+// Traffic:  as attention_decode
+// Numerics: those of attention_decode, bit by bit, if its grid has max_splits: the same splits, the same tiles for each
+//           of four warps, the same sums in the same order (common/attend.cuh, common/splits.cuh)
+// Choice:   A block of attention_decode lives for one split, and waits for three round trips before its first keys
+//           arrive. Here as many blocks as the card holds share all splits evenly (common/shares.cuh), and each takes
+//           its own one after the other. One warp copies tiles into a ring of shared memory, ahead of four that attend,
+//           also across the ends of rows. Another warp prepares the next row's queries meanwhile. Parts of a row's
+//           splits stay in shared memory; those of a row that blocks share go through memory. Few rows are slower here:
+//           a block first works out its share. Figures, and what was tried: docs/performance/attention.md
+#include "common/arrival.cuh"
+#include "common/launch.cuh"
+#include "common/rows_block.cuh"
+
+constexpr int COPIER = WARPS, PREPARER = WARPS + 1;  // warps beside those that attend
+constexpr int ATTENDING = 32 * WARPS, THREADS = ATTENDING + 64;
+constexpr int BLOCK_BARRIER = 1;  // of the threads that attend
+
+// Four warps attend, split by split.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+__device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
+                                       Share<PAGE_TOKENS, MAX_LANES> share, unsigned char* behind_shared) {
+    using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    using Heads = SharedHeads<HEAD_DIM>;
+    constexpr int TILE = Tile::TILE_TOKENS, PART = PART_SIZE<HEAD_DIM>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Piece piece;
+    const int most_heads = min(call.group, HEAD_TILE);
+    const Heads behind(behind_shared, most_heads);
+    Tile tile;
+    unsigned first_index = 0;  // of the split's first tile
+    unsigned turn = 0;         // number of a split
+    for (unsigned number = 0; share.next(piece); ++number) {
+        const unsigned buffer = number % 2;
+        const Splits<TILE> splits = share.splits_of(piece.position);
+        const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
+        const int num_vectors = min(HEAD_TILE, call.group - first_in_group) * Heads::VECTORS;
+        const size_t first_head = size_t(piece.lane) * call.num_attention_heads + kv_head * call.group + first_in_group;
+        float4* result = reinterpret_cast<float4*>(call.out + first_head * HEAD_DIM);
+        const bool is_whole = piece.end_split - piece.first_split == splits.count;
+        const int home = piece.first_split == 0 ? static_cast<int>(blockIdx.x) : share.home_of(piece.begin);
+        // [most_heads][max_splits][PART]
+        float* parts = call.partials + size_t(home) * most_heads * call.max_splits * PART;
+        barrier_wait(&shared.prepared[buffer], number / 2 % 2);
+        for (int split = piece.first_split; split < piece.end_split; ++split) {
+            const int first = splits.begin(split), end = splits.end(split);
+            tile.clear();
+            if (split == splits.count - 1 && warp == 0) {
+                tile.start_with(shared.own_scores[buffer], shared.own_value[buffer]);
+            }
+            for (int token = first + warp * TILE; token < end; token += WARPS * TILE) {
+                const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
+                barrier_wait(&shared.filled[stage], index / STAGES % 2);
+                take_from_ring(tile, shared.queries[buffer], shared.ring[stage], max(0, splits.visible - token),
+                               min(end - token, TILE), [&] {
+                                   __syncwarp();
+                                   if (lane == 0) barrier_arrive(&shared.emptied[stage]);
+                               });
+            }
+            first_index += (max(0, end - first) + TILE - 1) / TILE;
+
+            const unsigned side = turn++ % 2;  // warps that are behind may still read the other side
+            tile.template publish<Heads::STRIDE>(shared.maxima[side][warp], shared.sums[side][warp],
+                                                 behind.weighted_values + (side * WARPS + warp) * behind.warp_stride,
+                                                 num_vectors / Heads::VECTORS);
+            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // every warp's part is there
+            if (split == piece.end_split - 1 && lane == 0) barrier_arrive(&shared.used[buffer]);
+            const int slot = split % PARTS_AT_ONCE;
+            for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+                const int head = i / Heads::VECTORS, vector = i % Heads::VECTORS;
+                const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
+                const float* weighted = behind.weighted_values + side * WARPS * behind.warp_stride +
+                                        head * Heads::STRIDE + 4 * vector;
+                const float2 low = merge.mix_pair(weighted, behind.warp_stride);
+                const float2 high = merge.mix_pair(weighted + 2, behind.warp_stride);
+                const float4 mixed = make_float4(low.x, low.y, high.x, high.y);
+                const float2 found = make_float2(merge.maximum, merge.sum);
+                if (splits.count == 1) {
+                    result[i] =
+                        make_float4(mixed.x / found.y, mixed.y / found.y, mixed.z / found.y, mixed.w / found.y);
+                } else if (is_whole) {
+                    behind.parts[slot * behind.num_vectors + i] = mixed;
+                    if (vector == 0) shared.found[slot][head] = found;
+                } else {
+                    float* part = parts + (head * call.max_splits + split) * PART;
+                    *reinterpret_cast<float4*>(part + 4 * vector) = mixed;
+                    if (vector == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = found;
+                }
+            }
+            if (!is_whole || splits.count == 1) continue;
+            const bool ends_row = split == splits.count - 1;
+            if (slot < PARTS_AT_ONCE - 1 && !ends_row) continue;
+            sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // shared.found is there
+            for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+                SplitMerge merged;
+                if (split < PARTS_AT_ONCE) {
+                    merged.clear();
+                } else {
+                    merged.found = behind.merged_found[i], merged.mixed = behind.merged_values[i];
+                }
+                merged.add(
+                    slot + 1, [&](int j) { return shared.found[j][i / Heads::VECTORS]; },
+                    [&](int j) { return behind.parts[j * behind.num_vectors + i]; });
+                if (ends_row) {
+                    result[i] = merged.result();
+                } else {
+                    behind.merged_found[i] = merged.found, behind.merged_values[i] = merged.mixed;
+                }
+            }
+        }
+        if (is_whole) continue;
+
+        sync_threads_of<ATTENDING>(BLOCK_BARRIER);  // the block's parts are written
+        if (threadIdx.x == 0) {
+            const unsigned arriving = piece.end_split - piece.first_split;
+            const unsigned before = arrive_with(call.counters + home, arriving);
+            shared.is_last = before + arriving == splits.count;
+            if (shared.is_last) call.counters[home] = 0;  // for the next launch
+        }
+        sync_threads_of<ATTENDING>(BLOCK_BARRIER);
+        if (!shared.is_last) continue;
+        for (int i = threadIdx.x; i < num_vectors; i += ATTENDING) {
+            const float* of_head = parts + i / Heads::VECTORS * call.max_splits * PART;
+            result[i] = merge_splits<HEAD_DIM>(of_head, splits.count, i % Heads::VECTORS);
+        }
+    }
+}
+
+// Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES, int SHARED_BYTES, int HEAD_BYTES>
+__global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 || HEAD_DIM % 32 != 0 || HEAD_TILE > 8 ? 1 : 2)
+    attention_rows(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
+                   const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
+                   const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
+                   KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
+                   int num_attention_heads, int num_key_value_heads, int max_splits, float* partials,
+                   unsigned* counters, float* __restrict__ out) {
+    using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    using Memory = Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>;
+    constexpr int TILE = Tile::TILE_TOKENS;
+    static_assert(TILE == PAGE_TOKENS, "a tile is a page");
+    static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
+    static_assert(SharedHeads<HEAD_DIM>::HEAD_BYTES == HEAD_BYTES, "the launcher knows the size");
+    extern __shared__ __align__(128) unsigned char dynamic[];
+    Memory& shared = *reinterpret_cast<Memory*>(dynamic);
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int group = num_attention_heads / num_key_value_heads, tiles = (group + HEAD_TILE - 1) / HEAD_TILE;
+    if (warp == COPIER) {
+        shared.table.fill(rows, positions, num_lanes, [&](int position) {
+            return Share<TILE, MAX_LANES>::length_of(Splits<TILE>(position, window, max_splits));
+        });
+    } else if (warp == PREPARER) {
+        if (lane < STAGES) {
+            barrier_init(&shared.filled[lane], 32);
+            barrier_init(&shared.emptied[lane], 1);
+        }
+        if (lane < 2) {
+            barrier_init(&shared.prepared[lane], 1);
+            barrier_init(&shared.used[lane], WARPS);
+        }
+    } else {  // zeros in the places of heads and dimensions that there are not
+        unsigned* words = reinterpret_cast<unsigned*>(shared.queries);
+        for (int i = threadIdx.x; i < sizeof(shared.queries) / 4; i += ATTENDING) words[i] = 0;
+        if (threadIdx.x < 2 * HEAD_TILE) shared.own_scores[0][threadIdx.x] = 0.0f;
+    }
+    __syncthreads();
+    // Copies begin before the wait, unless the kernel in front has appended what they read.
+    if (is_cached || warp != COPIER) grid_dependency_wait();
+    if (warp != COPIER) grid_dependency_launch();
+    if (shared.table.ends[num_lanes - 1] == 0) return;  // all lanes are unused
+    const Share<TILE, MAX_LANES> share(shared.table, num_lanes, num_key_value_heads * tiles, window, max_splits);
+    const Call<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row, keys,
+                            values, key_scales, value_scales, window, is_cached, num_attention_heads,
+                            num_key_value_heads, max_splits, partials, counters, out, group, tiles};
+    if (warp == COPIER) {
+        copy_tiles(call, shared, share);
+    } else if (warp == PREPARER) {
+        prepare_queries(call, shared, share);
+    } else {
+        attend(call, shared, share, dynamic + sizeof(Memory));
+    }
+}

@@ -1,0 +1,206 @@
+// kv_ring: a ring of tiles of keys and values in shared memory. One warp copies them there asynchronously, other warps
+// take them in the same order. Vectors are swapped within a token, so that the lanes of Attend meet in no bank.
+#pragma once
+
+#include "common/attend.cuh"
+#include "common/barrier.cuh"
+
+// Where a tile's vectors of 8 elements lie in shared memory.
+template <typename KvT, int HEAD_DIM>
+struct RingTile {
+    static constexpr int TOKENS = 16;
+    static constexpr int VECTORS = HEAD_DIM / 8;  // a token
+    static constexpr int VECTOR_BYTES = 8 * static_cast<int>(sizeof(KvT));
+    static constexpr int KEYS_BYTES = TOKENS * VECTORS * VECTOR_BYTES;  // as many as of values
+    static constexpr bool HAS_SCALES = KvFormat<KvT>::HAS_SCALES;
+    static constexpr int SCALES = 2 * KEYS_BYTES;  // of keys, then of values
+    static constexpr int BYTES = SCALES + (HAS_SCALES ? 8 * TOKENS : 0);
+
+    // What is exclusive-or'ed to a vector's number. Eight lanes (of codes 16) meet in a phase: of keys they have t = 0
+    // to 3 and neighbouring g, which is the token; of values 2t is the token.
+    static constexpr int LINE = HAS_SCALES ? 16 : 8;  // vectors in all banks
+    static constexpr int MASK = VECTORS % LINE == 0 ? (HAS_SCALES ? 3 : 1) : HAS_SCALES && VECTORS % 8 == 0 ? 1 : 0;
+    static __device__ __forceinline__ int key_swap(int token) {
+        const int line = HAS_SCALES && VECTORS % LINE != 0 ? token / 2 : token;  // two tokens fill the banks
+        return 4 * (line & MASK);
+    }
+    static __device__ __forceinline__ int value_swap(int token) {
+        if constexpr (HAS_SCALES) return 4 * (token / 2 & MASK);
+        return MASK != 0 ? 2 * (token / 2 & 3) : 0;
+    }
+};
+
+// Keys or values of a tile in the ring.
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
+struct RingTokens {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    const unsigned char* elements;
+    const float* scales;
+
+    __device__ __forceinline__ explicit RingTokens(const unsigned char* tile) {
+        elements = tile + (IS_KEYS ? 0 : Ring::KEYS_BYTES);
+        scales = reinterpret_cast<const float*>(tile + Ring::SCALES) + (IS_KEYS ? 0 : Ring::TOKENS);
+    }
+    static __device__ __forceinline__ int offset(int token, int vector) {
+        const int swap = IS_KEYS ? Ring::key_swap(token) : Ring::value_swap(token);
+        return (token * Ring::VECTORS + (vector ^ swap)) * Ring::VECTOR_BYTES;
+    }
+};
+
+// Elements 8 * vector to 8 * vector + 7 of a token, and the scales of tokens g and g + 8.
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
+__device__ __forceinline__ void load_vector(KvVector<KvT>& loaded, const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
+                                            int token, int vector) {
+    const unsigned char* place = tokens.elements + tokens.offset(token, vector);
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        const uint2 words = *reinterpret_cast<const uint2*>(place);
+        loaded.words[0] = words.x, loaded.words[1] = words.y;
+    } else {
+        const uint4 words = *reinterpret_cast<const uint4*>(place);
+        loaded.words[0] = words.x, loaded.words[1] = words.y, loaded.words[2] = words.z, loaded.words[3] = words.w;
+    }
+}
+template <typename KvT, int HEAD_DIM, bool IS_KEYS>
+__device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens<KvT, HEAD_DIM, IS_KEYS>& tokens,
+                                            int begin, int end) {
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        const int g = threadIdx.x % 32 / 4;
+        scales[0] = tokens.scales[between(begin, g, end)];
+        scales[1] = tokens.scales[between(begin, g + 8, end)];
+    }
+}
+
+// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `barrier` counts 32 arrivals, one of
+// each lane when its copies are there.
+template <typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
+                                          const HeadTokens<KvT>& values, int begin, int end,
+                                          unsigned long long* barrier) {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    using Keys = RingTokens<KvT, HEAD_DIM, true>;
+    using Values = RingTokens<KvT, HEAD_DIM, false>;
+    // Of codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
+    constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
+    constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
+    const int lane = threadIdx.x % 32;
+    const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
+    const auto copy = [&](unsigned place, const KvT* element) {
+        if constexpr (BYTES == 16) {
+            copy_async(place, element);
+        } else {
+            copy_async_small<BYTES>(place, element, true);
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < (COPIES + 31) / 32; ++i) {
+        const int index = (32 * i + lane) * AT_ONCE, token = index / Ring::VECTORS, vector = index % Ring::VECTORS;
+        if (token >= begin && token < end) {
+            copy(key_places + Keys::offset(token, vector), keys.elements + 8 * index);
+            copy(value_places + Values::offset(token, vector), values.elements + 8 * index);
+        }
+    }
+    if constexpr (Ring::HAS_SCALES) {
+        const int token = lane % Ring::TOKENS;
+        const float* scales = lane < Ring::TOKENS ? keys.scales : values.scales;
+        if (token >= begin && token < end) {
+            copy_async_small<4>(key_places + Ring::SCALES + 4 * lane, scales + token, true);
+        }
+    }
+    barrier_arrive_behind_copies(barrier);
+}
+
+// Adds the tokens `begin` to `end` - 1 of a tile in the ring: operation by operation what Attend's `take` does with a
+// loaded tile, but each vector is loaded where it is used, which takes fewer registers. `taken` is called at the end.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, typename Taken>
+__device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
+                                               const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
+                                               const unsigned char* tile, int begin, int end, Taken taken) {
+    using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
+    using MmaT = typename Tile::MmaT;
+    constexpr int COLUMNS = Tile::COLUMNS;
+    const RingTokens<KvT, HEAD_DIM, true> keys(tile);
+    const RingTokens<KvT, HEAD_DIM, false> values(tile);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+
+    float scores_high[COLUMNS][4] = {}, scores_low[COLUMNS][4] = {}, scales[2];
+#pragma unroll
+    for (int step = 0; step < Tile::KEY_STEPS; ++step) {
+        const int vector = min(4 * step + t, Tile::LAST_VECTOR), place = 32 * step + 8 * t;
+        KvVector<KvT> k0, k8;
+        load_vector(k0, keys, between(begin, g, end), vector);
+        load_vector(k8, keys, between(begin, g + 8, end), vector);
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            const uint4 b = *reinterpret_cast<const uint4*>(&queries.high[8 * column + g][place]);
+            const uint4 c = *reinterpret_cast<const uint4*>(&queries.low[8 * column + g][place]);
+            float(&high)[4] = scores_high[column], (&low)[4] = scores_low[column];
+            mma<MmaT>(high, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), b.x, b.y);
+            mma<MmaT>(low, k0.pair(0), k8.pair(0), k0.pair(1), k8.pair(1), c.x, c.y);
+            mma<MmaT>(high, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), b.z, b.w);
+            mma<MmaT>(low, k0.pair(2), k8.pair(2), k0.pair(3), k8.pair(3), c.z, c.w);
+        }
+    }
+    load_scales(scales, keys, begin, end);
+#pragma unroll
+    for (int i = 0; i < 4 * COLUMNS; ++i) {
+        float& score = scores_high[i / 4][i % 4];
+        score += scores_low[i / 4][i % 4];
+        if constexpr (Tile::HAS_SCALES) score *= scales[i % 4 / 2];
+    }
+
+    load_scales(scales, values, begin, end);
+    unsigned high[COLUMNS][2], low[COLUMNS][2];
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column) {
+        float(&weights)[4] = scores_high[column];
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
+            if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
+            float &maximum = attend.maximum[column][i], &sum = attend.sum[column][i];
+            const float larger = fmaxf(maximum, max_over_rows(fmaxf(weights[i], weights[2 + i])));
+            factor[i] = exp2_fast(maximum - larger);
+            maximum = larger;
+            weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
+            weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
+            sum = fmaf(sum, factor[i], weights[i] + weights[2 + i]);
+            if constexpr (Tile::HAS_SCALES) weights[i] *= scales[0], weights[2 + i] *= scales[1];
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const unsigned pair = pack_pair<MmaT>(weights[2 * i], weights[2 * i + 1]);
+            const float2 rounded = unpack_pair<MmaT>(pair);
+            high[column][i] = transpose_matrix(pair);
+            low[column][i] =
+                transpose_matrix(pack_pair<MmaT>(weights[2 * i] - rounded.x, weights[2 * i + 1] - rounded.y));
+        }
+#pragma unroll
+        for (int i = 0; i < 16 * Tile::VALUE_STEPS; ++i) {
+            attend.mixed[i / 16][i / 4 % 4][column][i % 4] *= factor[i % 2];
+        }
+    }
+
+#pragma unroll
+    for (int step = 0; step < Tile::VALUE_STEPS; ++step) {
+        KvVector<KvT> found[4];  // of tokens 2t, 2t + 1, 2t + 8 and 2t + 9
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            const int token = between(begin, 2 * t + row % 2 + 8 * (row / 2), end);
+            load_vector(found[row], values, token, min(8 * step + g, Tile::LAST_VECTOR));
+        }
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            unsigned even[2], odd[2];
+            found[0].pair_with(found[1], word, even[0], odd[0]);
+            found[2].pair_with(found[3], word, even[1], odd[1]);
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column) {
+                float(&places)[4] = attend.mixed[step][word][column];
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], high[column][0], high[column][1]);
+                mma<MmaT>(places, even[0], odd[0], even[1], odd[1], low[column][0], low[column][1]);
+            }
+        }
+    }
+    taken();
+}

@@ -1,0 +1,176 @@
+// rows_block: a block of attention_rows: its shared memory, and the two warps beside those that attend.
+#pragma once
+
+#include "common/head.cuh"
+#include "common/kv_ring.cuh"
+#include "common/load.cuh"
+#include "common/shares.cuh"
+
+constexpr int MAX_LANES = 256;
+// Query heads whose loads are under way together.
+constexpr int HEADS_AT_ONCE = 4;
+
+// The beginning of a block's shared memory. Queries are prepared for one row while those of another are used.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+struct Shared {
+    alignas(128) unsigned char ring[STAGES][RingTile<KvT, HEAD_DIM>::BYTES];
+    typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries queries[2];
+    float maxima[2][WARPS][HEAD_TILE], sums[2][WARPS][HEAD_TILE];
+    float2 found[PARTS_AT_ONCE][HEAD_TILE];  // maxima and sums of splits
+    float own_scores[2][HEAD_TILE], own_value[2][HEAD_DIM];
+    LaneTable<MAX_LANES> table;
+    unsigned long long filled[STAGES], emptied[STAGES], prepared[2], used[2];
+    int is_last;
+};
+
+// What lies behind it, for the query heads that there are.
+template <int HEAD_DIM>
+struct SharedHeads {
+    static constexpr int VECTORS = HEAD_DIM / 4;
+    static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
+    static constexpr int HEAD_BYTES = (PARTS_AT_ONCE + 1) * 4 * HEAD_DIM + 8 * VECTORS + 2 * WARPS * 4 * STRIDE;
+    int num_vectors, warp_stride;
+    float4 *parts, *merged_values;  // [PARTS_AT_ONCE][num_vectors], [num_vectors]
+    float2* merged_found;           // [num_vectors]
+    float* weighted_values;         // [2][WARPS][heads][STRIDE]
+
+    __device__ __forceinline__ SharedHeads(unsigned char* place, int heads) {
+        num_vectors = heads * VECTORS;
+        warp_stride = heads * STRIDE;
+        parts = reinterpret_cast<float4*>(place);
+        merged_values = parts + PARTS_AT_ONCE * num_vectors;
+        merged_found = reinterpret_cast<float2*>(merged_values + num_vectors);
+        weighted_values = reinterpret_cast<float*>(merged_found + num_vectors);
+    }
+};
+
+// The arguments of a launch, and what follows from them.
+template <typename KvT>
+struct Call {
+    const float *q, *k, *v;
+    int qkv_stride;
+    const float *q_norm, *k_norm;
+    float eps, scale;
+    const float2* cos_sin;
+    const int* page_table;
+    int pages_per_row;
+    KvT *keys, *values;
+    float *key_scales, *value_scales;
+    int window, is_cached, num_attention_heads, num_key_value_heads, max_splits;
+    float* partials;
+    unsigned* counters;
+    float* out;
+    int group, tiles;  // query heads that share a key-value head; tiles of heads in a group
+};
+
+// One warp copies the tiles of all pieces into the ring.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+__device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
+                                           Share<PAGE_TOKENS, MAX_LANES> share) {
+    constexpr int TILE = PAGE_TOKENS;
+    const int lane = threadIdx.x % 32;
+    Piece piece;
+    // Up to 32 tiles of a piece at a time. Their pages are known before the tiles in front of them are copied.
+    int next_token = 0, next_end = 0, next_page = 0;
+    bool has_next = true;
+    const auto find_next = [&] {
+        next_token += 32 * TILE;
+        while (next_token >= next_end) {
+            has_next = share.next(piece);
+            if (!has_next) return;
+            const Splits<TILE> splits = share.splits_of(piece.position);
+            next_token = splits.begin(piece.first_split);
+            next_end = splits.end(piece.end_split - 1);
+        }
+        const int page = next_token / TILE + lane;
+        if (page * TILE < next_end) {
+            next_page = load_here(call.page_table + size_t(piece.row) * call.pages_per_row + page);
+        }
+    };
+    find_next();
+    unsigned index = 0;  // of a tile
+    while (has_next) {
+        const int kv_head = piece.tile / call.tiles, visible = max(0, piece.position + 1 - call.window);
+        const int page = next_page, token = next_token, end = min(next_end, token + 32 * TILE);
+        find_next();
+        for (int first = token; first < end; first += TILE, ++index) {
+            const unsigned stage = index % STAGES, use = index / STAGES;
+            const int this_page = __shfl_sync(0xffffffffu, page, (first - token) / TILE);
+            const size_t place = token_place(this_page, call.num_key_value_heads, kv_head, 0);
+            if (use > 0) barrier_wait(&shared.emptied[stage], (use - 1) % 2);
+            copy_tile<KvT, HEAD_DIM>(shared.ring[stage], {call.keys + place * HEAD_DIM, call.key_scales + place},
+                                     {call.values + place * HEAD_DIM, call.value_scales + place}, visible - first,
+                                     min(end - first, TILE), &shared.filled[stage]);
+        }
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+// One warp prepares every piece's queries, and appends the row's own token.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int STAGES>
+__device__ __forceinline__ void prepare_queries(const Call<KvT>& call, Shared<KvT, HEAD_DIM, HEAD_TILE, STAGES>& shared,
+                                                Share<PAGE_TOKENS, MAX_LANES> share) {
+    using Pairs = Head<HEAD_DIM>;
+    const int lane = threadIdx.x % 32;
+    Piece piece;
+    for (unsigned number = 0; share.next(piece); ++number) {
+        const unsigned buffer = number % 2;
+        const int kv_head = piece.tile / call.tiles, first_in_group = piece.tile % call.tiles * HEAD_TILE;
+        const int heads = min(HEAD_TILE, call.group - first_in_group);
+        const bool has_own = piece.end_split == share.splits_of(piece.position).count;
+        // Everything that is needed is asked for before the first of it is used.
+        float2 angles[Pairs::PAIRS];
+        Pairs::load_angles(call.cos_sin, piece.position, angles);
+        const size_t lane_begin = piece.lane * size_t(call.qkv_stride);
+        const float* new_q = call.q + lane_begin + (kv_head * call.group + first_in_group) * HEAD_DIM;
+        const int* own_pages = call.page_table + size_t(piece.row) * call.pages_per_row;
+        const int own_page = has_own ? load_here(own_pages + piece.position / PAGE_TOKENS) : 0;
+        Pairs own_key, new_value, own_queries[HEADS_AT_ONCE];
+        own_key.load(call.k + lane_begin + kv_head * HEAD_DIM, has_own);
+        new_value.load(call.v + lane_begin + kv_head * HEAD_DIM, has_own);
+#pragma unroll
+        for (int i = 0; i < HEADS_AT_ONCE; ++i) own_queries[i].load(new_q + i * HEAD_DIM, i < heads);
+        if (number >= 2) barrier_wait(&shared.used[buffer], (number / 2 - 1) % 2);
+        if (has_own) {
+            const bool stores = !call.is_cached && first_in_group == 0;
+            const size_t place = token_place(own_page, call.num_key_value_heads, kv_head, piece.position);
+            own_key.norm_and_rotate(call.k_norm, call.eps, angles);
+            round_head(own_key, call.keys + place * HEAD_DIM, call.key_scales + place, stores);
+            round_head(new_value, call.values + place * HEAD_DIM, call.value_scales + place, stores);
+#pragma unroll
+            for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
+                if (!Pairs::has(pair)) continue;
+                shared.own_value[buffer][Pairs::index(pair)] = new_value.first[pair];
+                shared.own_value[buffer][Pairs::index(pair) + Pairs::HALF] = new_value.second[pair];
+            }
+        }
+        for (int begin = 0; begin < heads; begin += HEADS_AT_ONCE) {
+#pragma unroll
+            for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+                if (begin > 0) own_queries[i].load(new_q + (begin + i) * HEAD_DIM, begin + i < heads);
+            }
+#pragma unroll
+            for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+                const int head = begin + i;
+                if (head >= heads) break;
+                Pairs& query = own_queries[i];
+                query.norm_and_rotate(call.q_norm, call.eps, angles);
+#pragma unroll
+                for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
+                    query.first[pair] *= call.scale;
+                    query.second[pair] *= call.scale;
+                    if (!Pairs::has(pair)) continue;
+                    shared.queries[buffer].store(head, Pairs::index(pair), query.first[pair]);
+                    shared.queries[buffer].store(head, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
+                }
+                if (has_own) {
+                    const float own_score = query.dot(own_key);
+                    if (lane == 0) shared.own_scores[buffer][head] = own_score;
+                }
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.prepared[buffer]);
+    }
+}

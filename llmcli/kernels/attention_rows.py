@@ -1,0 +1,227 @@
+"""Launcher of attention_rows.cu: what attention_decode does, for many lanes in one launch, with the same bits."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import Array, check
+from llmcli.kernels.attention_decode import (
+    PARTIAL_EXTRA,
+    DecodeAttentionCost,
+    attention_decode_cost,
+    head_tile,
+)
+from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
+from llmcli.kernels.device import Device
+from llmcli.kernels.phantom import assumed_values
+from llmcli.kernels.qkv import (
+    CACHE_TYPES,
+    PAGE_TOKENS,
+    QkvLayout,
+    check_cache,
+    check_lanes,
+    check_layout,
+    check_qkv,
+    check_rotary,
+    check_window,
+    column_address,
+    has_scales,
+)
+from llmcli.kernels.spec import KernelSpec
+
+MAX_LANES = 256  # in a launch
+_WARPS = 4  # that attend; one more copies, one more prepares queries
+_THREADS = 32 * (_WARPS + 2)
+_PARTS_AT_ONCE = 8
+# Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
+_MIN_STAGES, _MAX_STAGES = 4, 10
+# Above it, for head sizes of no whole 32, or with 16 heads a tile registers have room for one block a multiprocessor.
+_WIDE_HEAD_DIM = 128
+_COPY_BYTES = 16
+# Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
+_RESERVED_BYTES = 1024
+
+
+class RowsPlan:
+    """How one cache's attention is spread over a card; depends on nothing that changes after load.
+
+    Attributes: stages: tiles under way in a block; num_blocks: of every launch; head_tile: query heads a block takes
+    """
+
+    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+        self._layout = layout
+        self._itemsize = itemsize
+        self.head_tile = head_tile(layout, itemsize)
+        is_wide = layout.head_dim > _WIDE_HEAD_DIM or layout.head_dim % 32 != 0 or self.head_tile > 8
+        for blocks in (1,) if is_wide else (2, 1):  # a multiprocessor
+            self.num_blocks = blocks * card.num_multiprocessors
+            room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
+            self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+            if self.stages >= _MIN_STAGES:
+                break
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the kernel is for this cache, and a block's shared memory has room for it."""
+        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads whose parts a block keeps."""
+        return min(self._layout.group_size, self.head_tile)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self._shared_bytes(self.stages)
+
+    def partials_shape(self, num_splits: int) -> tuple[int, int, int, int]:
+        """Memory for the parts of rows that several blocks share."""
+        return self.num_blocks, self.num_heads, num_splits, self._layout.head_dim + PARTIAL_EXTRA
+
+    def kernel_name(self, dtype: np.dtype[Any]) -> str:
+        """The name expression; its last parameters are sizes of shared memory, for the compiler to compare."""
+        parameters = (
+            CACHE_TYPES[dtype],
+            str(self._layout.head_dim),
+            str(self.head_tile),
+            str(self.stages),
+            str(self._fixed_bytes(self.stages)),
+            str(self._head_bytes),
+        )
+        return f"attention_rows<{', '.join(parameters)}>"
+
+    @property
+    def _head_bytes(self) -> int:
+        """What a query head takes: two splits of all warps, eight parts of splits, and what is merged so far."""
+        head_dim = self._layout.head_dim
+        return 4 * (2 * _WARPS * (head_dim + 2) + (_PARTS_AT_ONCE + 1) * head_dim + head_dim // 2)
+
+    def _fixed_bytes(self, stages: int) -> int:
+        head_dim, heads = self._layout.head_dim, self.head_tile
+        scales = 8 * PAGE_TOKENS if has_scales(self._itemsize) else 0
+        tiles = stages * (2 * PAGE_TOKENS * head_dim * self._itemsize + scales)
+        queries = 2 * 2 * heads * 2 * 32 * (-(-head_dim // 32) | 1)
+        merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads
+        own = 2 * 4 * (heads + head_dim)
+        barriers = 8 * (2 * stages + 4)
+        return _lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
+
+    def _shared_bytes(self, stages: int) -> int:
+        return self._fixed_bytes(stages) + self.num_heads * self._head_bytes
+
+
+def attention_rows(
+    device: Device,
+    *,
+    qkv: Array,
+    layout: QkvLayout,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    eps: float,
+    cos_sin: Array | None,
+    rows: Array,
+    positions: Array,
+    page_table: Array,
+    keys: Array,
+    values: Array,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
+    window: int | None,
+    is_cached: bool,
+    partials: Array,
+    counters: Array,
+    out: Array,
+) -> None:
+    """Do what attention_decode does, bit by bit, for up to MAX_LANES lanes. Keys and values have 16 bits, or are codes.
+
+    Each row is cut into at most as many splits as `partials` has room for. Where attention_decode's `partials` have
+    room for as many, both give a lane the same bits. With room for fewer blocks there are fewer.
+    Shapes: as in attention_decode, but partials float32 `RowsPlan.partials_shape(num_splits)`, counters uint32
+            [RowsPlan.num_blocks]; the number of blocks may be another
+    Raises: ValueError, also where `RowsPlan.is_possible` is False
+    """
+    kernel = "attention_rows"
+    check_layout(kernel, layout)
+    stride = check_qkv(kernel, qkv, layout)
+    num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    if num_lanes > MAX_LANES:
+        raise ValueError(f"{kernel}: {num_lanes} lanes, at most {MAX_LANES} are possible")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
+    check_cache(kernel, keys, values, layout, key_scales, value_scales)
+    for name, array in (("keys", keys), ("values", values)):
+        check(kernel, name, array, dtype=keys.dtype, shape=keys.shape, aligned=_COPY_BYTES)
+    check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
+    plan = RowsPlan(device, layout, itemsize)
+    if not plan.is_possible:
+        raise ValueError(f"{kernel}: {layout} with a cache of {keys.dtype} is not for this kernel on this card")
+    num_blocks, num_splits = partials.shape[0], partials.shape[2]
+    check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)
+    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
+
+    def cost() -> DecodeAttentionCost:
+        lanes = zip(assumed_values(rows), assumed_values(positions), strict=True)
+        seen = [min(position + 1, window or position + 1) for row, position in lanes if row >= 0]
+        return attention_decode_cost(seen, layout, itemsize)
+
+    device.launch(
+        kernel,
+        plan.kernel_name(keys.dtype),
+        grid=(min(plan.num_blocks, num_blocks),),
+        block=_THREADS,
+        arguments=(
+            qkv,
+            column_address(qkv, layout.k_offset),
+            column_address(qkv, layout.v_offset),
+            np.int32(stride),
+            q_norm,
+            k_norm,
+            np.float32(eps),
+            np.float32(head_dim**-0.5 * math.log2(math.e)),
+            cos_sin,
+            rows,
+            positions,
+            page_table,
+            np.int32(num_lanes),
+            np.int32(page_table.shape[1]),
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            check_window(kernel, window),
+            np.int32(is_cached),
+            np.int32(layout.num_attention_heads),
+            np.int32(layout.num_key_value_heads),
+            np.int32(num_splits),
+            partials,
+            counters,
+            out,
+        ),
+        shared_bytes=plan.shared_bytes,
+        overlaps=True,
+        cost=cost,
+    )
+
+
+def _lines(num_bytes: int) -> int:
+    """Rounded up to lines of 128 bytes."""
+    return -(-num_bytes // 128) * 128
+
+
+SPEC = KernelSpec(
+    "attention_rows",
+    "attention_decode for many lanes in one launch",
+    tuple(
+        RowsPlan(TYPICAL_CARD, QkvLayout(group_size, 1, head_dim), np.dtype(kind).itemsize).kernel_name(np.dtype(kind))
+        for kind, shapes in (
+            (np.float16, ((4, 64), (4, 128), (2, 256), (16, 128))),
+            (np.uint16, ((1, 80), (4, 128), (16, 64))),
+            (np.uint8, ((4, 24), (4, 96), (4, 112), (4, 128), (2, 256), (16, 128))),
+        )
+        for group_size, head_dim in shapes
+    ),
+)
