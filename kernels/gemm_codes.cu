@@ -33,13 +33,18 @@ struct CodesShape {
 
     __device__ __forceinline__ int tile_outputs() const { return epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS; }
     __device__ __forceinline__ int num_tiles() const {
-        return epilogue == SWIGLU ? (num_outputs + HALF_ROWS - 1) / HALF_ROWS : (num_outputs + TILE_ROWS - 1) / TILE_ROWS;
+        return epilogue == SWIGLU ? (num_outputs + HALF_ROWS - 1) / HALF_ROWS
+                                  : (num_outputs + TILE_ROWS - 1) / TILE_ROWS;
     }
 };
 
 // The spans of a chunk in gemv's order: chunk w has the spans w, w + CHUNKS, ... A quarter is two chunks.
 __device__ __forceinline__ int chunk_spans(int chunk, int num_spans) {
     return (num_spans - chunk + CHUNKS - 1) / CHUNKS;
+}
+
+__device__ __forceinline__ float4 add(const float4& a, const float4& b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
 // Walks over the spans of a quarter, chunk by chunk.
@@ -104,12 +109,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     __syncthreads();  // barriers stand
     if (warp == BLOCK_TILES) {
         const unsigned char* digits = image + static_cast<size_t>(blockIdx.y) * num_spans * Image::SPAN_BYTES;
-        // Counted in vectors of 16 bytes.
-        const int first = blockIdx.z * BLOCK_TILES, last = shape.num_tiles() - 1 - first;  // tiles past the last one repeat it
+        // Counted in vectors of 16 bytes. Tiles past the last one repeat it.
+        const int first = blockIdx.z * BLOCK_TILES, last = shape.num_tiles() - 1 - first;
         const unsigned tile_vectors = num_spans * CODES_VECTORS, tile_groups = G::count(num_spans * UNITS);
         const auto copy_codes = [&](int stage, int span) {
             const unsigned slots = shared_address(memory + stage * STAGE_BYTES) + IMAGE_BYTES;
-            const uint4* source = reinterpret_cast<const uint4*>(tiles) + first * tile_vectors + span * CODES_VECTORS + lane;
+            const uint4* source =
+                reinterpret_cast<const uint4*>(tiles) + first * tile_vectors + span * CODES_VECTORS + lane;
 #pragma unroll
             for (int i = 0; i < BLOCK_TILES; ++i) {
                 const uint4* of_tile = source + min(i, last) * tile_vectors;
@@ -133,8 +139,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         const auto copy_digits = [&](int stage, int span) {
             if (lane != 0) return;
             barrier_expect(&filled[stage], Image::SPAN_BYTES);
-            copy_bulk(shared_address(memory + stage * STAGE_BYTES), digits + static_cast<size_t>(span) * Image::SPAN_BYTES,
-                      Image::SPAN_BYTES, &filled[stage]);
+            copy_bulk(shared_address(memory + stage * STAGE_BYTES),
+                      digits + static_cast<size_t>(span) * Image::SPAN_BYTES, Image::SPAN_BYTES, &filled[stage]);
             barrier_arrive(&filled[stage]);
         };
         // No kernel writes codes: their copies run while this block waits for the digits.
@@ -179,7 +185,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
             int high[4 * PASS_TILES], low[4 * PASS_TILES];
-            const unsigned long long columns = columns_at(shared_address(digits) + pass * 16 * COLUMNS, Image::PIECE_BYTES);
+            const unsigned long long columns =
+                columns_at(shared_address(digits) + pass * 16 * COLUMNS, Image::PIECE_BYTES);
             wgmma_begin();
 #pragma unroll
             for (int step = 0; step < 2 * Image::PARTS; ++step) {
@@ -229,18 +236,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         if (done == first_count || done == count) {  // a chunk ends
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                float4 sum = sums[c * CONSUMERS];
-                sum.x = __fadd_rn(sum.x, running[4 * c]);
-                sum.y = __fadd_rn(sum.y, running[4 * c + 1]);
-                sum.z = __fadd_rn(sum.z, running[4 * c + 2]);
-                sum.w = __fadd_rn(sum.w, running[4 * c + 3]);
-                sums[c * CONSUMERS] = sum;
+                float4& sum = sums[c * CONSUMERS];
+                sum = add(sum, make_float4(running[4 * c], running[4 * c + 1], running[4 * c + 2], running[4 * c + 3]));
                 running[4 * c] = running[4 * c + 1] = running[4 * c + 2] = running[4 * c + 3] = 0.0f;
             }
         }
     };
-    // Two rounds of all stages at a time: their addresses and parities are constants. With 64 rows no registers are left
-    // for that.
+    // Two rounds of all stages at a time: addresses and parities are constants. With 64 rows no registers are left.
     constexpr int STEP = TOKENS > 32 ? 1 : 2 * STAGES;
 #pragma unroll 1
     for (int done = 0; done < count; done += STEP) {
@@ -273,11 +275,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
         float4 total = load_from(all_sums + c * CONSUMERS, 0);
 #pragma unroll
         for (int q = 1; q < QUARTERS; ++q) {
-            const float4 other = load_from(all_sums + c * CONSUMERS, q);
-            total.x = __fadd_rn(total.x, other.x);
-            total.y = __fadd_rn(total.y, other.y);
-            total.z = __fadd_rn(total.z, other.z);
-            total.w = __fadd_rn(total.w, other.w);
+            total = add(total, load_from(all_sums + c * CONSUMERS, q));
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
     using G = Groups<WeightT, GROUP_SIZE>;
     using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
-    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With codes a span
-    // has more inputs, so a tile has fewer spans, and gets half as many warps.
+    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With codes a
+    // span has more inputs, so a tile has fewer spans, and gets half as many warps.
     constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
     constexpr int TILE_WARPS = HAS_CODES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
     // A part: the warps of a block that share a tile.
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 
     // No kernel writes weights: their copies run while this block waits for the activations.
     Stream stream = {
-        tiles, scales, zero_points, num_tiles, num_spans, G::count(num_spans * UNITS), shape.chunk_spans, streaming_policy()};
+        tiles, scales, zero_points, num_tiles, num_spans, G::count(num_spans * UNITS), shape.chunk_spans,
+        streaming_policy()};
     stream.begin(of_tile, lane);
 #pragma unroll
     for (int s = 0; s < FIRST_STAGES; ++s) {

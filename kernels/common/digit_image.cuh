@@ -2,7 +2,8 @@
 //
 // A span of TOKENS rows: digits [high, low][piece][token][16 bytes], then the scale of each token (float), and with
 // zero points 256 times the sum of the high digits plus that of the low ones (int). A piece is half of a k-step; it has
-// four inputs of each lane t, since codes stand in a unit as 16 bytes of each lane. A span of int8 has the pieces of both its units.
+// four inputs of each lane t, since codes stand in a unit as 16 bytes of each lane. A span of int8 has the pieces of
+// both its units.
 #pragma once
 
 #include "common/product_codes.cuh"
@@ -59,9 +60,9 @@ struct DigitImage {
             }
         } else {
             constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
-            const uint4 &first = low[part], &second = high[part];
-            a[0][0] = first.x ^ SIGNS, a[0][1] = second.x ^ SIGNS, a[0][2] = first.y ^ SIGNS, a[0][3] = second.y ^ SIGNS;
-            a[1][0] = first.z ^ SIGNS, a[1][1] = second.z ^ SIGNS, a[1][2] = first.w ^ SIGNS, a[1][3] = second.w ^ SIGNS;
+            const uint4 &l = low[part], &h = high[part];
+            a[0][0] = l.x ^ SIGNS, a[0][1] = h.x ^ SIGNS, a[0][2] = l.y ^ SIGNS, a[0][3] = h.y ^ SIGNS;
+            a[1][0] = l.z ^ SIGNS, a[1][1] = h.z ^ SIGNS, a[1][2] = l.w ^ SIGNS, a[1][3] = h.w ^ SIGNS;
         }
     }
 };

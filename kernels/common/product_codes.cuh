@@ -12,8 +12,8 @@
 // has ACROSS_LANES virtual rows, r * ACROSS_LANES + group: one for each group that lies beside others in a unit. Its
 // digits are zero in the other groups. An mma of 8 columns holds four virtual rows.
 // A span in shared memory, in vectors of 16 bytes: digits [part][row][digit][t]; a part is 16 inputs of each lane t in
-// the order in which multiply takes them. A span of int8 has two units, and each is a part. Then a symmetric scheme has the scale of each row (float); others have
-// [row][group] {sum of each digit, scale, unused}.
+// the order in which multiply takes them. A span of int8 has two units, and each is a part. Then a symmetric scheme has
+// the scale of each row (float); others have [row][group] {sum of each digit, scale, unused}.
 #pragma once
 
 #include "common/activations.cuh"
@@ -59,7 +59,8 @@ struct CodeProduct {
     static constexpr float CODE_UNIT = IS_SYMMETRIC && IS_INT4 ? 1.0f / 16.0f : 1.0f;
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;  // beside many sums no register is left
+    // Beside many sums no register is left.
+    static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_spans
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 

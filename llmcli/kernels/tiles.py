@@ -78,7 +78,7 @@ class TileLayout:
     @property
     def span_inputs(self) -> int:
         """Inputs that are multiplied together; with codes their activations have one scale."""
-        return self.unit_inputs * SPAN_UNITS[self.weight_type]
+        return _span_inputs(self.weight_type)
 
     @property
     def num_spans(self) -> int:
@@ -183,7 +183,7 @@ def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int,
     Raises: ValueError for groups too small to lie in a unit
     """
     if group_size is None or group_size >= num_inputs:
-        return None if is_symmetric else max(_power_of_two_from(num_inputs), _unit_inputs(weight_type))
+        return None if is_symmetric else max(_power_of_two_from(num_inputs), _span_inputs(weight_type))
     power = group_size & -group_size
     smallest = _unit_inputs(weight_type) // _MAX_GROUPS_PER_UNIT
     if power < smallest:
@@ -224,6 +224,10 @@ def aligned(num_bytes: int) -> int:
 
 def _unit_inputs(weight_type: str) -> int:
     return _UNIT_ROW_BYTES * 8 // WEIGHT_BITS[weight_type]
+
+
+def _span_inputs(weight_type: str) -> int:
+    return _unit_inputs(weight_type) * SPAN_UNITS[weight_type]
 
 
 def _power_of_two_from(count: int) -> int:

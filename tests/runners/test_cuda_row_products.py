@@ -108,7 +108,7 @@ def test_both_kernels_get_the_same_digits_and_factors() -> None:
 def test_memory_is_that_of_the_largest_staged_product() -> None:
     both = [(INT8, 16), (INT4, 100), (FP32, 1000), (SMALL_GROUPS, 1000), (INT8, 8)]
     assert staged_bytes(TYPICAL_CARD, [*both, (BF16, 100)]) == 128 * NUM_INPUTS * 4
-    assert staged_bytes(TYPICAL_CARD, [(INT8, 256), (FP16, 17), (BF16, 8)]) == 256 * NUM_INPUTS // 64 * (2 * 64 + 4)
+    assert staged_bytes(TYPICAL_CARD, [(INT8, 256), (FP16, 17), (BF16, 8)]) == 256 * NUM_INPUTS // 128 * (2 * 128 + 4)
     assert staged_bytes(TYPICAL_CARD, [(FP16, 17)]) == 32 * NUM_INPUTS // 32 * (4 * 32 + 4)
     assert staged_bytes(TYPICAL_CARD, both) == 128 * NUM_INPUTS // 128 * (2 * 128 + 4)
     assert staged_bytes(TYPICAL_CARD, both[2:]) == 0
