@@ -256,7 +256,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
 
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // worked out here: no register keeps it from before
-    const float4* all_sums = sums_of(thread);
     const int index = blockIdx.z * BLOCK_TILES + warp;
     const int column = index * shape.tile_outputs() + g;
     float low_factor = 1.0f, high_factor = 1.0f, low_bias = 0.0f, high_bias = 0.0f;
@@ -272,10 +271,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
     }
 #pragma unroll 1
     for (int c = quarter; c < COLUMN_TILES; c += QUARTERS) {
-        float4 total = load_from(all_sums + c * CONSUMERS, 0);
+        float4 total = load_from(sums_of(thread) + c * CONSUMERS, 0);
 #pragma unroll
         for (int q = 1; q < QUARTERS; ++q) {
-            total = add(total, load_from(all_sums + c * CONSUMERS, q));
+            total = add(total, load_from(sums_of(thread) + c * CONSUMERS, q));
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
