@@ -37,11 +37,12 @@ FETCHED_BYTES_A_CLOCK = 17.33
 INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # Clocks of staging's start and end. Products of rows as digits: clocks of the start and end; clocks that a block takes
 # for a span, and for each row of it, one span after the other. Blocks fetch codes and digits from L2, which gives each
-# multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8.
+# multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8,
+# and to whole steps, in which they take 6 to 8 % longer than alone.
 # (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
 DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 6000, 4800, 137
-SPAN_CLOCKS, SPAN_ROW_CLOCKS = 810, 25.5
-SHARED_BYTES_A_CLOCK = 17.8
+SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27.5
+SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
 # A row fills the card by itself. Further rows come in waves of blocks that do not read ahead of each other, so their
 # bytes take longer.
