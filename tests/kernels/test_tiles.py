@@ -89,6 +89,11 @@ def test_sizes_of_a_matrix() -> None:
     layout = tile_layout("int4", 100, 300, 64, "bfloat16", is_symmetric=False)
     assert (layout.unit_inputs, layout.num_units, layout.num_tiles, layout.padded_rows) == (128, 3, 7, 112)
     assert layout.num_groups == 6  # of three whole units, not only the five that have inputs
+    assert layout.tiles_bytes == 7 * 3 * 1024
+    assert layout.scales_bytes == 112 * 6 * 2
+    assert layout.zero_points_bytes == 112 * 6
+    assert layout.num_bytes == 21504 + 1344 + 672
+    assert layout.arena_bytes == 21504 + 1536 + 768
 
 
 def test_a_tile_has_whole_spans() -> None:
@@ -99,11 +104,6 @@ def test_a_tile_has_whole_spans() -> None:
     assert [tile_layout(kind, 16, 192).num_units for kind in ("float16", "float32")] == [6, 12]
     for num_inputs, group_size in ((40, 128), (100, 128), (200, 256)):
         assert tile_layout("int8", 16, num_inputs, None, "float32", is_symmetric=False).group_size == group_size
-    assert layout.tiles_bytes == 7 * 3 * 1024
-    assert layout.scales_bytes == 112 * 6 * 2
-    assert layout.zero_points_bytes == 112 * 6
-    assert layout.num_bytes == 21504 + 1344 + 672
-    assert layout.arena_bytes == 21504 + 1536 + 768
 
 
 @pytest.mark.parametrize(
