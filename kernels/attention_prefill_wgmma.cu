@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     __syncthreads();
 
     if (threadIdx.x < 128) {
-        if constexpr (CONSUMERS > 1) give_registers<40>();  // all of a multiprocessor's: 128 * 40 + 256 * 232
+        if constexpr (CONSUMERS > 1) registers_down_to<40>();  // all of a multiprocessor's: 128 * 40 + 256 * 232
         Turn<STAGES> turn;
         const int page_elements = shape.num_key_value_heads * PAGE_TOKENS * HEAD_DIM;
         for (int round = 0; tile_index(round) < shape.num_items(); ++round) {
@@ -46,18 +46,18 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 const int page = __ldg(pages + min(first / PAGE_TOKENS + int(threadIdx.x % 8), last_page));
                 barrier_wait(&emptied[0][turn.stage], turn.parity ^ 1);
                 copy_tile(shared_keys + turn.stage * TILE_BYTES, keys + element, page, page_elements, tile.end - first);
-                barrier_arrive_with_copies(&filled[0][turn.stage]);
+                barrier_arrive_behind_copies(&filled[0][turn.stage]);
                 barrier_wait(&emptied[1][turn.stage], turn.parity ^ 1);
                 copy_tile(shared_values + turn.stage * TILE_BYTES, values + element, page, page_elements,
                           tile.end - first);
-                barrier_arrive_with_copies(&filled[1][turn.stage]);
+                barrier_arrive_behind_copies(&filled[1][turn.stage]);
                 turn.next();
             }
         }
         copy_async_commit();
         copy_async_wait<0>();
     } else {
-        if constexpr (CONSUMERS > 1) take_registers<232>();
+        if constexpr (CONSUMERS > 1) registers_up_to<232>();
         const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const int own_row = group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + g;
         // Two groups take turns: one multiplies while the other works out weights. The first begins.
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 const unsigned long long b = swizzled_at(shared_keys + key_turn.stage * TILE_BYTES, HALF_BYTES);
 #pragma unroll
                 for (int i = 0; i < HEAD_DIM / 16; ++i) {
-                    wgmma_wide<KvT, false>(scores, queries[i], b + i / 4 * (HALF_BYTES / 16) + i % 4 * 2, i > 0);
+                    wgmma_halves<KvT, false>(scores, queries[i], b + i / 4 * (HALF_BYTES / 16) + i % 4 * 2, i > 0);
                 }
                 wgmma_commit();
             };
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 const unsigned long long b = swizzled_at(shared_values + value_turn.stage * TILE_BYTES, HALF_BYTES);
 #pragma unroll
                 for (int i = 0; i < TILE_TOKENS / 16; ++i) {
-                    wgmma_wide<KvT, true>(mixed, weights[i], b + i * (2048 / 16), true);
+                    wgmma_halves<KvT, true>(mixed, weights[i], b + i * (2048 / 16), true);
                 }
                 wgmma_commit();
             };

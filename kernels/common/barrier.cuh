@@ -100,3 +100,9 @@ template <int NUM_THREADS>
 __device__ __forceinline__ void sync_threads_of(int id) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
 }
+
+// Counts these warps among the NUM_THREADS threads that sync_threads_of waits for, without waiting.
+template <int NUM_THREADS>
+__device__ __forceinline__ void arrive_threads_of(int id) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "n"(NUM_THREADS) : "memory");
+}

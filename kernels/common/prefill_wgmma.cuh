@@ -6,7 +6,7 @@
 #include "common/matrix.cuh"
 #include "common/pages.cuh"
 #include "common/reduce.cuh"
-#include "common/wgmma_wide.cuh"
+#include "common/wgmma.cuh"
 
 constexpr int HEAD_DIM = 128;
 constexpr int TILE_TOKENS = 128;  // fixed: a token's bits depend on where tiles begin
@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_tile(unsigned destination, const KvT* sourc
     }
 }
 
-// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_wide has them: tokens 8j + 2t and 8j + 2t
+// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and 8j + 2t
 // + 1 of all j.
 __device__ __forceinline__ float& score_at(float (&scores)[64], int i, int j) {
     return scores[j / 2 * 4 + 2 * i + j % 2];

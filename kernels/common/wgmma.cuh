@@ -13,6 +13,14 @@ __device__ __forceinline__ unsigned long long columns_at(unsigned address, unsig
            static_cast<unsigned long long>(piece_bytes >> 4) << 16 | static_cast<unsigned long long>(128 >> 4) << 32;
 }
 
+// Rows of 128 bytes with the swizzle of 128 bytes: row r has its 16 bytes number i at i ^ r % 8. The rows begin at a
+// multiple of 1024 bytes. Where a row has more than 128 bytes, the next ones lie `next_bytes` further on.
+__device__ __forceinline__ unsigned long long swizzled_at(unsigned address, unsigned next_bytes) {
+    return static_cast<unsigned long long>((address & 0x3ffff) >> 4) |
+           static_cast<unsigned long long>(next_bytes >> 4) << 16 | static_cast<unsigned long long>(1024 >> 4) << 32 |
+           1ull << 62;
+}
+
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
@@ -76,30 +84,31 @@ LLMCLI_WGMMA_BYTES("64", 32,
 // d = a * b + (adds ? d : 0) in fp32, over 16 inputs of T. Lane 4g + t of a warp holds of a the rows g (a[0], a[2]) and
 // g + 8 (a[1], a[3]), inputs 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]), as for mma; of d what wgmma_bytes
 // has. Sums round as those of mma do: bits are equal, step by step (measured; no document says so).
-template <typename T, int NUM_VALUES>
+// With ROWS_ARE_INPUTS a row of b in shared memory is an input of all columns, not a column.
+template <typename T, bool ROWS_ARE_INPUTS = false, int NUM_VALUES>
 __device__ __forceinline__ void wgmma_halves(float (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b,
                                              bool adds);
 #if __CUDA_ARCH_FEAT_SM90_ALL
-#define LLMCLI_WGMMA(TYPE, COLUMNS, D, A, B, ADDS, ...)                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                        \
+#define LLMCLI_WGMMA(TYPE, TRANSPOSED, COLUMNS, D, A, B, ADDS, ...)                                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                                         \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" D "}, {" A "}, " \
-                 B ", p, 1, 1, 0;\n}"                                                                         \
-                 : __VA_ARGS__                                                                             \
+                 B ", p, 1, 1, " TRANSPOSED ";\n}"                                                           \
+                 : __VA_ARGS__                                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
 #else
 #define LLMCLI_WGMMA(...) static_cast<void>(0)
 #endif
-#define LLMCLI_WGMMA_HALVES(COLUMNS, NUM_VALUES, D, A, B, ADDS, ...)                                           \
-    template <>                                                                                                \
-    __device__ __forceinline__ void wgmma_halves<__half>(float (&d)[NUM_VALUES], const unsigned (&a)[4],      \
-                                                         unsigned long long b, bool adds) {                   \
-        LLMCLI_WGMMA("f16", COLUMNS, D, A, B, ADDS, __VA_ARGS__);                                              \
-    }                                                                                                          \
-    template <>                                                                                                \
-    __device__ __forceinline__ void wgmma_halves<__nv_bfloat16>(float (&d)[NUM_VALUES], const unsigned (&a)[4], \
-                                                                unsigned long long b, bool adds) {            \
-        LLMCLI_WGMMA("bf16", COLUMNS, D, A, B, ADDS, __VA_ARGS__);                                             \
+#define LLMCLI_WGMMA_HALF(T, TYPE, ROWS_ARE_INPUTS, TRANSPOSED, NUM_VALUES, ...)                                   \
+    template <>                                                                                                    \
+    __device__ __forceinline__ void wgmma_halves<T, ROWS_ARE_INPUTS>(                                              \
+        float (&d)[NUM_VALUES], const unsigned (&a)[4], unsigned long long b, bool adds) {                         \
+        LLMCLI_WGMMA(TYPE, TRANSPOSED, __VA_ARGS__);                                                               \
     }
+#define LLMCLI_WGMMA_HALVES(COLUMNS, NUM_VALUES, ...)                                       \
+    LLMCLI_WGMMA_HALF(__half, "f16", false, "0", NUM_VALUES, COLUMNS, __VA_ARGS__)          \
+    LLMCLI_WGMMA_HALF(__half, "f16", true, "1", NUM_VALUES, COLUMNS, __VA_ARGS__)           \
+    LLMCLI_WGMMA_HALF(__nv_bfloat16, "bf16", false, "0", NUM_VALUES, COLUMNS, __VA_ARGS__)  \
+    LLMCLI_WGMMA_HALF(__nv_bfloat16, "bf16", true, "1", NUM_VALUES, COLUMNS, __VA_ARGS__)
 #define LLMCLI_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LLMCLI_F16(i) LLMCLI_F4(i), LLMCLI_F4(i + 4), LLMCLI_F4(i + 8), LLMCLI_F4(i + 12)
 #define LLMCLI_F64(i) LLMCLI_F16(i), LLMCLI_F16(i + 16), LLMCLI_F16(i + 32), LLMCLI_F16(i + 48)
@@ -123,7 +132,21 @@ LLMCLI_WGMMA_HALVES("256", 128,
 #undef LLMCLI_F16
 #undef LLMCLI_F4
 #undef LLMCLI_WGMMA_HALVES
+#undef LLMCLI_WGMMA_HALF
 #undef LLMCLI_WGMMA
+
+// Keeps the compiler from moving anything that uses these sums to before this place, such as a wgmma_wait.
+__device__ __forceinline__ void hold(float (&sums)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// What copy_async has written becomes visible to wgmma. Call it behind the barrier that says that it has arrived.
+__device__ __forceinline__ void fence_for_wgmma() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 // Copies a multiple of 16 bytes into shared memory; `barrier` counts them when they arrive. One thread calls it. Both
 // addresses are multiples of 16.
