@@ -69,8 +69,8 @@ __device__ __forceinline__ void copy_tile(unsigned destination, const KvT* sourc
     }
 }
 
-// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and 8j + 2t
-// + 1 of all j.
+// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and
+// 8j + 2t + 1 of all j.
 __device__ __forceinline__ float& score_at(float (&scores)[64], int i, int j) {
     return scores[j / 2 * 4 + 2 * i + j % 2];
 }
