@@ -201,7 +201,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["x"])[:] *= np.float32(1.3)
         right(device, **arguments)
 
-    def attention_decode(device: Any, **arguments: Any) -> None:
+    def attention_rows(device: Any, **arguments: Any) -> None:
         if arguments["keys"] is layer.cache["keys"]:
             arguments["window"] = 1
         right(device, **arguments)
@@ -213,7 +213,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["gate_up"])[-1] *= -1
         right(device, **arguments)
 
-    wrong = {"scale": gemv, "window": attention_decode, "sign": swiglu}[fault]
+    wrong = {"scale": gemv, "window": attention_rows, "sign": swiglu}[fault]
     caller = row_products if wrong is gemv else forward
     right = getattr(caller, wrong.__name__)
     monkeypatch.setattr(caller, wrong.__name__, wrong)
