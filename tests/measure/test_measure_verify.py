@@ -201,7 +201,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["x"])[:] *= np.float32(1.3)
         right(device, **arguments)
 
-    def attention_rows(device: Any, **arguments: Any) -> None:
+    def attention_decode(device: Any, **arguments: Any) -> None:
         if arguments["keys"] is layer.cache["keys"]:
             arguments["window"] = 1
         right(device, **arguments)
@@ -213,11 +213,12 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["gate_up"])[-1] *= -1
         right(device, **arguments)
 
-    wrong = {"scale": gemv, "window": attention_rows, "sign": swiglu}[fault]
+    wrong = {"scale": gemv, "window": attention_decode, "sign": swiglu}[fault]
     caller = row_products if wrong is gemv else forward
     right = getattr(caller, wrong.__name__)
     monkeypatch.setattr(caller, wrong.__name__, wrong)
-    verdicts = compare_layers(simulated, on_torch(64), TOKENS)
+    token_ids = [20 + place * 7 % 200 for place in range(31)]  # tokens that attend to each other
+    verdicts = compare_layers(simulated, on_torch(64), token_ids)
     assert [verdict.is_right for verdict in verdicts[:4]] == [True] * 4
     first = next(verdict for verdict in verdicts if not verdict.is_right)
     assert first.module == "layers.3"
