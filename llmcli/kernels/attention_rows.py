@@ -147,7 +147,7 @@ def attention_rows(
     stride = check_qkv(kernel, qkv, layout)
     num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
     if num_lanes > MAX_LANES:
-        raise ValueError(f"{kernel}: {num_lanes} lanes, at most {MAX_LANES} are possible")
+        raise ValueError(f"{kernel}: takes {MAX_LANES} lanes at most, got {num_lanes}")
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
@@ -157,7 +157,7 @@ def attention_rows(
     check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
     plan = RowsPlan(device, layout, itemsize)
     if not plan.is_possible:
-        raise ValueError(f"{kernel}: {layout} with a cache of {keys.dtype} is not for this kernel on this card")
+        raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
     num_blocks, num_splits = partials.shape[0], partials.shape[2]
     check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
     check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)

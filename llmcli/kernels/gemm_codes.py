@@ -1,19 +1,15 @@
 """y = f(x' @ W.T + bias) for nine and more rows, staged as digits, and a tiled matrix of codes: gemv's bits."""
 
-import ctypes
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_digits import TOKENS, image_bytes, span_bytes, tokens_of
+from llmcli.kernels.staged_rows import check_product
 from llmcli.kernels.tiles import (
-    HALF_ROWS,
     SCALE_C_TYPES,
     SPAN_UNITS,
     TILE_ROWS,
@@ -29,18 +25,6 @@ _CONSUMERS = 32 * BLOCK_TILES  # threads that multiply, a warp for each tile
 BLOCK_SIZE = _CONSUMERS + 32  # and a warp that copies
 _MAX_STAGES = 6
 STATIC_SHARED_BYTES = 128
-
-
-class CodesShape(ctypes.Structure):
-    """The struct of the same name in the kernel."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
-    )
 
 
 def takes(layout: TileLayout) -> bool:
@@ -66,31 +50,21 @@ def gemm_codes(
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
     """
     layout = matrix.layout
-    if not takes(layout):
-        raise ValueError(f"gemm_codes: {layout} is not for this kernel")
-    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
-        raise ValueError("gemm_codes: the card has no wgmma; only those of compute capability 9.0 have")
     num_rows = out.shape[0]
-    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
-    check("gemm_codes", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
-    check("gemm_codes", "out", out, dtype=np.float32, shape=(num_rows, None), row_stride=True, aligned=4)
-    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
-        raise ValueError(
-            f"gemm_codes: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}"
-        )
-    if image.nbytes < image_bytes(layout, num_rows):
-        raise ValueError(f"gemm_codes: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
-    if bias is not None:
-        check("gemm_codes", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
+    shape = check_product(
+        "gemm_codes",
+        device,
+        layout,
+        is_taken=takes(layout),
+        image=image,
+        image_bytes=image_bytes(layout, num_rows),
+        factors=factors,
+        out=out,
+        bias=bias,
+        epilogue=epilogue,
+    )
     tokens = tokens_of(layout, num_rows)
     stages = choose_stages(layout, tokens, device.shared_bytes_per_block)
-    shape = CodesShape(
-        num_rows=num_rows,
-        num_inputs=layout.num_inputs,
-        num_outputs=out.shape[1],
-        out_stride=out.strides[0] // 4,
-        epilogue=EPILOGUES.index(epilogue),
-    )
     device.launch(
         "gemm_codes",
         kernel_name(layout, tokens, stages),

@@ -1,19 +1,16 @@
 """y = f(x' @ W.T + bias) for nine and more rows, staged as pairs, and a tiled matrix of 16-bit weights: gemv's bits."""
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_halves import TOKENS, image_bytes, tokens_of, unit_bytes
-from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.staged_rows import check_product
+from llmcli.kernels.tiles import TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
 
 BLOCK_SIZE = 384
 _NUM_THREADS = 256  # that multiply
@@ -24,18 +21,6 @@ STATIC_SHARED_BYTES = 256
 _BLOCK_CLOCKS, _ROW_SUM_CLOCKS = 5000, 40
 _TILE_CLOCKS, _ROW_CLOCKS, _QUARTERS_SHARE = 67, {"float16": 1.49, "bfloat16": 0.91}, 0.87
 _CLUSTERED = 0.92  # of the multiprocessors have room for clusters of four: some groups of them leave a rest
-
-
-class HalvesShape(ctypes.Structure):
-    """The struct of the same name in the kernel."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("out_stride", ctypes.c_int32),
-        ("epilogue", ctypes.c_int32),
-    )
 
 
 class Form(NamedTuple):
@@ -91,31 +76,21 @@ def gemm_halves(
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
     """
     layout = matrix.layout
-    if not takes(layout):
-        raise ValueError(f"gemm_halves: {layout} is not for this kernel")
-    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
-        raise ValueError("gemm_halves: the card has no wgmma; only those of compute capability 9.0 have")
     num_rows = out.shape[0]
-    tile_outputs = HALF_ROWS if epilogue == "swiglu" else TILE_ROWS
-    check("gemm_halves", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
-    check("gemm_halves", "out", out, dtype=np.float32, shape=(num_rows, None), row_stride=True, aligned=4)
-    if -(-out.shape[1] // tile_outputs) != layout.num_tiles:
-        raise ValueError(
-            f"gemm_halves: out has {out.shape[1]} columns, expected {layout.num_tiles} tiles of {tile_outputs}"
-        )
-    if image.nbytes < image_bytes(layout, num_rows):
-        raise ValueError(f"gemm_halves: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
-    if bias is not None:
-        check("gemm_halves", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
+    shape = check_product(
+        "gemm_halves",
+        device,
+        layout,
+        is_taken=takes(layout),
+        image=image,
+        image_bytes=image_bytes(layout, num_rows),
+        factors=factors,
+        out=out,
+        bias=bias,
+        epilogue=epilogue,
+    )
     plan = plan_halves(layout, num_rows, device.num_multiprocessors)
     stages = choose_stages(layout, plan, device.shared_bytes_per_block)
-    shape = HalvesShape(
-        num_rows=num_rows,
-        num_inputs=layout.num_inputs,
-        num_outputs=out.shape[1],
-        out_stride=out.strides[0] // 4,
-        epilogue=EPILOGUES.index(epilogue),
-    )
     device.launch(
         "gemm_halves",
         kernel_name(layout, plan, stages),

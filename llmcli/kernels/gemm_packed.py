@@ -51,7 +51,7 @@ def gemm_packed(device: Device, *, matrix: TiledMatrix, x: Any, out: Any) -> Non
     """
     layout = matrix.layout
     if not takes(layout):
-        raise ValueError(f"gemm_packed: {layout} is not for this kernel")
+        raise ValueError(f"gemm_packed: does not take {layout}")
     num_tokens = x.shape[0]
     check("gemm_packed", "x", x, dtype=np.float16, shape=(None, layout.num_inputs), row_stride=True)
     check("gemm_packed", "out", out, dtype=np.float32, shape=(num_tokens, None), row_stride=True, aligned=4)

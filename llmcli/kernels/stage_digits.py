@@ -1,29 +1,14 @@
 """Activations as two 8-bit digits, times a norm's weights: what gemm_codes multiplies."""
 
-import ctypes
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.staged_rows import stage_cost, stage_rows
 from llmcli.kernels.tiles import WEIGHT_C_TYPES, TileLayout
 
-BLOCK_SIZE = 512
 TOKENS = (16, 32, 64)  # rows of one image
-
-
-class StageShape(ctypes.Structure):
-    """The struct of the same name in the kernel."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("x_stride", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-    )
+_INPUT_BYTES = 2  # of an image
 
 
 def tokens_of(layout: TileLayout, num_rows: int) -> int:
@@ -62,32 +47,24 @@ def stage_digits(
     Raises: ValueError
     """
     num_rows = x.shape[0]
-    check("stage_digits", "x", x, dtype=np.float32, shape=(None, layout.num_inputs), row_stride=True, aligned=4)
-    check("stage_digits", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
-    if image.nbytes < image_bytes(layout, num_rows):
-        raise ValueError(f"stage_digits: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
-    if norm_weight is not None:
-        check("stage_digits", "norm_weight", norm_weight, dtype=np.float32, shape=(layout.num_inputs,))
-    shape = StageShape(num_rows=num_rows, num_inputs=layout.num_inputs, x_stride=x.strides[0] // 4, eps=eps)
-    device.launch(
+    stage_rows(
+        device,
         "stage_digits",
         kernel_name(layout, tokens_of(layout, num_rows)),
-        grid=(num_rows,),
-        block=BLOCK_SIZE,
-        arguments=(x, norm_weight, image, factors, shape),
-        overlaps=True,
-        cost=partial(stage_digits_cost, layout, num_rows, has_norm=norm_weight is not None),
+        layout=layout,
+        x=x,
+        image=image,
+        image_bytes=image_bytes(layout, num_rows),
+        factors=factors,
+        norm_weight=norm_weight,
+        eps=eps,
+        input_bytes=_INPUT_BYTES,
     )
 
 
 def stage_digits_cost(layout: TileLayout, num_rows: int, *, has_norm: bool) -> KernelCost:
     """What one call moves."""
-    return KernelCost(
-        read_bytes=4 * layout.num_inputs * (num_rows + has_norm),
-        written_bytes=2 * layout.num_inputs * num_rows,
-        flops=4 * layout.num_inputs * num_rows,
-        stored_bytes=4 * layout.num_inputs * has_norm,
-    )
+    return stage_cost(layout, num_rows, input_bytes=_INPUT_BYTES, has_norm=has_norm)
 
 
 def kernel_name(layout: TileLayout, tokens: int) -> str:

@@ -1,29 +1,14 @@
 """Activations as pairs of 16-bit numbers, times a norm's weights: what gemm_halves multiplies."""
 
-import ctypes
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.staged_rows import stage_cost, stage_rows
 from llmcli.kernels.tiles import WEIGHT_C_TYPES, TileLayout
 
-BLOCK_SIZE = 512
 TOKENS = (16, 32, 64, 128)  # rows of one image
-
-
-class StageShape(ctypes.Structure):
-    """The struct of the same name in the kernel."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("x_stride", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-    )
+_INPUT_BYTES = 4  # of an image
 
 
 def tokens_of(num_rows: int) -> int:
@@ -60,32 +45,24 @@ def stage_halves(
     Raises: ValueError
     """
     num_rows = x.shape[0]
-    check("stage_halves", "x", x, dtype=np.float32, shape=(None, layout.num_inputs), row_stride=True, aligned=4)
-    check("stage_halves", "factors", factors, dtype=np.float32, shape=(num_rows,), aligned=4)
-    if image.nbytes < image_bytes(layout, num_rows):
-        raise ValueError(f"stage_halves: image has {image.nbytes} bytes, expected {image_bytes(layout, num_rows)}")
-    if norm_weight is not None:
-        check("stage_halves", "norm_weight", norm_weight, dtype=np.float32, shape=(layout.num_inputs,))
-    shape = StageShape(num_rows=num_rows, num_inputs=layout.num_inputs, x_stride=x.strides[0] // 4, eps=eps)
-    device.launch(
+    stage_rows(
+        device,
         "stage_halves",
         kernel_name(layout.weight_type, tokens_of(num_rows)),
-        grid=(num_rows,),
-        block=BLOCK_SIZE,
-        arguments=(x, norm_weight, image, factors, shape),
-        overlaps=True,
-        cost=partial(stage_halves_cost, layout, num_rows, has_norm=norm_weight is not None),
+        layout=layout,
+        x=x,
+        image=image,
+        image_bytes=image_bytes(layout, num_rows),
+        factors=factors,
+        norm_weight=norm_weight,
+        eps=eps,
+        input_bytes=_INPUT_BYTES,
     )
 
 
 def stage_halves_cost(layout: TileLayout, num_rows: int, *, has_norm: bool) -> KernelCost:
     """What one call moves."""
-    return KernelCost(
-        read_bytes=4 * layout.num_inputs * (num_rows + has_norm),
-        written_bytes=4 * layout.num_inputs * num_rows,
-        flops=4 * layout.num_inputs * num_rows,
-        stored_bytes=4 * layout.num_inputs * has_norm,
-    )
+    return stage_cost(layout, num_rows, input_bytes=_INPUT_BYTES, has_norm=has_norm)
 
 
 def kernel_name(weight_type: str, tokens: int) -> str:

@@ -158,8 +158,8 @@ def test_the_grid_fills_the_card_and_never_exceeds_its_workspace() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({name: host((9, 2, 16, 64), F32) for name in ("keys", "values")}, "is not for this kernel"),
-        ({"qkv": host((257, 768), F32)}, "257 lanes, at most 256"),
+        ({name: host((9, 2, 16, 64), F32) for name in ("keys", "values")}, "does not take"),
+        ({"qkv": host((257, 768), F32)}, "takes 256 lanes at most, got 257"),
         ({"partials": host((264, 8, 3, 68), F32)}, r"partials is \[264, 8, 3, 68\], expected \[any, 4, 3, 68\]"),
         ({"counters": host((263,), np.uint32)}, r"counters is \[263\], expected \[264\]"),
         ({"window": 0}, "a window of 0 tokens"),
