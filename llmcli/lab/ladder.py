@@ -47,7 +47,7 @@ def find_studies(name: str) -> list[str]:
     name, known = name.replace("-", "_"), study_names()
     found = [name] if name in known else [one for one in known if one.startswith(f"{name}_")]
     if not found:
-        raise UsageError(f"there is no study {name!r}; there are {', '.join(known)}")
+        raise UsageError(f"there is no study {name!r}; run llmcli kernels compare to see them")
     return found
 
 

@@ -168,7 +168,7 @@ def test_without_a_card_the_way_out_is_named(llmcli: Llmcli, monkeypatch: pytest
         (("nothing",), "no kernel 'nothing'; run llmcli kernels list"),
         (("rmsnorm",), "rmsnorm/packed"),
         (("layernorm",), "layernorm is a study"),
-        (("nothing/packed",), "no study 'nothing'"),
+        (("nothing/packed",), "no study 'nothing'; run llmcli kernels compare"),
         (("rmsnorm/nothing",), "no rung 'nothing'; it has"),
         (("../gemv/plain",), "no study '..'"),
         (("rmsnorm/packed", "--depth", "5"), "rmsnorm/packed is a rung"),
