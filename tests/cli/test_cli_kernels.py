@@ -117,7 +117,7 @@ def test_what_show_prints_can_be_tried(llmcli: Llmcli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("nothing",), "rmsnorm"),
+        (("nothing",), "run llmcli kernels compare to see them"),
         (("rmsnorm", "--show", "fastest"), "one_warp"),
         (("rmsnorm", "--json", "--csv"), "combined"),
         (("rmsnorm", "--try", "none.cu"), "none.cu"),
