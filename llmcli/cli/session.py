@@ -244,7 +244,7 @@ class Session:
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} has tensors that its config does not use: {', '.join(unused[:3])}{more}")
-        for note in self.model.config.notes:
+        for note in self.model.notes:
             terminal.warn(f"{self.name}: {note}")
         first = "starting the card"
         if options.device == "cpu" or not has_driver():

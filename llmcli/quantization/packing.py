@@ -1,6 +1,8 @@
 """The bit layout of compressed-tensors `pack-quantized`: codes in int32, the first code in the lowest bits.
 
-Source: compressed_tensors.compressors.pack_quantized.helpers, against which the tests check it.
+What AWQ and GPTQ store becomes that layout here, code for code.
+Source: compressed_tensors.compressors.pack_quantized.helpers; awq.utils.packing_utils; gptqmodel's qlinear. The tests
+compare with all three.
 """
 
 import numpy as np
@@ -9,6 +11,9 @@ from llmcli.quantization.floats import Array
 from llmcli.quantization.schemes import packed_size
 
 _WORD = np.dtype("<i4")
+
+# Where an AWQ word has each of eight neighbouring columns: from low to high they are 0, 2, 4, 6, 1, 3, 5, 7.
+_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 
 def pack_rows(codes: Array, num_bits: int) -> Array:
@@ -47,3 +52,31 @@ def pack_zero_points(zero_points: Array, num_bits: int) -> Array:
 def unpack_zero_points(packed: Array, num_bits: int, num_rows: int) -> Array:
     """The zero points of `pack_zero_points`. Shapes: packed [words, groups] int32; the result [num_rows, groups]."""
     return unpack_rows(packed.T, num_bits, num_rows).T
+
+
+def unpack_awq_columns(packed: Array) -> Array:
+    """Codes of 4 bits that AWQ (gemm) packs along the columns, as rows.
+
+    Shapes: packed [num_rows, columns / 8] int32; the result [columns, num_rows] uint8
+    """
+    words = np.ascontiguousarray(np.asarray(packed, dtype=_WORD).T).view(np.uint32)  # [columns / 8, num_rows]
+    codes = np.empty((len(words), len(_AWQ_SHIFTS), words.shape[1]), np.uint8)
+    for column, shift in enumerate(_AWQ_SHIFTS):
+        codes[:, column] = (words >> np.uint32(shift)) & np.uint32(15)
+    return codes.reshape(-1, words.shape[1])
+
+
+def rows_of_columns(packed: Array) -> Array:
+    """What GPTQ packs along the inputs of a weight [input_size, output_size]: the same words, in our order.
+
+    Shapes: packed [words, output_size] int32; the result [output_size, words] int32
+    """
+    return np.ascontiguousarray(np.asarray(packed, dtype=_WORD).T)
+
+
+def reorder_rows(packed: Array, num_bits: int, order: Array) -> Array:
+    """Rows of `pack_rows` whose code i is the one that stood at order[i].
+
+    Shapes: packed [rows, words] int32; order [size] int; the result as packed
+    """
+    return pack_rows(unpack_rows(packed, num_bits, len(order))[:, order], num_bits)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import write_tiny_llama
 
 transformers = pytest.importorskip("transformers")
@@ -137,7 +138,14 @@ def test_widening_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None
         assert (error <= 64 * 2**-24 * magnitude).all()
 
 
-def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArgs, ignore: list[str]) -> Path:
+def write_by_another_hand(
+    source: Path,
+    folder: Path,
+    arguments: QuantizationArgs,
+    ignore: list[str],
+    form: str = "pack-quantized",
+    input_activations: QuantizationArgs | None = None,
+) -> Path:
     """A model quantized and saved by compressed-tensors itself, as llm-compressor saves it."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
@@ -147,8 +155,9 @@ def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArg
     )
 
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    scheme = QuantizationScheme(targets=[r"re:.*self_attn.*_proj$", r"re:.*mlp.*"], weights=arguments)
-    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore, format="pack-quantized")
+    targets = [r"re:.*self_attn.*_proj$", r"re:.*mlp.*"]
+    scheme = QuantizationScheme(targets=targets, weights=arguments, input_activations=input_activations)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore, format=form)
     apply_quantization_config(model, config)
     for module in model.modules():
         if getattr(module, "quantization_scheme", None) is None:
@@ -162,7 +171,7 @@ def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArg
         if not arguments.symmetric:
             zero = torch.round(-low / scale) - 2 ** (arguments.num_bits - 1)
             module.weight_zero_point.data.copy_(zero.clamp(-(2 ** (arguments.num_bits - 1)), steps // 2))
-    compressor = ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form)
     compressor.compress_model(model)
     model.save_pretrained(folder)
     compressor.update_config(folder)
@@ -190,6 +199,43 @@ def test_models_by_others(arguments: dict[str, Any], original: Path, original_fl
     expected = reference_logits(folder, dequantize=not arguments["symmetric"])
     assert relative_error(our_logits(folder), expected) < 1e-3
     assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_w8a8_models_by_others(
+    symmetric: bool, dynamic: bool, original: Path, original_float32: Path, tmp_path: Path
+) -> None:
+    """Activations stay as they are, so the reference is the model with its weights widened."""
+    arguments = QuantizationArgs(num_bits=8, strategy="channel", symmetric=symmetric)
+    activations = QuantizationArgs(num_bits=8, strategy="token" if dynamic else "tensor", dynamic=dynamic)
+    source = original if symmetric else original_float32
+    folder = tmp_path / "w8a8"
+    write_by_another_hand(source, folder, arguments, ["lm_head"], "int-quantized", activations)
+    model = open_model(folder)
+    assert model.tensors.unused == ()
+    assert model.notes == (
+        "made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits",
+    )
+    assert {layer.format.name for layer in model.tensors.packed.values()} == {"compressed-tensors int-quantized"}
+    expected = widened_logits(folder, source)
+    assert relative_error(our_logits(folder), expected) < 1e-5
+    assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
+
+
+def widened_logits(folder: Path, source: Path) -> np.ndarray:
+    """transformers' logits of a w8a8 model's weights alone, (q - zero) * scale in float64, by plain torch."""
+    tensors = load_file(folder / "model.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    widened = 0
+    for name, parameter in model.named_parameters():
+        if f"{name}_scale" in tensors:
+            zero = tensors.get(f"{name}_zero_point", torch.tensor(0))
+            parameter.data = ((tensors[name].double() - zero.double()) * tensors[f"{name}_scale"].double()).float()
+            widened += 1
+    assert widened == 7 * model.config.num_hidden_layers
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT[:60]])).logits[0, -1].numpy()
 
 
 class TestQuantizedRunner(RunnerConformance):

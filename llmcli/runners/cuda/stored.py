@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors, packed_tensors
+from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
 from llmcli.config.llama import LlamaConfig
+from llmcli.errors import UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
 
@@ -50,8 +52,17 @@ class StoredModel:
 
     @classmethod
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
-        """A model whose files are there."""
+        """A model whose files are there.
+
+        Raises: UnsupportedModelError for quantized layers in a format that no kernel puts into tiles
+        """
         infos = model.tensors.tensors
+        for module, layer in model.tensors.packed.items():
+            if layer.format != PackQuantized():
+                raise UnsupportedModelError(
+                    f"{module} is stored as {layer.format.name}, which CUDA does not read yet; "
+                    "write it in a form that it reads with `llmcli convert`, or use --device cpu"
+                )
         return cls(
             model.config,
             model.tensors.head,
@@ -79,7 +90,7 @@ class StoredModel:
             if tensor.is_linear and scheme is not None:
                 own = scheme if scheme.divides(tensor.shape[1]) else WeightScheme(scheme.num_bits, None)
                 packed[tensor.layer] = own
-                parts = packed_tensors(tensor, own)
+                parts = PackQuantized().tensors(tensor, own)
                 floats += [part.name for part in parts if part.dtypes == WEIGHT_DTYPES]
             else:
                 floats.append(tensor.name)
