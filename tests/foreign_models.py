@@ -179,6 +179,33 @@ def write_gptq(
     return write_foreign(source, folder, config, quantized, lambda codes: gptq_tensors(codes, bits, version))
 
 
+def write_fp8(
+    source: Path, folder: Path, *, block: tuple[int, int] | None = (128, 128), suffix: str = "scale_inv", **config: Any
+) -> Path:
+    """8-bit floats, rounded by torch, as DeepSeek and Qwen publish them."""
+    for copy in (folder, exact(folder)):
+        shutil.copytree(source, copy)
+    tensors = load_file(source / "model.safetensors")
+    floats = {name: tensor.float() for name, tensor in tensors.items()}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].double()
+        rows, inputs = block or weight.shape
+        scales = torch.stack([
+            torch.stack([part.abs().max() / 448 for part in some.split(inputs, 1)]) for some in weight.split(rows, 0)
+        ]).float()  # fmt: skip
+        spread = scales.double().repeat_interleave(rows, 0).repeat_interleave(inputs, 1)
+        spread = spread[: weight.shape[0], : weight.shape[1]]
+        tensors[name] = (weight / spread).to(torch.float8_e4m3fn)
+        tensors[f"{name}_{suffix}"] = scales if block else scales.view(())
+        floats[name] = (tensors[name].double() * spread).float()
+    save_file(tensors, folder / "model.safetensors")
+    save_file(floats, exact(folder) / "model.safetensors")
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block} | config
+    config_json = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config_json, "quantization_config": config}))
+    return folder
+
+
 def write_packed(source: Path, folder: Path, *, bits: int, group_size: int, sym: bool) -> Path:
     """compressed-tensors `pack-quantized` with ordered inputs, as llm-compressor writes it for `actorder: group`."""
     generator = np.random.default_rng(0)

@@ -12,7 +12,13 @@ from llmcli.quantization.floats import STORED_AS, widen
 
 Floats = npt.NDArray[np.float32]
 
-_HOST_DTYPES: dict[str, type[np.generic]] = {"I8": np.int8, "I32": np.int32, "I64": np.int64, **STORED_AS}
+_HOST_DTYPES: dict[str, type[np.generic]] = {
+    "F8_E4M3": np.uint8,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
+    **STORED_AS,
+}
 
 
 def read_rows(info: TensorInfo, begin: int, end: int, reader: TensorReader) -> npt.NDArray[Any]:

@@ -17,6 +17,7 @@ class ExpectedTensor:
     """A tensor the model needs: its name, its shape, and the config fields the shape comes from.
 
     `is_linear` marks the matrices [output_size, input_size] of linear layers, which may be stored quantized instead.
+    `other_shapes` are as good as `shape`.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ExpectedTensor:
     reason: str
     is_linear: bool = False
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    other_shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def layer(self) -> str:

@@ -39,13 +39,13 @@ def open_model(folder: Path) -> Model:
 
 def num_parameters(model: Model) -> int:
     """Weights of a model, a matrix that serves as embedding and as head counted once."""
-    packed = model.tensors.packed
+    layers = model.tensors.quantized
     plain = (
         info
         for name, info in model.tensors.tensors.items()
-        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+        if name.rpartition(".")[0] not in layers or name.endswith(".bias")
     )
-    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in packed.values())
+    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in layers.values())
 
 
 def _share_equal_head(tensors: ModelTensors) -> ModelTensors:

@@ -33,15 +33,15 @@ class PackedTensors:
 
 def widened(model: Model) -> Model:
     """The model as it lies in memory when all its weights are float32, to plan with; its tensors are in no file."""
-    packed = model.tensors.packed
+    layers = model.tensors.quantized
     plain: dict[str, TensorInfo] = {}
     for name, info in model.tensors.tensors.items():
         module = name.rpartition(".")[0]
-        is_part = module in packed and not name.endswith(".bias")
-        name, shape = (module + WEIGHT_SUFFIX, packed[module].shape) if is_part else (name, info.shape)
+        is_part = module in layers and not name.endswith(".bias")
+        name, shape = (module + WEIGHT_SUFFIX, layers[module].shape) if is_part else (name, info.shape)
         num_bytes = _FLOAT_BYTES * math.prod(shape)
         plain[name] = replace(info, name=name, dtype="F32", shape=shape, num_bytes=num_bytes)
-    return replace(model, tensors=replace(model.tensors, tensors=plain, packed={}))
+    return replace(model, tensors=replace(model.tensors, tensors=plain, packed={}, scaled={}))
 
 
 def widen_layer(layer: StoredLayer, scheme: WeightScheme, weights: Floats) -> None:

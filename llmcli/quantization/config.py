@@ -1,7 +1,7 @@
 """The `quantization_config` of config.json as compressed-tensors writes it: read, asked, written.
 
-Reads int4 and int8 weights, packed or one byte each; every other feature of the format is refused by name. Activation
-quantization is let through only beside weights that mean the same without it. Writes `pack-quantized`.
+Reads int4 and int8 weights, packed or one byte each, and 8-bit floats. Activation quantization is let through only
+beside weights that mean the same without it; every other feature is refused by name. Writes `pack-quantized`.
 Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its utils.match.
 """
 
@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.patterns import match_names
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
 METHOD = "compressed-tensors"
 FORMAT = "pack-quantized"
 INT_FORMAT = "int-quantized"
+FLOAT_FORMAT = "float-quantized"
 # What older versions wrote for both types; the weights' own type tells which it is.
 NAIVE_FORMAT = "naive-quantized"
 REGEX_PREFIX = "re:"
@@ -51,7 +52,7 @@ class ConfigGroup:
     """
 
     targets: tuple[str, ...]
-    scheme: WeightScheme
+    scheme: WeightScheme | Fp8Scheme
     format: str = FORMAT
     has_group_index: bool = False
     has_activations: bool = False
@@ -141,7 +142,9 @@ class QuantizationConfig:
         }
 
 
-def _weights_dict(scheme: WeightScheme) -> dict[str, Any]:
+def _weights_dict(scheme: WeightScheme | Fp8Scheme) -> dict[str, Any]:
+    if isinstance(scheme, Fp8Scheme):
+        raise ValueError(f"{scheme} is read, never written")
     return {
         "num_bits": scheme.num_bits,
         "type": "int",
@@ -160,17 +163,21 @@ def _read_group(value: object, name: str, default_format: object, where: str) ->
     group = _object(value, "group", where)
     _refuse_unknown_keys(group, _GROUP_KEYS, where)
     group_format = group.get("format") or default_format
+    weights = _object(group.get("weights"), "weights", where)
     if group_format == NAIVE_FORMAT:
-        group_format = INT_FORMAT
-    if group_format not in (FORMAT, INT_FORMAT):
-        _refuse(where, f"format {_shown(group_format)}", f"{FORMAT!r} or {INT_FORMAT!r}")
+        group_format = FLOAT_FORMAT if weights.get("type") == "float" else INT_FORMAT
+    if group_format not in (FORMAT, INT_FORMAT, FLOAT_FORMAT):
+        _refuse(where, f"format {_shown(group_format)}", f"{FORMAT!r}, {INT_FORMAT!r} or {FLOAT_FORMAT!r}")
     for key in ("input_activations", "output_activations"):
         # Weights of one byte each are those of w8a8 models, which lose nothing if activations are not rounded.
         if group.get(key) is not None and group_format == FORMAT:
             _refuse(where, key, "weights only")
-    weights = _object(group.get("weights"), "weights", where)
-    scheme = _read_weights(weights, f"{where}.weights")
-    if group_format == INT_FORMAT and scheme.num_bits != 8:
+    scheme: WeightScheme | Fp8Scheme
+    if group_format == FLOAT_FORMAT:
+        scheme = _read_floats(weights, f"{where}.weights")
+    else:
+        scheme = _read_weights(weights, f"{where}.weights")
+    if group_format == INT_FORMAT and isinstance(scheme, WeightScheme) and scheme.num_bits != 8:
         _refuse(f"{where}.weights", f"num_bits {scheme.num_bits} of {INT_FORMAT}", "8")
     return ConfigGroup(
         targets=_patterns(group.get("targets"), "targets", where),
@@ -200,6 +207,30 @@ def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
     if not isinstance(is_symmetric, bool):
         raise CheckpointError(f"{where}: symmetric is {_shown(is_symmetric)}, expected true or false")
     return WeightScheme(num_bits, _read_group_size(weights, where), is_symmetric)
+
+
+def _read_floats(weights: Mapping[str, Any], where: str) -> Fp8Scheme:
+    """The scheme of 8-bit floats; which of them, e4m3, their tensors say."""
+    _refuse_unknown_keys(weights, _WEIGHTS_KEYS | {"block_structure"}, where)
+    if (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True)) != ("float", 8, True):
+        what = ", ".join(f"{key} {_shown(weights.get(key))}" for key in ("type", "num_bits", "symmetric"))
+        _refuse(where, what, "symmetric floats of 8 bits")
+    if weights.get("dynamic") or weights.get("actorder"):
+        _refuse(where, "dynamic or ordered weights")
+    strategy, block = weights.get("strategy"), weights.get("block_structure")
+    if strategy == "block":
+        return Fp8Scheme(*read_block(block, "block_structure", where))
+    blocks = {"tensor": Fp8Scheme(None, None), "channel": Fp8Scheme(1, None)}
+    if not isinstance(strategy, str) or strategy not in blocks:
+        _refuse(where, f"strategy {_shown(strategy)}", "'tensor', 'channel' or 'block'")
+    return blocks[strategy]
+
+
+def read_block(value: object, name: str, where: str) -> tuple[int, int]:
+    """The rows and inputs of a block of weights. Raises: CheckpointError for anything but two numbers from 1 up"""
+    if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
+        return value[0], value[1]
+    raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected two numbers from 1 up")
 
 
 def _read_group_size(weights: Mapping[str, Any], where: str) -> int | None:

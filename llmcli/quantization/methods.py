@@ -1,6 +1,7 @@
-"""What config.json says of quantized weights, by the method that it names: compressed-tensors, AWQ or GPTQ.
+"""What config.json says of quantized weights, by the method that it names: compressed-tensors, AWQ, GPTQ or fp8.
 
-Reads bits, groups and zero points. Which layers are quantized is not said by AWQ and GPTQ: their tensors tell.
+Reads bits, groups and zero points. Which layers are quantized is said by compressed-tensors alone: elsewhere the
+tensors tell.
 Refuses other methods, and other forms of these, by name.
 Source: transformers' quantization_config.py; autoawq 0.2.9; gptqmodel 7.7.
 """
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import METHOD, QuantizationConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.config import METHOD, QuantizationConfig, read_block
+from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
-AWQ, GPTQ = "awq", "gptq"
+AWQ, GPTQ, FP8 = "awq", "gptq", "fp8"
 
 _GPTQ_BITS = (4, 8)
 # What GPTQ files of each version keep of a zero point: the first had it minus 1.
@@ -42,7 +43,14 @@ class GptqConfig:
     orders_inputs: bool | None
 
 
-Quantization = QuantizationConfig | AwqConfig | GptqConfig
+@dataclass(frozen=True)
+class Fp8Config:
+    """8-bit floats with scales, as DeepSeek and Qwen publish them."""
+
+    scheme: Fp8Scheme
+
+
+Quantization = QuantizationConfig | AwqConfig | GptqConfig | Fp8Config
 
 
 def read_quantization(declared: object, where: str) -> Quantization:
@@ -59,12 +67,15 @@ def read_quantization(declared: object, where: str) -> Quantization:
         return _read_awq(fields, where)
     if method == GPTQ:
         return _read_gptq(fields, where)
+    if method == FP8:
+        return _read_fp8(fields, where)
     refuse_method(method, where)
 
 
 def notes_of(quantization: Quantization | None) -> tuple[str, ...]:
     """What users should know of a quantized model, a sentence each."""
-    if isinstance(quantization, QuantizationConfig) and any(group.has_activations for group in quantization.groups):
+    groups = quantization.groups if isinstance(quantization, QuantizationConfig) else ()
+    if isinstance(quantization, Fp8Config) or any(group.has_activations for group in groups):
         return ("made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits",)
     return ()
 
@@ -80,7 +91,7 @@ def refuse_method(method: object, where: str) -> NoReturn:
     raise UnsupportedModelError(
         f"{where} says that the weights are quantized (method {reprlib.repr(method).strip(chr(39))}), which is not "
         f"supported; use the original model in bf16, fp16 or fp32, which `llmcli quantize` makes as small, or one "
-        f"quantized by {METHOD}, {AWQ} or {GPTQ}"
+        f"quantized by {METHOD}, {AWQ}, {GPTQ} or {FP8}"
     )
 
 
@@ -116,6 +127,14 @@ def _read_gptq(fields: Mapping[str, Any], where: str) -> GptqConfig:
     scheme = WeightScheme(bits, _group_size(fields, ("group_size",), where), is_symmetric)
     orders_inputs = None if fields.get("desc_act") is None else _flag(fields, "desc_act", where)
     return GptqConfig(scheme, _GPTQ_OFFSETS[version], orders_inputs)
+
+
+def _read_fp8(fields: Mapping[str, Any], where: str) -> Fp8Config:
+    for key, expected in (("fmt", "e4m3"), ("scale_fmt", "float")):
+        if fields.get(key) not in (None, expected):
+            _refuse(where, f"fp8 with {key} {_shown(fields[key])}", expected)
+    block = fields.get("weight_block_size")
+    return Fp8Config(Fp8Scheme(*((None, None) if block is None else read_block(block, "weight_block_size", where))))
 
 
 def _value(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:

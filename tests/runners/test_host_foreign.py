@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_models import exact, write_awq, write_gptq, write_packed
+from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
@@ -85,6 +85,24 @@ def test_ordered_inputs_of_compressed_tensors(bits: int, sym: bool, original: Pa
     check_logits(write_packed(original, tmp_path / "packed", bits=bits, group_size=64, sym=sym), original)
 
 
+@pytest.mark.parametrize(
+    ("block", "suffix"),
+    [((128, 128), "scale_inv"), ((96, 100), "scale_inv"), (None, "scale_inv"), (None, "scale")],
+)
+def test_fp8(block: tuple[int, int] | None, suffix: str, original: Path, tmp_path: Path) -> None:
+    folder = write_fp8(original, tmp_path / "fp8", block=block, suffix=suffix)
+    check_logits(folder, original)
+
+
+def test_fp8_as_transformers_widens_it(original: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")  # which transformers wants for this, and which is no dependency
+    folder = write_fp8(original, tmp_path / "fp8", suffix="scale_inv")
+    config = transformers.FineGrainedFP8Config(dequantize=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).state_dict()
+    for name, weight in load_file(exact(folder) / "model.safetensors").items():
+        assert torch.equal(theirs[name], weight.to(theirs[name].dtype)), name  # it widens to 16 bits
+
+
 def change(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, **config: Any) -> Path:
     """Replace tensors (None removes one) and keys of the quantization_config (None removes one, too)."""
     held = load_file(folder / "model.safetensors") | (tensors or {})
@@ -109,6 +127,8 @@ def change(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, 
         (write_gptq, {"pack_dtype": "int64"}, "GPTQ with pack_dtype 'int64' is not supported"),
         (write_gptq, {"adapter": {"name": "lora"}}, "GPTQ with adapter is not supported"),
         (write_gptq, {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "bits that differ between layers (dynamic)"),
+        (write_fp8, {"fmt": "e5m2"}, "fp8 with fmt 'e5m2' is not supported, expected e4m3"),
+        (write_fp8, {"scale_fmt": "ue8m0"}, "fp8 with scale_fmt 'ue8m0' is not supported, expected float"),
         (write_gptq, {"quant_method": "auto-round"}, "quantized (method auto-round), which is not supported"),
     ],
 )
@@ -132,6 +152,12 @@ def test_refused_by_name(
         (write_gptq, {"sym": None}, "sym is None, expected true or false"),
         (write_gptq, {"desc_act": "no"}, "desc_act is 'no', expected true or false"),
         (write_gptq, {"bits": 8}, "qweight in model.safetensors is [32, 256], expected [64, 256]"),
+        (write_fp8, {"weight_block_size": [128]}, "weight_block_size is [128], expected two numbers from 1 up"),
+        (
+            write_fp8,
+            {"weight_block_size": [64, 128]},
+            "weight_scale_inv in model.safetensors is [2, 2], expected [4, 2]",
+        ),
         (write_gptq, {"format": "gptq_v2"}, "checkpoint_format 'gptq' and format 'gptq_v2' contradict each other"),
     ],
 )
@@ -189,6 +215,22 @@ def test_outputs_that_awq_cannot_pack(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "source", intermediate_size=188, with_tokenizer=False)
     with pytest.raises(UnsupportedModelError, match="has 188 outputs, which AWQ cannot pack by the 8"):
         open_model(write_awq(source, tmp_path / "awq", group_size=-1))
+
+
+def test_floats_that_contradict(original: Path, tmp_path: Path) -> None:
+    name = f"{LAYER}.weight"
+    folder = write_fp8(original, tmp_path / "fp8")
+    nan = load_file(folder / "model.safetensors")[name].view(torch.uint8)
+    nan[200, 3] = 0x7F
+    for tensors in ({name: nan.view(torch.float8_e4m3fn)}, {f"{name}_scale_inv": torch.full((3, 2), torch.inf)}):
+        model = open_model(change(write_fp8(original, tmp_path / str(len(list(tmp_path.iterdir())))), tensors))
+        for read in (load, load_on_numpy):
+            with pytest.raises(CheckpointError, match=rf"{next(iter(tensors))} in model.safetensors holds NaN"):
+                read(model, max_seq_len=32)
+    with pytest.raises(CheckpointError, match="has both weight_scale and weight_scale_inv"):
+        open_model(change(folder, {f"{name}_scale": torch.ones(3, 2)}))
+    with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale"):
+        open_model(change(folder, {f"{name}_scale": None, f"{name}_scale_inv": None}))
 
 
 @pytest.mark.parametrize("write", [write_awq, write_gptq])

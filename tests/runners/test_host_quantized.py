@@ -163,6 +163,11 @@ def write_by_another_hand(
         if getattr(module, "quantization_scheme", None) is None:
             continue
         weight = module.weight.float()
+        if arguments.type == "float":
+            blocks = module.weight_scale.shape if module.weight_scale.ndim == 2 else (1, 1)
+            parts = weight.view(blocks[0], weight.shape[0] // blocks[0], blocks[1], weight.shape[1] // blocks[1])
+            module.weight_scale.data.copy_((parts.abs().amax((1, 3)) / 448).view(module.weight_scale.shape))
+            continue
         grouped = weight.view(len(weight), -1, arguments.group_size or weight.shape[1])
         low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
         steps = 2**arguments.num_bits - 1
@@ -223,15 +228,44 @@ def test_w8a8_models_by_others(
     assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"strategy": "tensor"},
+        {"strategy": "channel"},
+        {"strategy": "block", "block_structure": [64, 128]},
+    ],
+    ids=lambda arguments: arguments["strategy"],
+)
+def test_fp8_models_by_others(arguments: dict[str, Any], original: Path, tmp_path: Path) -> None:
+    weights = QuantizationArgs(num_bits=8, type="float", symmetric=True, **arguments)
+    activations = QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True)
+    folder = tmp_path / "fp8"
+    write_by_another_hand(original, folder, weights, ["lm_head"], "float-quantized", activations)
+    model = open_model(folder)
+    assert (model.tensors.unused, len(model.tensors.scaled), len(model.notes)) == ((), 7 * 3, 1)
+    expected = widened_logits(folder, original)
+    assert relative_error(our_logits(folder), expected) < 1e-5
+    assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
+    assert relative_error(our_logits(original), expected) > 1e-3
+
+
 def widened_logits(folder: Path, source: Path) -> np.ndarray:
-    """transformers' logits of a w8a8 model's weights alone, (q - zero) * scale in float64, by plain torch."""
+    """transformers' logits of a model's 8-bit weights alone, (q - zero) * scale in float64, by plain torch."""
     tensors = load_file(folder / "model.safetensors")
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     widened = 0
     for name, parameter in model.named_parameters():
         if f"{name}_scale" in tensors:
             zero = tensors.get(f"{name}_zero_point", torch.tensor(0))
-            parameter.data = ((tensors[name].double() - zero.double()) * tensors[f"{name}_scale"].double()).float()
+            scale = tensors[f"{name}_scale"].double()
+            if scale.ndim == 2:  # of blocks, rows or all; compressed-tensors has blocks of 64 x 128 here
+                rows, inputs = (
+                    size if count == 1 else -(-size // count)
+                    for size, count in zip(parameter.shape, scale.shape, strict=True)
+                )
+                scale = scale.repeat_interleave(rows, 0).repeat_interleave(inputs, 1)
+            parameter.data = ((tensors[name].double() - zero.double()) * scale).float()
             widened += 1
     assert widened == 7 * model.config.num_hidden_layers
     with torch.inference_mode():

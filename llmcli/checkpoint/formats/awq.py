@@ -7,7 +7,7 @@ import numpy as np
 
 from llmcli.checkpoint.formats.base import LayerSource, StoredLayer
 from llmcli.checkpoint.layout import ExpectedTensor
-from llmcli.quantization.packing import pack_rows, unpack_awq_columns
+from llmcli.quantization.packing import rows_of_awq, unpack_awq_columns
 from llmcli.quantization.schemes import WeightScheme
 
 # Outputs in an int32.
@@ -33,7 +33,7 @@ class Awq:
         """Read a layer and turn it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
         return StoredLayer(
-            packed=pack_rows(unpack_awq_columns(source.read("qweight")), 4),
+            packed=rows_of_awq(source.read("qweight")),
             scales=np.ascontiguousarray(scales.T),
             scale_dtype=scale_dtype,
             zero_points=unpack_awq_columns(source.read("qzeros")),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.checkpoint.arrays import not_finite, read_whole
-from llmcli.checkpoint.layout import WEIGHT_SUFFIX, ExpectedTensor
+from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
@@ -45,6 +45,10 @@ class PackedLayer:
     scheme: WeightScheme
     shape: tuple[int, int]
     format: Format
+
+    def tensors(self, weight: ExpectedTensor) -> Iterator[ExpectedTensor]:
+        """What stands for its weight."""
+        return self.format.tensors(weight, self.scheme)
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,6 @@ class LayerSource:
         if not np.isfinite(widen(scales, info.dtype)).all():
             raise not_finite(info)
         return scales, info.dtype
-
-
-def layer_tensors(module: str, layer: PackedLayer) -> Iterator[ExpectedTensor]:
-    """The tensors of a layer."""
-    return layer.format.tensors(ExpectedTensor(module + WEIGHT_SUFFIX, layer.shape, "", is_linear=True), layer.scheme)
 
 
 def read_layer(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo], reader: TensorReader) -> StoredLayer:

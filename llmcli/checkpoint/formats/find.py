@@ -3,88 +3,92 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmcli.checkpoint.formats.awq import AWQ_WORD_COLUMNS, Awq
-from llmcli.checkpoint.formats.base import Format, PackedLayer
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.fp8 import FP8_DTYPE, SCALE_SUFFIXES, Fp8Layer
 from llmcli.checkpoint.formats.gptq import Gptq
 from llmcli.checkpoint.formats.int_quantized import IntQuantized
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
-from llmcli.checkpoint.layout import WEIGHT_SUFFIX, ExpectedTensor
+from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import INT_FORMAT, ConfigGroup, QuantizationConfig
-from llmcli.quantization.methods import AwqConfig, GptqConfig, Quantization
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.methods import AwqConfig, Fp8Config, GptqConfig, Quantization
+from llmcli.quantization.schemes import Fp8Scheme
 
 # A module with one of these holds codes instead of a weight.
 CODE_SUFFIXES = (".weight_packed", ".qweight")
-# What a w8a8 model stores for its activations, which stay in 16 bits here.
-ACTIVATION_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
+# What models with quantized activations store for them, which are not rounded here.
+ACTIVATION_SUFFIXES = (
+    ".activation_scale",
+    *(f".{side}_{what}" for side in ("input", "output") for what in ("scale", "zero_point")),
+)
+
+Layer = PackedLayer | Fp8Layer
 
 
 def find_layers(
     quantization: Quantization, linear: Sequence[ExpectedTensor], stored: Mapping[str, TensorInfo], where: str
-) -> dict[str, PackedLayer]:
+) -> dict[str, Layer]:
     """The quantized ones of the linear layers `linear`, by module name; `stored` are all tensors by the model's names.
 
     Raises: CheckpointError for groups that do not divide a layer, and for tensors that contradict the config.
     """
+    found: Iterator[tuple[ExpectedTensor, Layer | None]]
     if isinstance(quantization, QuantizationConfig):
-        found = _of_config(quantization, linear, stored, where)
+        groups = quantization.groups_of([weight.layer for weight in linear], where)
+        found = ((weight, _listed(group, weight, stored)) for weight in linear if (group := groups[weight.layer]))
     else:
-        found = _of_tensors(quantization, linear, stored, where)
-    layers = {}
-    for weight, scheme, form in found:
-        output_size, input_size = weight.shape
-        if not scheme.divides(input_size):
+        # These methods keep layers in 16 bits without listing them, so the tensors of a layer tell what it is.
+        found = ((weight, _told(quantization, weight, stored, where)) for weight in linear)
+    layers = {weight.layer: layer for weight, layer in found if layer is not None}
+    for module, layer in layers.items():
+        if isinstance(layer, PackedLayer) and not layer.scheme.divides(layer.shape[1]):
             raise CheckpointError(
-                f"{where}: {weight.layer} has {input_size} inputs, which groups of {scheme.group_size} do not divide; "
-                "its quantization_config belongs to another model"
+                f"{where}: {module} has {layer.shape[1]} inputs, which groups of {layer.scheme.group_size} do not "
+                "divide; its quantization_config belongs to another model"
             )
-        layers[weight.layer] = PackedLayer(scheme, (output_size, input_size), form)
     return layers
 
 
-Found = Iterator[tuple[ExpectedTensor, WeightScheme, Format]]
-
-
-def _of_config(
-    quantization: QuantizationConfig, linear: Sequence[ExpectedTensor], stored: Mapping[str, TensorInfo], where: str
-) -> Found:
-    """What compressed-tensors lists by name."""
-    groups = quantization.groups_of([weight.layer for weight in linear], where)
-    for weight in linear:
-        group = groups[weight.layer]
-        if group is not None:
-            yield weight, group.scheme, _format_of(group, weight.layer, stored)
-
-
-def _format_of(group: ConfigGroup, module: str, stored: Mapping[str, TensorInfo]) -> Format:
+def _listed(group: ConfigGroup, weight: ExpectedTensor, stored: Mapping[str, TensorInfo]) -> Layer:
+    """A layer that the config of compressed-tensors lists."""
+    output_size, input_size = weight.shape
+    if isinstance(group.scheme, Fp8Scheme):
+        return Fp8Layer(group.scheme, (output_size, input_size), SCALE_SUFFIXES[0])
     if group.format == INT_FORMAT:
-        return IntQuantized()
-    # An index that is declared must be there; one that is not declared is read too, as it may contradict.
-    return PackQuantized(group.has_group_index or f"{module}.weight_g_idx" in stored, group.has_group_index)
+        return PackedLayer(group.scheme, (output_size, input_size), IntQuantized())
+    # An order that is declared must be there; one that is not declared is read too, as it may contradict.
+    stores_order = group.has_group_index or f"{weight.layer}.weight_g_idx" in stored
+    return PackedLayer(group.scheme, (output_size, input_size), PackQuantized(stores_order, group.has_group_index))
 
 
-def _of_tensors(
-    quantization: AwqConfig | GptqConfig,
-    linear: Sequence[ExpectedTensor],
+def _told(
+    quantization: AwqConfig | GptqConfig | Fp8Config,
+    weight: ExpectedTensor,
     stored: Mapping[str, TensorInfo],
     where: str,
-) -> Found:
-    """AWQ and GPTQ keep layers in 16 bits without listing them, so a layer with codes is a quantized one."""
-    for weight in linear:
-        codes = f"{weight.layer}.qweight"
-        if codes not in stored:
-            continue
-        if weight.layer + WEIGHT_SUFFIX in stored:
-            raise CheckpointError(f"{where}: {weight.layer} has both weight and qweight; files of two models mixed?")
-        if isinstance(quantization, AwqConfig) and weight.shape[0] % AWQ_WORD_COLUMNS:
+) -> Layer | None:
+    """What the tensors of a layer say that it is; None for a plain one."""
+    module, (output_size, input_size) = weight.layer, weight.shape
+    plain = stored.get(weight.name)
+    if isinstance(quantization, Fp8Config):
+        if plain is None or plain.dtype != FP8_DTYPE:
+            return None
+        scales = [suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
+        if len(scales) > 1:
+            raise CheckpointError(f"{where}: {module} has both {' and '.join(scales)}; files of two models mixed?")
+        return Fp8Layer(quantization.scheme, (output_size, input_size), scales[0] if scales else SCALE_SUFFIXES[0])
+    if f"{module}.qweight" not in stored:
+        return None
+    if plain is not None:
+        raise CheckpointError(f"{where}: {module} has both weight and qweight; files of two models mixed?")
+    if isinstance(quantization, AwqConfig):
+        if output_size % AWQ_WORD_COLUMNS:
             raise UnsupportedModelError(
-                f"{where}: {weight.layer} has {weight.shape[0]} outputs, which AWQ cannot pack by the "
-                f"{AWQ_WORD_COLUMNS}; config.json of another model?"
+                f"{where}: {module} has {output_size} outputs, which AWQ cannot pack by the {AWQ_WORD_COLUMNS}; "
+                "config.json of another model?"
             )
-        if isinstance(quantization, AwqConfig):
-            yield weight, quantization.scheme, Awq()
-        else:
-            orders = quantization.orders_inputs
-            stores_order = bool(orders) or f"{weight.layer}.g_idx" in stored
-            yield weight, quantization.scheme, Gptq(quantization.zero_offset, stores_order, orders)
+        return PackedLayer(quantization.scheme, (output_size, input_size), Awq())
+    orders_inputs = quantization.orders_inputs
+    form = Gptq(quantization.zero_offset, bool(orders_inputs) or f"{module}.g_idx" in stored, orders_inputs)
+    return PackedLayer(quantization.scheme, (output_size, input_size), form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class StoredModel:
                     f"{module} is stored as {layer.format.name}, which CUDA does not read yet; "
                     "write it in a form that it reads with `llmcli convert`, or use --device cpu"
                 )
+        for module, of_floats in model.tensors.scaled.items():
+            raise UnsupportedModelError(
+                f"{module} is stored as {of_floats.scheme}, which CUDA does not read yet; quantize the original "
+                "model with `llmcli quantize`, or use --device cpu"
+            )
         return cls(
             model.config,
             model.tensors.head,
@@ -127,13 +132,20 @@ class StoredModel:
     @property
     def precision(self) -> str:
         """The precision of the weights for the user: `int8 group 128`, or the type of plain ones."""
-        names = sorted({_scheme_name(scheme) for scheme in self.packed.values()})
-        return " and ".join(names) if names else self.embedding_type
+        return precision_of(self.packed.values(), self.embedding_type)
 
     def _held_type(self, name: str) -> str:
         return self.dtypes[name] if self.dtype == "auto" else self.dtype
 
 
-def _scheme_name(scheme: WeightScheme) -> str:
+def precision_of(schemes: Iterable[WeightScheme | Fp8Scheme], plain_type: str) -> str:
+    """The precision of weights for the user, from the schemes of the quantized ones and the type of plain ones."""
+    names = sorted({_scheme_name(scheme) for scheme in schemes})
+    return " and ".join(names) if names else plain_type
+
+
+def _scheme_name(scheme: WeightScheme | Fp8Scheme) -> str:
+    if isinstance(scheme, Fp8Scheme):
+        return "fp8"
     granularity = "channel" if scheme.group_size is None else f"group {scheme.group_size}"
     return f"int{scheme.num_bits} {granularity}{'' if scheme.is_symmetric else ' asymmetric'}"

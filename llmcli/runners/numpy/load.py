@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from llmcli.checkpoint.arrays import read_floats
-from llmcli.checkpoint.formats.base import layer_tensors, read_layer
-from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.formats.base import read_layer
+from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.widening import widen_layer, widened
@@ -72,16 +72,20 @@ def _read_weights(model: Model, on_progress: OnProgress) -> dict[str, Floats]:
     total = sum(info.num_bytes for info in infos.values())
     read = 0
     weights: dict[str, Floats] = {}
-    plain = dict(infos)
     with TensorReader() as reader:
-        for module, layer in model.tensors.packed.items():
-            weight = weights[f"{module}.weight"] = np.empty(layer.shape, np.float32)
-            widen_layer(read_layer(module, layer, infos, reader), layer.scheme, weight)
-            read += sum(plain.pop(tensor.name).num_bytes for tensor in layer_tensors(module, layer))
-            on_progress(read, total)
-        for name, info in plain.items():
-            weights[name] = read_floats(info, 0, info.shape[0], reader)
-            read += info.num_bytes
+        for source, parts in model.tensors.sources.items():
+            if source in model.tensors.packed:
+                layer = model.tensors.packed[source]
+                weight = weights[source + WEIGHT_SUFFIX] = np.empty(layer.shape, np.float32)
+                widen_layer(read_layer(source, layer, infos, reader), layer.scheme, weight)
+            elif source in model.tensors.scaled:
+                scaled = model.tensors.scaled[source]
+                weight = weights[source + WEIGHT_SUFFIX] = np.empty(scaled.shape, np.float32)
+                for begin, rows in scaled.read(source, infos, reader):
+                    weight[begin : begin + len(rows)] = rows
+            else:
+                weights[source] = read_floats(infos[source], 0, infos[source].shape[0], reader)
+            read += sum(info.num_bytes for info in parts)
             on_progress(read, total)
     return weights
 

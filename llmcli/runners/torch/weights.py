@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from llmcli.checkpoint.arrays import not_finite
-from llmcli.checkpoint.formats.base import PackedLayer, StoredLayer, layer_tensors, read_layer
+from llmcli.checkpoint.formats.base import PackedLayer, StoredLayer, read_layer
+from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
@@ -35,7 +36,7 @@ class OrderedWeight:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """The weights of a model: plain tensors by name, quantized layers by module name."""
+    """The weights of a model: plain tensors and widened 8-bit floats by name, layers of codes by module name."""
 
     plain: dict[str, Tensor]
     packed: dict[str, OrderedWeight]
@@ -46,26 +47,25 @@ def read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> L
 
     Raises: CheckpointError for read errors, NaN and infinity, and layers whose tensors contradict one another
     """
-    infos, layers = model.tensors.tensors, model.tensors.packed
-    # A layer is read where the first of its tensors is.
-    parts = {module: [tensor.name for tensor in layer_tensors(module, layer)] for module, layer in layers.items()}
-    in_layers = {name for names in parts.values() for name in names}
-    sources = {name: [name] for name in infos if name not in in_layers} | parts
-    places = {
-        source: min((infos[name].path, infos[name].offset) for name in names) for source, names in sources.items()
-    }
+    tensors = model.tensors
+    infos, sources = tensors.tensors, tensors.sources
     total = sum(info.num_bytes for info in infos.values())
     read = 0
     weights = LoadedWeights({}, {})
     with TensorReader() as reader:
-        for source in sorted(sources, key=lambda source: places[source]):
-            if source in layers:
-                layer = read_layer(source, layers[source], infos, reader)
-                weights.packed[source] = _as_tensors(layers[source], layer)
+        for source, parts in sources.items():
+            if source in tensors.packed:
+                layer = tensors.packed[source]
+                weights.packed[source] = _as_tensors(layer, read_layer(source, layer, infos, reader))
+            elif source in tensors.scaled:
+                scaled = tensors.scaled[source]
+                weight = weights.plain[source + WEIGHT_SUFFIX] = torch.empty(scaled.shape, dtype=dtype)
+                for begin, rows in scaled.read(source, infos, reader):
+                    weight[begin : begin + len(rows)] = torch.from_numpy(rows)
             else:
                 weights.plain[source] = _read_tensor(reader, infos[source], dtype)
                 _check_finite(weights.plain[source], infos[source])
-            read += sum(infos[name].num_bytes for name in sources[source])
+            read += sum(info.num_bytes for info in parts)
             on_progress(read, total)
     return weights
 
