@@ -114,19 +114,29 @@ def write_foreign(
         shutil.copytree(source, copy)
     tensors = load_file(source / "model.safetensors")
     floats = {name: tensor.float() for name, tensor in tensors.items()}
+    kept: dict[str, np.ndarray] = {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         codes = quantized(name, tensors[name])
         if codes is None:
             continue
         floats[name] = codes.weight.float()
+        kept |= {f"{name} {part}": values for part, values in vars(codes).items()}
         del tensors[name]
         module = name.removesuffix(".weight")
         tensors |= {f"{module}.{part}": tensor for part, tensor in tensors_of(codes).items()}
     save_file(tensors, folder / "model.safetensors")
     save_file(floats, exact(folder) / "model.safetensors")
+    np.savez(exact(folder) / "codes.npz", **kept)
     config_json = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config_json, "quantization_config": config}))
     return folder
+
+
+def codes_of(folder: Path) -> dict[str, Codes]:
+    """What `write_foreign` has written, by the names of the weights."""
+    kept = np.load(exact(folder) / "codes.npz")
+    names = {key.partition(" ")[0] for key in kept}
+    return {name: Codes(**{part: kept[f"{name} {part}"] for part in Codes.__annotations__}) for name in names}
 
 
 def exact(folder: Path) -> Path:

@@ -34,6 +34,7 @@ COMMANDS = (
         "quantize",
         "Quantize a model to int8 or int4; transformers can load it too.",
     ),
+    Command("convert", "convert", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
     Command(
         "eval",
         "evaluate",

@@ -106,6 +106,7 @@ PLACES = {
     "own_sources": "lab.ladder:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
+    "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
@@ -139,6 +140,7 @@ PLACES = {
 }
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.conversion_plan import plan_conversion
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation

@@ -101,7 +101,6 @@ COMMAND_ALIASES: Mapping[str, str] = {
     "ask": "generate",
     "benchmark": "bench",
     "completion": "generate",
-    "convert": "quantize",
     "download": "pull",
     "list": "models list",
     "ls": "models list",

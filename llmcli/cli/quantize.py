@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
 from llmcli.cli.completion import complete_device, complete_model, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
+from llmcli.cli.export_report import listed, parse_shard_size, report_earlier_run, report_layers, size_table
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
 from llmcli.cli.progress import progress
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 BITS = (8, 4)
 GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
-_UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
-_MAX_LISTED = 8  # layers named in one line; the model card has them all
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class FormOptions:
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),
             skip=tuple(self.skip or ()),
-            shard_bytes=_shard_bytes(self.shard_size),
+            shard_bytes=parse_shard_size(self.shard_size),
         )
 
 
@@ -142,12 +140,12 @@ def quantize(
     plan = exporter.plan
     if work.dry_run:
         _report_plan(plan)
-        terminal.write(_size_table(plan))
+        terminal.write(size_table(plan))
         return
     workspace = exporter.prepare()
     with exporter.lock:  # until the cards are written, too
         _report_plan(plan)
-        _report_earlier_run(workspace, len(plan.shards))
+        report_earlier_run(workspace, len(plan.shards))
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
             evaluate_export(source, destination, work.eval_, runner_options)
@@ -189,47 +187,14 @@ def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None
     return choices[value]
 
 
-def _shard_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", text)
-    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
-    if num_bytes < 1:
-        raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")
-    return num_bytes
-
-
 def _report_plan(plan: ExportPlan) -> None:
     """What the user should know before the work starts."""
-    if plan.channel_layers:
+    if plan.options is not None and plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"these layers, which get one scale per row: {_listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {listed(plan.channel_layers)}"
         )
-    if plan.skipped:
-        terminal.info(f"kept as they are: {_listed(plan.skipped)}")
-    if plan.model.tensors.unused:
-        terminal.info(f"left out, not used by the model: {_listed(plan.model.tensors.unused)}")
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)
         terminal.info(f"the output head is now stored apart from the embedding: {size} more")
-    for concern in plan.concerns:
-        terminal.warn(concern)
-
-
-def _report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
-    if workspace.num_resumed:
-        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
-    elif workspace.has_cleaned:
-        terminal.info("starting over: the unfinished earlier run had another source or other options")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_MAX_LISTED])
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
-
-
-def _size_table(plan: ExportPlan) -> str:
-    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
-    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
-        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
-        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
-    return "".join(lines)
+    report_layers(plan)
