@@ -199,7 +199,7 @@ def write_fp8(
     floats = {name: tensor.float() for name, tensor in tensors.items()}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         weight = tensors[name].double()
-        rows, inputs = block or weight.shape
+        rows, inputs = (min(size, most) for size, most in zip(block or weight.shape, weight.shape, strict=True))
         scales = torch.stack([
             torch.stack([part.abs().max() / 448 for part in some.split(inputs, 1)]) for some in weight.split(rows, 0)
         ]).float()  # fmt: skip

@@ -87,7 +87,13 @@ def test_ordered_inputs_of_compressed_tensors(bits: int, sym: bool, original: Pa
 
 @pytest.mark.parametrize(
     ("block", "suffix"),
-    [((128, 128), "scale_inv"), ((96, 100), "scale_inv"), (None, "scale_inv"), (None, "scale")],
+    [
+        ((128, 128), "scale_inv"),
+        ((96, 100), "scale_inv"),
+        ((10**30, 1), "scale_inv"),
+        (None, "scale_inv"),
+        (None, "scale"),
+    ],
 )
 def test_fp8(block: tuple[int, int] | None, suffix: str, original: Path, tmp_path: Path) -> None:
     folder = write_fp8(original, tmp_path / "fp8", block=block, suffix=suffix)

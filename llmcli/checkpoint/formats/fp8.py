@@ -51,8 +51,7 @@ class Fp8Layer:
         scales = widen(read_whole(scale_info, reader), scale_info.dtype).reshape(self.scheme.scale_shape(self.shape))
         if not np.isfinite(scales).all():
             raise not_finite(scale_info)
-        step = self.scheme.block_rows or 1
-        step *= max(1, _BLOCK_ELEMENTS // (input_size * step))
+        step = max(1, _BLOCK_ELEMENTS // input_size)
         for begin in range(0, num_rows, step):
             end = min(begin + step, num_rows)
             weights = E4M3_VALUES[read_rows(info, begin, end, reader)]
@@ -63,7 +62,10 @@ class Fp8Layer:
 
     def _spread(self, scales: Floats, begin: int, end: int) -> Floats:
         """The scales of some rows. Shapes: scales [row blocks, input blocks]; result [1 or rows, 1 or input_size]"""
-        rows = scales if self.scheme.block_rows is None else scales[np.arange(begin, end) // self.scheme.block_rows]
-        if self.scheme.block_inputs is None:
-            return rows
-        return rows.repeat(self.scheme.block_inputs, axis=1)[:, : self.shape[1]]
+        (num_rows, input_size), scheme = self.shape, self.scheme
+        # A block may be larger than the weight, by any number that a config.json holds.
+        if scheme.block_rows is not None:
+            scales = scales[np.arange(begin, end) // min(scheme.block_rows, num_rows)]
+        if scheme.block_inputs is not None:
+            scales = scales.repeat(min(scheme.block_inputs, input_size), axis=1)[:, :input_size]
+        return scales
