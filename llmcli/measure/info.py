@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.checkpoint.export_files import read_card
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.find import Layer
+from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.sampling.params import ResolvedSampling
@@ -29,7 +32,7 @@ class MemoryNeed:
 class ModelInfo:
     """Facts about a model.
 
-    `quantization` counts the layers of each scheme; `quality_card` is what this program noted when it wrote them.
+    `quantization` counts the layers of each scheme and format; `quality_card` is what this program noted on writing.
     Units: bytes. `decode_bytes_per_token` are the weight bytes, as stored, that one decoded token must read at batch 1:
            every matrix once and one row of the embedding; each token of context adds `kv_bytes_per_token` in 16 bits.
     """
@@ -104,7 +107,7 @@ def inspect_model(
             "num_sliding_layers": sum(window is not None for window in config.traits.sliding_windows),
             "num_layers_without_rope": config.traits.uses_rope.count(False),
         },
-        quantization=dict(Counter(str(layer.scheme) for layer in model.tensors.quantized.values())),
+        quantization=dict(Counter(map(_scheme_name, model.tensors.quantized.values()))),
         quality_card=dict(card) if (card := read_card(model.checkpoint.folder)) is not None else None,
         num_parameters=num_parameters,
         num_tensors=len(infos),
@@ -126,6 +129,13 @@ def inspect_model(
         chat_template=chat_template,
         sampling={name: (value, source) for name, value, source in sampling.rows()},
     )
+
+
+def _scheme_name(layer: Layer) -> str:
+    """The scheme, and the format if it is not the one that `llmcli quantize` writes."""
+    if isinstance(layer, PackedLayer) and layer.format != PackQuantized():
+        return f"{layer.scheme}, stored as {layer.format.name}"
+    return str(layer.scheme)
 
 
 def _numel(shape: tuple[int, ...]) -> int:

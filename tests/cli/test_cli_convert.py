@@ -34,7 +34,8 @@ def test_the_same_text(llmcli: Llmcli, gptq: Path, tmp_path: Path) -> None:
         for folder in (gptq, tmp_path / "int4")
     ]
     assert texts[0] == texts[1] != ""
-    assert "14 layers as int4, groups of 64" in llmcli("info", tmp_path / "int4").stdout
+    assert "14 layers as int4, groups of 64, stored as GPTQ\n" in llmcli("info", gptq).stdout
+    assert "14 layers as int4, groups of 64\n" in llmcli("info", tmp_path / "int4").stdout
 
 
 def test_a_dry_run_writes_nothing(llmcli: Llmcli, plain: Path, tmp_path: Path) -> None:
