@@ -68,20 +68,20 @@ def inspect_model(
 ) -> ModelInfo:
     """Collect the facts; reads no weights. `chat_template` says where the template was found, if there is one."""
     config = model.config
-    infos = model.tensors.tensors
+    infos, layers = model.tensors.tensors, model.tensors.quantized
     bytes_by_dtype: Counter[str] = Counter()
     num_parameters = 0
     plain_bytes = 0  # of what takes the precision of a run, 8-bit floats included; codes stay as they are
     for name, info in infos.items():
         bytes_by_dtype[info.dtype] += info.num_bytes
         module = name.rpartition(".")[0]
-        if module not in model.tensors.quantized or name.endswith(".bias"):
+        if module not in layers or name.endswith(".bias"):
             num_parameters += _numel(info.shape)
             plain_bytes += info.num_bytes
         elif module in model.tensors.scaled:
             plain_bytes += info.num_bytes
     num_plain = num_parameters + sum(_numel(layer.shape) for layer in model.tensors.scaled.values())
-    num_parameters += sum(_numel(layer.shape) for layer in model.tensors.quantized.values())
+    num_parameters += sum(_numel(layer.shape) for layer in layers.values())
     embedding = infos[EMBEDDING]
     weights_bytes = sum(bytes_by_dtype.values())
     is_tied = model.tensors.head == EMBEDDING
@@ -107,7 +107,7 @@ def inspect_model(
             "num_sliding_layers": sum(window is not None for window in config.traits.sliding_windows),
             "num_layers_without_rope": config.traits.uses_rope.count(False),
         },
-        quantization=dict(Counter(map(_scheme_name, model.tensors.quantized.values()))),
+        quantization=dict(Counter(map(_scheme_name, layers.values()))),
         quality_card=dict(card) if (card := read_card(model.checkpoint.folder)) is not None else None,
         num_parameters=num_parameters,
         num_tensors=len(infos),

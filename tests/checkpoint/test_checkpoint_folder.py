@@ -220,7 +220,6 @@ def test_names_that_are_not_utf8(folder):
         ({"quantization_config": {"quant_method": "exl3", "bits": 4}}, "exl3"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"quantization_config": {}}, "unknown"),
         ({"quantization_config": "int8"}, "unknown"),
     ],
