@@ -19,7 +19,6 @@ from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.errors import CheckpointError, UnsupportedModelError  # noqa: E402
-from llmcli.runners.cuda.stored import StoredModel  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 
@@ -237,10 +236,3 @@ def test_floats_that_contradict(original: Path, tmp_path: Path) -> None:
         open_model(change(folder, {f"{name}_scale": torch.ones(3, 2)}))
     with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale"):
         open_model(change(folder, {f"{name}_scale": None, f"{name}_scale_inv": None}))
-
-
-@pytest.mark.parametrize("write", [write_awq, write_gptq])
-def test_cuda_names_the_way_out(write: Callable[..., Path], original: Path, tmp_path: Path) -> None:
-    model = open_model(write(original, tmp_path / "model"))
-    with pytest.raises(UnsupportedModelError, match="which CUDA does not read yet; .*`llmcli convert`"):
-        StoredModel.of_model(model)

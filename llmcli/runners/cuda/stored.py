@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
+from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
-from llmcli.errors import UnsupportedModelError
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
 
@@ -54,20 +54,10 @@ class StoredModel:
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
         """A model whose files are there.
 
-        Raises: UnsupportedModelError for quantized layers in a format that no kernel puts into tiles
+        Raises: UnsupportedModelError for quantized layers that CUDA does not read
         """
+        model = Translation(model).model
         infos = model.tensors.tensors
-        for module, layer in model.tensors.packed.items():
-            if layer.format != PackQuantized():
-                raise UnsupportedModelError(
-                    f"{module} is stored as {layer.format.name}, which CUDA does not read yet; "
-                    "write it in a form that it reads with `llmcli convert`, or use --device cpu"
-                )
-        for module, of_floats in model.tensors.scaled.items():
-            raise UnsupportedModelError(
-                f"{module} is stored as {of_floats.scheme}, which CUDA does not read yet; quantize the original "
-                "model with `llmcli quantize`, or use --device cpu"
-            )
         return cls(
             model.config,
             model.tensors.head,
