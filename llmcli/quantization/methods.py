@@ -63,12 +63,13 @@ def read_quantization(declared: object, where: str) -> Quantization:
     method = method_of(fields)
     if method == METHOD:
         return QuantizationConfig.from_dict(declared, where)
+    inside = f"{where}: quantization_config of {method}"
     if method == AWQ:
-        return _read_awq(fields, where)
+        return _read_awq(fields, inside)
     if method == GPTQ:
-        return _read_gptq(fields, where)
+        return _read_gptq(fields, inside)
     if method == FP8:
-        return _read_fp8(fields, where)
+        return _read_fp8(fields, inside)
     refuse_method(method, where)
 
 
