@@ -2,6 +2,8 @@
 
 import os
 import platform
+import shlex
+import shutil
 import tempfile
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,6 +12,7 @@ from typing import Literal
 
 from llmcli.checkpoint.hub_cache import hub_cache_folder
 from llmcli.kernels import environment
+from llmcli.kernels.cpp_library import cpp_compiler
 from llmcli.resources import kernel_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
@@ -29,7 +32,7 @@ def examine() -> list[Check]:
     """Every check, in the order in which one depends on the other. Changes nothing."""
     driver = environment.find_driver()
     packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
-    checks = [_python(), *packages, _driver(driver)]
+    checks = [_python(), *packages, _cpp_compiler(), _driver(driver)]
     checks += _cards(driver)
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
@@ -51,6 +54,15 @@ def _package(name: str) -> Check:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
         return Check(name, "problem", "not installed", f"pip install {name}")
+
+
+def _cpp_compiler() -> Check:
+    command = shlex.join(cpp_compiler())
+    found = shutil.which(cpp_compiler()[0])
+    if found is None:
+        detail = f"{command} not found; without it int8 and int4 models are slower on the CPU: install g++, or set CXX"
+        return Check("C++ compiler", "absent", detail)
+    return Check("C++ compiler", "ok", found)
 
 
 def _driver(driver: environment.Driver | None) -> Check:

@@ -1,6 +1,7 @@
 """`tokenize`, `info`, `presets` and `doctor` as a user runs them."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +154,15 @@ def test_doctor(
         assert "fix: " in result.stdout
     states = [check["state"] for check in json.loads(llmcli("doctor", "--json").stdout)]
     assert ("problem" in states) == (problem is not None)
+
+
+def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    result = llmcli("doctor")
+    assert "C++ compiler   no-such-compiler not found" in result.stdout
+    assert "set CXX" in " ".join(result.stdout.split())
+    monkeypatch.setenv("CXX", sys.executable)
+    assert f"C++ compiler   {sys.executable}" in llmcli("doctor").stdout
 
 
 def test_doctor_sees_a_cache_that_cannot_be_written(

@@ -23,8 +23,9 @@ from llmcli.quantization.schemes import WeightScheme  # noqa: E402
 from llmcli.runners.base import Runner, Span  # noqa: E402
 from llmcli.runners.host.device import chunk_end, chunks, span_end  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
-from llmcli.runners.torch import int4_tiles, packed_linear  # noqa: E402
+from llmcli.runners.torch import codes_product, int4_tiles, packed_linear  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
+from llmcli.runners.torch.packed_weight import PackedWeight  # noqa: E402
 
 
 def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
@@ -42,6 +43,12 @@ def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
     if dtype == "float32":
         assert relative_error(logits_of(load_on_numpy(model, max_seq_len=128), PROMPT[:60]), logits) < 1e-5
     return logits
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as on a machine that cannot compile our own."""
+    monkeypatch.setattr(codes_product, "is_available", lambda on_compile=None: False)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +91,12 @@ def test_channel_fall_back_and_skipped_layers_equal_transformers(tmp_path: Path)
     assert relative_error(our_logits(folder), reference_logits(folder, dequantize=False)) < 1e-3
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("multiplies_bfloat16", [True, False])
 @pytest.mark.parametrize("output_size", [80, 96, 320])  # a tile has 64 rows of int4 codes, 32 of int8 codes
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_bfloat16_products_are_those_of_the_codes(
+def test_products_by_torch_are_those_of_the_codes(
     name: str, num_tokens: int, output_size: int, multiplies_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's packed operators, and widened blocks, against float64 products of the codes, scales and zero points."""
@@ -102,7 +110,7 @@ def test_bfloat16_products_are_those_of_the_codes(
     codes = torch.randint(0, 256, (shape[0], code_bytes), dtype=torch.uint8, generator=generator)
     scales = torch.rand(shape[0], num_groups, generator=generator).to(torch.bfloat16)
     zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, generator=generator)
-    weight = packed_linear.PackedWeight(scheme, shape, codes, scales, None if scheme.is_symmetric else zeros)
+    weight = PackedWeight(scheme, shape, codes, scales, None if scheme.is_symmetric else zeros)
     product = packed_linear.choose_product(weight, torch.bfloat16)
     assert not isinstance(product, packed_linear.WideningProduct)
     x = torch.randn(num_tokens, 256, generator=generator).to(torch.bfloat16).float()
@@ -113,11 +121,12 @@ def test_bfloat16_products_are_those_of_the_codes(
     assert ((product(x) - expected).abs() <= 2**-8 * magnitude).all()
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("shape", [(96, 40), (90, 256)])
 def test_bfloat16_of_shapes_the_operators_refuse(shape: tuple[int, int]) -> None:
     scheme = WeightScheme(4, None)
     codes = torch.randint(0, 256, (shape[0], shape[1] // 2), dtype=torch.uint8)
-    weight = packed_linear.PackedWeight(scheme, shape, codes, torch.ones(shape[0], 1), None)
+    weight = PackedWeight(scheme, shape, codes, torch.ones(shape[0], 1), None)
     product = packed_linear.choose_product(weight, torch.bfloat16)
     assert isinstance(product, packed_linear.WideningProduct)
     x = torch.randn(3, shape[1])
@@ -127,7 +136,7 @@ def test_bfloat16_of_shapes_the_operators_refuse(shape: tuple[int, int]) -> None
 
 def test_widening_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = torch.randint(0, 256, (50, 64), dtype=torch.uint8)
-    weight = packed_linear.PackedWeight(WeightScheme(8, 32), (50, 64), codes, torch.rand(50, 2), None)
+    weight = PackedWeight(WeightScheme(8, 32), (50, 64), codes, torch.rand(50, 2), None)
     x = torch.randn(7, 64)
     exact = weight.widened(slice(None)).double()
     expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
@@ -205,7 +214,7 @@ class TestQuantizedRunner(RunnerConformance):
 
 
 class Bfloat16Runner(RunnerConformance):
-    """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
+    """By our own products where they can be compiled."""
 
     tolerance = 3e-2  # bfloat16 rounds by 2^-9, at some twenty places of a layer
 
@@ -234,6 +243,33 @@ class TestBfloat16Int4Groups(Bfloat16Runner):
     scheme = WeightScheme(4, 32)
 
 
+@pytest.mark.usefixtures("no_compiler")
+class Bfloat16RunnerByTorch(Bfloat16Runner):
+    """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
+
+
+class TestBfloat16Int8ChannelByTorch(Bfloat16RunnerByTorch):
+    scheme = WeightScheme(8, None)
+
+
+class TestBfloat16Int8GroupsByTorch(Bfloat16RunnerByTorch):
+    scheme = WeightScheme(8, 32)
+
+
+class TestBfloat16Int4GroupsByTorch(Bfloat16RunnerByTorch):
+    scheme = WeightScheme(4, 32)
+
+
+def test_our_own_products_leave_prompts_as_they_are_cut_elsewhere(original: Path, tmp_path: Path) -> None:
+    if not codes_product.is_available():
+        pytest.skip("no C++ compiler for this processor")
+    folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
+    runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
+    assert span_ends(runner)[:5] == [16, 32, 48, 64, 128]
+    assert list(runner.arithmetic.cpu_sources) == ["codes_product"]
+
+
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize(("multiplies_bfloat16", "ends"), [(True, [128, 256, 300]), (False, [16, 32, 48, 64, 128])])
 def test_chunks_are_longer_where_each_widens_the_weights(
     multiplies_bfloat16: bool, ends: list[int], original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +281,7 @@ def test_chunks_are_longer_where_each_widens_the_weights(
     assert span_ends(load(open_model(folder), max_seq_len=400))[:5] == [16, 32, 48, 64, 128]
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("num_tokens", [300, 520])  # the last chunk is short: 44 tokens; 8, which no form widens
 @pytest.mark.parametrize("scheme", [WeightScheme(8, 32), WeightScheme(4, 128)], ids=str)
 def test_a_span_of_several_chunks_has_their_bits_and_widens_once(

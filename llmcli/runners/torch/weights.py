@@ -12,7 +12,7 @@ from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.widening import not_finite
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import unpack_zero_points
-from llmcli.runners.torch.packed_linear import PackedWeight
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
