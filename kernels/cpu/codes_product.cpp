@@ -9,8 +9,8 @@
 // Requires: chunk_inputs a multiple of 16, at most 128; x readable for num_inputs, codes for num_chunks chunks
 // Launch:   multiply_codes, from one thread; OpenMP's threads share the strips of rows
 // Traffic:  codes and scales once for every 12 tokens, from a cache after the first time; x once
-// Numerics: a chunk's activations are integers times its largest value / 32767, rounded to nearest even; sums of a chunk
-//           are exact, at most 128 * 255 * 32767 < 2^31; they become floats and are added in the order of chunks. A
+// Numerics: a chunk's activations are integers times its largest value / 32767, rounded to nearest even. Sums of a
+//           chunk are exact, below 128 * 255 * 32767 < 2^31; they become floats and are added in the order of chunks. A
 //           token's bits depend on that token alone, neither on the tokens beside it, nor on threads, nor on
 //           instructions: compile with -ffp-contract=off. NaN or infinity makes its chunk NaN. A chunk below 1e-30
 //           counts as zeros

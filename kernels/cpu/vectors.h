@@ -62,6 +62,7 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
 inline Shorts broadcast(int32_t pair) { return {_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)}; }
 
 inline Shorts widen(__m256i bytes) {
-    return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes, 1))};
+    return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)),
+            _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes, 1))};
 }
 #endif
