@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -58,6 +59,9 @@ def open_library(stem: str, instructions: str, on_compile: OnCompile = say_nothi
     Returns: None where it cannot be compiled; the log says why
     """
     source = source_file(stem)
+    if shutil.which(cpp_compiler()[0]) is None:
+        _log.debug("%s is not used: %s is not found", source.name, cpp_compiler()[0])
+        return None
     options = (*OPTIONS, *INSTRUCTIONS[instructions])
     parts = (*cpp_compiler(), *options, platform.platform(), source_digest(stem))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()

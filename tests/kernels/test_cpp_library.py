@@ -95,7 +95,7 @@ def test_without_a_compiler_there_is_no_library(
     compiler = tmp_path / "compiler"
     monkeypatch.setenv("CXX", str(compiler if text is None else written_compiler(compiler, text)))
     assert not opened()
-    assert calls == [(0, 1), (1, 1)]  # so that nobody says for ever that it is being compiled
+    assert calls == ([] if text is None else [(0, 1), (1, 1)])  # so that nobody says for ever that it is being compiled
     assert not home.exists()
 
 
