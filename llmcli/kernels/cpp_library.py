@@ -37,6 +37,21 @@ def cpp_compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
+def compiler_problem() -> str | None:
+    """Why the compiler cannot be used, None if it can: a program of one line is compiled, with OpenMP."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
+        source = Path(folder) / "one.cpp"
+        source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
+        try:
+            _compile(source, OPTIONS)
+        except FileNotFoundError:
+            return f"{cpp_compiler()[0]} not found"
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.debug("%s", error)
+            return f"{shlex.join(cpp_compiler())} cannot compile C++17 with OpenMP"
+    return None
+
+
 def source_file(stem: str) -> Path:
     """The C++ of that name."""
     return resource_folder("kernels") / "cpu" / f"{stem}.cpp"
