@@ -1,11 +1,15 @@
-"""Decode of an int8 model on the CPU beside what torch's int8 operator needs for the model's matrices and nothing else.
+"""Decode of an int8 model on the CPU beside the time that its bytes take to be read, and beside others.
 
-Llama-3.2-1B's shape, random weights, `--dtype bfloat16`. Rounds alternate in one process, so that a busy machine slows
-all alike; medians are compared. The head is 16-bit, as `quantize` leaves it; what an int8 head would need is told too.
+Llama-3.2-1B's shape, random weights, `--dtype bfloat16`. Rounds alternate, so that a busy machine slows all alike;
+medians are compared. The head is 16-bit, as `quantize` leaves it. torch's int8 operator multiplies the model's matrices
+and does nothing else; `--llama-bench PROGRAM MODEL` runs llama.cpp's own benchmark in turns.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.export_options import ExportOptions
@@ -59,31 +62,31 @@ def decode(runner: Runner, params: SamplingParams, num_tokens: int) -> float:
     return seconds / num_tokens
 
 
-def matrix_products(config: LlamaConfig) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
-    """One product of a token with every matrix of the layers by the int8 operator; with the head, in int8 and bf16."""
+def operator_on_layers(config: LlamaConfig) -> Callable[[], None]:
+    """One product of a token with every matrix of the layers by torch's int8 operator."""
     generator = torch.Generator().manual_seed(0)
-    matrices = []
-    for tensor in expected_tensors(config):
-        if len(tensor.shape) == 2:
-            q = torch.randint(-127, 128, tensor.shape, dtype=torch.int8, generator=generator)
-            matrices.append((tensor.name, q, torch.full(tensor.shape[:1], 0.01, dtype=torch.bfloat16)))
-    inputs = {q.shape[1]: torch.randn(1, q.shape[1], generator=generator).bfloat16() for _, q, _ in matrices}
-    (head,) = [one for one in matrices if one[0] == EMBEDDING]
-    plain_head = head[1].bfloat16()
+    matrices = [
+        torch.randint(-127, 128, tensor.shape, dtype=torch.int8, generator=generator)
+        for tensor in expected_tensors(config)
+        if len(tensor.shape) == 2 and tensor.name != EMBEDDING
+    ]
+    inputs = {q.shape[1]: torch.randn(1, q.shape[1], generator=generator).bfloat16() for q in matrices}
+    scales = {len(q): torch.full((len(q),), 0.01, dtype=torch.bfloat16) for q in matrices}
 
-    def multiply(wanted: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
-        for _, q, scales in wanted:
-            torch._weight_int8pack_mm(inputs[q.shape[1]], q, scales)
+    def multiply() -> None:
+        for q in matrices:
+            torch._weight_int8pack_mm(inputs[q.shape[1]], q, scales[len(q)])
 
-    return (
-        partial(multiply, [one for one in matrices if one[0] != EMBEDDING]),
-        partial(multiply, [head]),
-        lambda: (F.linear(inputs[plain_head.shape[1]], plain_head), None)[1],
-    )
+    return multiply
+
+
+def weight_bytes(folder: Path) -> int:
+    """What a token reads: every tensor but norms, which are small."""
+    return sum(info.num_bytes for info in open_model(folder).tensors.tensors.values())
 
 
 @torch.inference_mode()
-def timed(work: Callable[[], None], num_tokens: int) -> float:
+def timed(work: Callable[[], object], num_tokens: int) -> float:
     """Seconds a call, after the first."""
     work()
     start = time.perf_counter()
@@ -92,39 +95,53 @@ def timed(work: Callable[[], None], num_tokens: int) -> float:
     return (time.perf_counter() - start) / num_tokens
 
 
-if __name__ == "__main__":
+def llama_bench(program: str, model: str, num_threads: int, num_tokens: int) -> float:
+    """Seconds a token of llama.cpp."""
+    command = [program, "-m", model, "-p", "0", "-n", str(num_tokens), "-r", "1", "-t", str(num_threads), "-o", "json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return 1 / float(json.loads(result.stdout)[0]["avg_ts"])
+
+
+def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="Llama-3.2-1B")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=4, help="a round")
+    parser.add_argument("--tokens", type=int, default=8, help="a round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--llama-bench", nargs=2, metavar=("PROGRAM", "MODEL"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         runners = {
             name: open_runner(arguments.shape, scheme, arguments.threads, Path(scratch))
             for name, scheme in SCHEMES.items()
         }
-    layers, int8_head, plain_head = matrix_products(next(iter(runners.values())).config)
+        num_bytes = weight_bytes(Path(scratch) / "int8-128")
+    memory = torch.ones(num_bytes // 4)
     works: dict[str, Callable[[int], float]] = {
-        "operator: layers": partial(timed, layers),
-        "operator: int8 head": partial(timed, int8_head),
-        "linear: bf16 head": partial(timed, plain_head),
+        "reading, groups of 128": partial(timed, memory.sum),
+        "torch's operator, layers alone": partial(timed, operator_on_layers(next(iter(runners.values())).config)),
     }
     for name, runner in runners.items():
         for chain, params in SAMPLERS.items():
             works[f"llmcli: {name}, {chain}"] = partial(decode, runner, params)
+    if arguments.llama_bench:
+        works["llama.cpp"] = partial(llama_bench, *arguments.llama_bench, arguments.threads)
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(arguments.rounds):
         for name, work in works.items():
             times[name].append(work(arguments.tokens))
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    bound = medians["operator: layers"] + medians["linear: bf16 head"]
-    smaller = medians["operator: layers"] + medians["operator: int8 head"]
+    floor = statistics.median(next(iter(times.values())))
     print(f"{arguments.shape} int8, {arguments.threads} threads, medians of {arguments.rounds} rounds")
-    print(f"{'':<32} {'ms':>8} {'fastest':>8} {'tokens/s':>9} {'of bound':>9} {'int8 head':>9}")
-    for name, median in medians.items():
-        print(f"{name:<32} {median * 1e3:>8.1f} {min(times[name]) * 1e3:>8.1f}", end="")
-        if name.startswith("llmcli"):
-            print(f" {1 / median:>9.2f} {bound / median:>9.2f} {smaller / median:>9.2f}", end="")
-        print()
-    print(f"bound: the operator's layers and a bf16 head, {1 / bound:.2f} tokens/s; int8 head {1 / smaller:.2f}")
+    print(f"{num_bytes / 1e9:.2f} GB read at {num_bytes / floor / 1e9:.1f} GB/s")
+    print(f"{'':<34} {'ms':>8} {'fastest':>8} {'tokens/s':>9} {'of floor':>9}")
+    for name, values in times.items():
+        median = statistics.median(values)
+        print(f"{name:<34} {median * 1e3:>8.1f} {min(values) * 1e3:>8.1f} {1 / median:>9.2f} {floor / median:>9.2f}")
+
+
+if __name__ == "__main__":
+    # As the command line has it, where torch is imported later: threads that wait keep their cores for 0.1 ms.
+    if "GOMP_SPINCOUNT" not in os.environ:
+        raise SystemExit("set GOMP_SPINCOUNT=10000, as llmcli does on a quiet machine")
+    main()

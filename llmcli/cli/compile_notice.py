@@ -1,4 +1,4 @@
-"""Says why the first start on a card takes longer, and how far it is."""
+"""Says why the first start takes longer, and how far it is."""
 
 from llmcli.cli.terminal import terminal
 
@@ -6,5 +6,6 @@ from llmcli.cli.terminal import terminal
 def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
     if done == 0:
-        terminal.info(f"compiling {total} kernels; the next start finds them compiled")
+        what = "1 kernel; the next start finds it" if total == 1 else f"{total} kernels; the next start finds them"
+        terminal.info(f"compiling {what} compiled")
     terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

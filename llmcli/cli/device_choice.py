@@ -161,6 +161,7 @@ def load_runner(
             dtype=options.dtype,
             kv_cache=options.kv_cache,
             num_threads=options.num_threads,
+            on_compile=say_compiling,
             on_progress=on_progress,
             timeline=timeline,
         )

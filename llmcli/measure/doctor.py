@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import tempfile
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,6 +11,7 @@ from typing import Literal
 
 from llmcli.checkpoint.hub_cache import hub_cache_folder
 from llmcli.kernels import environment
+from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
 from llmcli.resources import kernel_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
@@ -29,7 +31,7 @@ def examine() -> list[Check]:
     """Every check, in the order in which one depends on the other. Changes nothing."""
     driver = environment.find_driver()
     packages = [_package(name) for name in ("numpy", "torch", "tokenizers", "sentencepiece")]
-    checks = [_python(), *packages, _driver(driver)]
+    checks = [_python(), *packages, _cpp_compiler(), _driver(driver)]
     checks += _cards(driver)
     cupy = environment.cupy_distributions()
     checks.append(_cupy(driver, cupy))
@@ -51,6 +53,13 @@ def _package(name: str) -> Check:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
         return Check(name, "problem", "not installed", f"pip install {name}")
+
+
+def _cpp_compiler() -> Check:
+    problem = compiler_problem()
+    if problem is not None:
+        return Check("C++ compiler", "absent", f"{problem}; int8 and int4 on the CPU are faster with g++: install it")
+    return Check("C++ compiler", "ok", shutil.which(cpp_compiler()[0]) or "")
 
 
 def _driver(driver: environment.Driver | None) -> Check:

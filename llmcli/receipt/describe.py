@@ -59,12 +59,12 @@ def describe_run(
 ) -> Receipt:
     """The receipt of a run of `model`, whose name on the command line is `name`, on a card or, without one, the CPU."""
     arithmetic = runner.arithmetic
-    libraries = [*arithmetic.libraries, "tokenizers" if "tokenizer.json" in files else "sentencepiece"]
+    text_libraries = ["tokenizers" if "tokenizer.json" in files else "sentencepiece"]
     if prompt.chat:
-        libraries.append("jinja2")
+        text_libraries.append("jinja2")
     return Receipt(
         model=ModelFacts(name, commit_of(model.checkpoint.folder), files),
-        program=describe_program(libraries, arithmetic.own_kernels),
+        program=describe_program(arithmetic, text_libraries),
         machine=describe_machine(card),
         runner=RunnerFacts(
             description=runner.description,

@@ -3,13 +3,14 @@
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 from llmcli import __version__
 from llmcli.kernels.environment import card_libraries, driver_version, find_driver
 from llmcli.kernels.sources import sources_digest
+from llmcli.runners.base import Arithmetic
 
 # By which libraries choose their code: it rounds otherwise with other instructions.
 _INSTRUCTIONS = frozenset(
@@ -32,18 +33,19 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CUPY = "cupy"
 
 
-def describe_program(libraries: Iterable[str], own_kernels: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Versions of llmcli, Python, and the packages that `libraries` names; `own_kernels` as in `Arithmetic`.
+def describe_program(arithmetic: Arithmetic, others: Iterable[str]) -> dict[str, str]:
+    """Versions of llmcli, Python, the packages that compute and `others`, and digests of sources that compute.
 
     `kernels` stands for the files of llmcli; a kernel of the user's has a line of its own, so that a replay names it.
     """
     versions = {"llmcli": __version__, "Python": f"{platform.python_implementation()} {platform.python_version()}"}
-    for name in sorted({"numpy", *libraries}):
+    for name in sorted({"numpy", *arithmetic.libraries, *others}):
         if name == _CUPY:  # whose packages have other names, and which brings others
             versions |= card_libraries() | {"kernels": f"sha256 {sources_digest()}"}
         else:
             versions[name] = _version(name)
-    return versions | {f"kernel {stem}": f"sha256 {digest}" for stem, digest in (own_kernels or {}).items()}
+    versions |= {f"kernels/cpu/{stem}.cpp": f"sha256 {digest}" for stem, digest in arithmetic.cpu_sources.items()}
+    return versions | {f"kernel {stem}": f"sha256 {digest}" for stem, digest in arithmetic.own_kernels.items()}
 
 
 def describe_machine(card: int | None) -> dict[str, str]:

@@ -40,7 +40,8 @@ class Arithmetic:
 
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
-    of the user's that runs in place of ours, by its name.
+    of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
+    of a library, by its name.
     """
 
     dtype: str
@@ -48,6 +49,7 @@ class Arithmetic:
     num_threads: int | None
     libraries: tuple[str, ...]
     own_kernels: Mapping[str, str] = field(default_factory=dict)
+    cpu_sources: Mapping[str, str] = field(default_factory=dict)
 
 
 Choose = Literal["none", "last", "every"]

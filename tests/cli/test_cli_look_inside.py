@@ -1,6 +1,8 @@
 """`tokenize`, `info`, `presets` and `doctor` as a user runs them."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +155,17 @@ def test_doctor(
         assert "fix: " in result.stdout
     states = [check["state"] for check in json.loads(llmcli("doctor", "--json").stdout)]
     assert ("problem" in states) == (problem is not None)
+
+
+def test_doctor_says_what_a_cpp_compiler_is_for(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = " ".join(llmcli("doctor").stdout.split())
+    assert "C++ compiler no-such-compiler not found; int8 and int4 on the CPU are faster with g++" in said
+    monkeypatch.setenv("CXX", sys.executable)  # a program that compiles nothing
+    assert f"{sys.executable} cannot compile C++17 with OpenMP; int8" in " ".join(llmcli("doctor").stdout.split())
+    if shutil.which("c++"):
+        monkeypatch.delenv("CXX")
+        assert f"ok  C++ compiler   {shutil.which('c++')}" in llmcli("doctor").stdout
 
 
 def test_doctor_sees_a_cache_that_cannot_be_written(

@@ -13,19 +13,23 @@ from llmcli.kernels import environment
 from llmcli.kernels.environment import Card, Driver
 from llmcli.kernels.sources import kernels_folder, sources_digest
 from llmcli.receipt import machine
+from llmcli.runners.base import Arithmetic
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu sse2 avx2 fma avx512f vmx\n\nprocessor\t: 1\n"
+ON_CARD = Arithmetic("float16", "auto", None, ("cupy",))
 ARM = "processor\t: 0\nFeatures\t: fp asimd i8mm crc32\n"
 
 
 def test_versions_are_those_of_what_computes() -> None:
-    described = machine.describe_program(["torch", "tokenizers"])
-    assert list(described) == ["llmcli", "Python", "numpy", "tokenizers", "torch"]
+    arithmetic = Arithmetic("bfloat16", "auto", 1, ("torch",), cpu_sources={"codes_product": "12ab"})
+    described = machine.describe_program(arithmetic, ["tokenizers"])
+    assert list(described) == ["llmcli", "Python", "numpy", "tokenizers", "torch", "kernels/cpu/codes_product.cpp"]
+    assert described["kernels/cpu/codes_product.cpp"] == "sha256 12ab"
     assert described["llmcli"] == __version__
     assert described["Python"].endswith(".".join(map(str, sys.version_info[:3])))
     assert described["numpy"] == np.__version__
     assert described["torch"] == metadata.version("torch")
-    assert machine.describe_program(["no-such-package"])["no-such-package"] == "unknown"
+    assert machine.describe_program(arithmetic, ["no-such-package"])["no-such-package"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -75,12 +79,12 @@ def test_a_card_and_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return versions[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    program = machine.describe_program(["cupy"])
+    program = machine.describe_program(ON_CARD, [])
     assert program["kernels"] == f"sha256 {sources_digest()}"
     found = {name: value for name, value in program.items() if name not in ("llmcli", "Python", "kernels")}
     assert found == {"numpy": "2.0.0", "cupy-cuda13x": "14.2.0", "NVRTC": "13.0.88", "cuBLAS": "13.1.0"}
     del versions["nvidia-cublas"]
-    assert machine.describe_program(["cupy"])["cuBLAS"] == "the system's"
+    assert machine.describe_program(ON_CARD, [])["cuBLAS"] == "the system's"
 
 
 def test_every_kernel_source_counts(tmp_path: Path) -> None:

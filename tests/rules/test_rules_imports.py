@@ -67,6 +67,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.runners.base",
         "llmcli.runners.stepping",
         "llmcli.runners.step_device",
+        "llmcli.kernels",
         "llmcli.checkpoint",
         "llmcli.quantization",
         "llmcli.config",

@@ -12,6 +12,7 @@ from scripts.kernels_doc import PAGE, page, read_header
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ROOT / "llmcli" / "kernels"
 SOURCES = sorted((ROOT / "kernels").glob("*.cu"))
+CPU_SOURCES = sorted((ROOT / "kernels" / "cpu").glob("*.cpp"))
 STUDIES = sorted((ROOT / "kernels" / "studies").glob("*.cu"))
 CUDA_FILES = [*SOURCES, *STUDIES, *sorted((ROOT / "kernels" / "common").glob("*.cuh"))]
 MAX_LINES, MAX_COLUMNS = 300, 120
@@ -110,3 +111,18 @@ def test_sources_keep_to_the_rules(path: Path) -> None:
 
 def test_the_page_of_kernels_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m scripts.kernels_doc"
+
+
+@pytest.mark.parametrize("path", CPU_SOURCES, ids=lambda path: path.stem)
+def test_every_source_for_the_cpu_has_header_caller_and_test(path: Path) -> None:
+    assert read_header(path).stem == path.stem
+    caller = (ROOT / "llmcli" / "runners" / "torch" / f"{path.stem}.py").read_text(encoding="utf-8")
+    assert f"kernels/cpu/{path.name}" in caller
+    assert (ROOT / "tests" / "runners" / f"test_{path.stem}.py").is_file()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels" / "cpu").iterdir()), ids=lambda path: path.name)
+def test_sources_for_the_cpu_are_short(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= MAX_COLUMNS

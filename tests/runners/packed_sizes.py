@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct, choose_product
+from llmcli.runners.torch import codes_product
+from llmcli.runners.torch.packed_linear import WideningProduct, choose_product
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 SCHEMES = (
     WeightScheme(8, None),
@@ -55,7 +57,8 @@ class GuardedMemory:
 
 
 def guard_operators() -> None:
-    """Let torch's packed operators see their tensors in guarded memory only."""
+    """Take torch's packed operators, and let them see their tensors in guarded memory only."""
+    codes_product.is_available = lambda on_compile=None: False
 
     def guarded(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
         memories = [GuardedMemory() for _ in range(4)]

@@ -22,7 +22,8 @@ from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
 from llmcli.runners.host import device
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import cache, llama, load
-from llmcli.runners.torch.packed_linear import PackedWeight, WideningProduct
+from llmcli.runners.torch.packed_linear import WideningProduct
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 FEW_TOKENS = 8
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from llmcli.quantization.schemes import WeightScheme
-from llmcli.runners.torch.packed_linear import ChannelInt8Product, PackedWeight, WideningProduct, choose_product
+from llmcli.runners.torch import codes_product
+from llmcli.runners.torch.packed_linear import ChannelInt8Product, WideningProduct, choose_product
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = {"default": {"ATEN_CPU_CAPABILITY": "default"}, "avx2": {"ATEN_CPU_CAPABILITY": "avx2"}, "own": {}}
@@ -50,7 +52,8 @@ def test_a_quantized_model_of_odd_sizes_generates(stories260k: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("input_size", [9, 24, 172])
-def test_int8_of_any_input_size_goes_through_the_operator(input_size: int) -> None:
+def test_int8_of_any_input_size_goes_through_the_operator(input_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes_product, "is_available", lambda: False)
     codes = torch.zeros(8, -(-input_size // 4) * 4, dtype=torch.uint8)
     weight = PackedWeight(WeightScheme(8, None), (8, input_size), codes, torch.ones(8, 1), None)
     assert isinstance(choose_product(weight, torch.bfloat16), ChannelInt8Product)
@@ -65,7 +68,10 @@ def test_int8_of_any_input_size_goes_through_the_operator(input_size: int) -> No
     ],
     ids=str,
 )
-def test_matrices_beyond_the_operators_32_bits_are_widened(scheme: WeightScheme, shape: tuple[int, int]) -> None:
+def test_matrices_beyond_the_operators_32_bits_are_widened(
+    scheme: WeightScheme, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes_product, "is_available", lambda: False)
     codes = torch.zeros(1, 1, dtype=torch.uint8).expand(shape[0], 4 * scheme.packed_shape(shape)[1])  # takes no memory
     weight = PackedWeight(scheme, shape, codes, torch.ones(1, 1).expand(scheme.scale_shape(shape)), None)
     assert isinstance(choose_product(weight, torch.bfloat16), WideningProduct)

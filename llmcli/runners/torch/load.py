@@ -6,6 +6,8 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
+from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.kernels.cpp_library import source_digest
 from llmcli.runners.base import Arithmetic
 from llmcli.runners.host.description import describe
 from llmcli.runners.host.device import HostDevice, limits_of
@@ -13,10 +15,11 @@ from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch.cache import PagedCache
+from llmcli.runners.torch.codes_product import STEM
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
-from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
+from llmcli.runners.torch.precision import multiplies_codes, resolve_dtype, widens_prompts
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import LoadedWeights, OnProgress, read_weights
@@ -33,12 +36,14 @@ def load(
     dtype: str = "float32",
     kv_cache: str = "auto",
     num_threads: int | None = None,
+    on_compile: OnCompile = say_nothing,
     on_progress: OnProgress = lambda read, total: None,
     timeline: Timeline | None = None,
 ) -> SteppingRunner:
     """Read the weights and allocate the KV cache, of the type computed in (auto) or int8.
 
-    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `timeline` gets the time that the weights take.
+    `dtype` is float32, bfloat16, or auto: see `resolve_dtype`. `on_compile` is called before and after what multiplies
+    packed weights is compiled, which happens once on a machine. `timeline` gets the time that the weights take.
 
     Raises: InsufficientMemoryError before anything is read, if weights and cache exceed the free memory, and later if
             the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
@@ -55,7 +60,10 @@ def load(
             num_threads=torch.get_num_threads(),
             kv_cache=kv_cache,
         )
-        with (timeline or Timeline()).part("read and convert weights"):
+        timeline = timeline or Timeline()
+        with timeline.part("C++ compiler"):
+            own = {STEM: source_digest(STEM)} if multiplies_codes(model, dtype, on_compile) else {}
+        with timeline.part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
             llama = _build(model, weights, DTYPES[dtype])
         threads = torch.get_num_threads()
@@ -68,7 +76,7 @@ def load(
             limits,
             cache_type=cache_type,
             description=description,
-            arithmetic=Arithmetic(dtype, kv_cache, threads, ("torch",)),
+            arithmetic=Arithmetic(dtype, kv_cache, threads, ("torch",), cpu_sources=own),
             widens_prompts=widens_prompts(model, dtype),
         )
         return SteppingRunner(device)

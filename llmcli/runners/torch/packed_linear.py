@@ -7,15 +7,15 @@ compute in float32, though: where the processor multiplies bfloat16, many tokens
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch import int4_tiles
+from llmcli.runners.torch.codes_product import CodesProduct
+from llmcli.runners.torch.packed_weight import PackedWeight
 from llmcli.runners.torch.precision import multiplies_bfloat16
 
 # Weights widened at a time: a block stays in the cache while it is used.
@@ -38,44 +38,6 @@ WIDENED_INT8_ELEMENTS = 2**20
 
 # Both operators count the weights of a matrix in 32 bits.
 MAX_OPERATOR_WEIGHTS = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A quantized weight as stored: weight = (code - zero_point) * scale.
-
-    Shapes: codes uint8 [output_size, input_size] for 8 bits; for 4 bits two codes a byte, the first in the low half;
-            a row may be padded. scales [output_size, groups] in their stored type; zero_points uint8
-            [output_size, groups], or None for a symmetric scheme
-    """
-
-    scheme: WeightScheme
-    shape: tuple[int, int]
-    codes: Tensor
-    scales: Tensor
-    zero_points: Tensor | None
-
-    @property
-    def group_size(self) -> int:
-        """Inputs that share a scale."""
-        return self.scheme.group_size or self.shape[1]
-
-    def unpacked(self, rows: slice) -> Tensor:
-        """Codes of some rows. Shapes: result uint8 [rows, input_size]."""
-        codes = self.codes[rows]
-        if self.scheme.num_bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
-        return codes[:, : self.shape[1]]
-
-    def widened(self, rows: slice) -> Tensor:
-        """Weights of some rows. Shapes: result float32 [rows, input_size]."""
-        codes = self.unpacked(rows)
-        zeros: Tensor | int = self.scheme.offset
-        if self.zero_points is not None:
-            zeros = self.zero_points[rows].float().unsqueeze(-1)  # [rows, groups, 1]
-        grouped = codes.reshape(len(codes), -1, self.group_size).float()
-        # In place: with a new block for each step a decoded token takes a sixth longer.
-        return grouped.sub_(zeros).mul_(self.scales[rows].float().unsqueeze(-1)).flatten(1)
 
 
 class Product(Protocol):
@@ -204,6 +166,8 @@ class PackedLinear:
 
 def choose_product(weight: PackedWeight, dtype: torch.dtype) -> Product:
     """The fastest form that computes in `dtype`."""
+    if dtype == torch.bfloat16 and CodesProduct.takes(weight):
+        return CodesProduct(weight)
     if dtype == torch.bfloat16 and math.prod(weight.shape) <= MAX_OPERATOR_WEIGHTS:
         if ChannelInt8Product.takes(weight):
             return ChannelInt8Product(weight)

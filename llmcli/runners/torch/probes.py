@@ -7,7 +7,8 @@ import torch
 from llmcli.runners.host.predict import Form
 from llmcli.runners.torch.llama import Linear
 from llmcli.runners.torch.load import DTYPES
-from llmcli.runners.torch.packed_linear import PackedLinear, PackedWeight
+from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 
 class TorchProbes:

@@ -13,7 +13,7 @@ from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.runners.torch.packed_linear import PackedWeight
+from llmcli.runners.torch.packed_weight import PackedWeight
 
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

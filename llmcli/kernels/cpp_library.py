@@ -1,0 +1,140 @@
+"""Compiles the C++ of `kernels/cpu` with the machine's own compiler at its first use, and keeps it beside the cubins.
+
+A second start runs no compiler. A file may be deleted at any time; what is damaged is compiled again.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.resources import kernel_cache_folder, resource_folder
+
+# Without contraction a product and its sum round each by itself, on every processor and by every compiler.
+OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+
+# Sets of instructions that the sources make use of.
+INSTRUCTIONS = {
+    "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "avx512": ("-march=x86-64-v4",),
+    "avx2": ("-march=x86-64-v3",),
+}
+_COMPILE_SECONDS = 300
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_log = logging.getLogger(__name__)
+
+
+def cpp_compiler() -> list[str]:
+    """The command of the C++ compiler: what the variable CXX says, else c++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def compiler_problem() -> str | None:
+    """Why the compiler cannot be used, None if it can: a program of one line is compiled, with OpenMP."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
+        source = Path(folder) / "one.cpp"
+        source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
+        try:
+            _compile(source, OPTIONS)
+        except FileNotFoundError:
+            return f"{cpp_compiler()[0]} not found"
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.debug("%s", error)
+            return f"{shlex.join(cpp_compiler())} cannot compile C++17 with OpenMP"
+    return None
+
+
+def source_file(stem: str) -> Path:
+    """The C++ of that name."""
+    return resource_folder("kernels") / "cpu" / f"{stem}.cpp"
+
+
+def source_digest(stem: str) -> str:
+    """The SHA-256 of that source and of the headers beside it, in hexadecimal."""
+    source = source_file(stem)
+    digest = hashlib.sha256()
+    for path in (source, *sorted(source.parent.glob("*.h"))):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def open_library(stem: str, instructions: str, on_compile: OnCompile = say_nothing) -> ctypes.CDLL | None:
+    """The library of a source for one of `INSTRUCTIONS`, compiled unless that was done before.
+
+    `on_compile` is called before and after the compiler runs.
+    Returns: None where it cannot be compiled; the log says why
+    """
+    source = source_file(stem)
+    if shutil.which(cpp_compiler()[0]) is None:
+        _log.debug("%s is not used: %s is not found", source.name, cpp_compiler()[0])
+        return None
+    options = (*OPTIONS, *INSTRUCTIONS[instructions])
+    parts = (*cpp_compiler(), *options, platform.platform(), source_digest(stem))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    name = f"{stem}-{instructions}-{key[:32]}.so"
+    kept = kernel_cache_folder() / name
+    try:
+        if not _is_whole(kept):
+            on_compile(0, 1)
+            try:
+                kept = _keep(_compile(source, options), name)
+            finally:
+                on_compile(1, 1)
+        return ctypes.CDLL(str(kept))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("%s is not used: %s", source.name, error)
+        return None
+
+
+def _compile(source: Path, options: tuple[str, ...]) -> bytes:
+    """The library's file. Raises: SubprocessError, OSError"""
+    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
+        target = Path(folder) / "library.so"
+        command = [*cpp_compiler(), *options, str(source), "-o", str(target)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        if result.returncode != 0:
+            raise subprocess.SubprocessError(f"{' '.join(command)} failed: {result.stderr[-2000:]}")
+        return target.read_bytes()
+
+
+def _keep(content: bytes, name: str) -> Path:
+    """Write the library to the cache, or where that cannot be written, to a folder of this process. Raises: OSError"""
+    for folder in (kernel_cache_folder(), Path(_temporary().name)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(_with_digest(content))
+            os.replace(part, folder / name)
+            return folder / name
+        except OSError as error:
+            _log.debug("%s cannot be kept in %s: %s", name, folder, error)
+    raise OSError(f"no folder to keep {name} in")
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="llmcli-kernels-")
+
+
+def _with_digest(content: bytes) -> bytes:
+    """A loader reads what the file's head names, and nothing behind it."""
+    return content + hashlib.sha256(content).digest()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library was written to its end: to open half of one may end the process."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return _with_digest(content[:-_DIGEST_BYTES]) == content

@@ -1,0 +1,123 @@
+"""The C++ of kernels/cpu: compiled once, for every set of instructions, and done without where it cannot be."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmcli.kernels import cpp_library
+from llmcli.kernels.cpp_library import INSTRUCTIONS, OPTIONS, open_library, source_file
+
+STEM = "codes_product"
+ROOT = Path(__file__).resolve().parents[2]
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+calls: list[tuple[int, int]] = []
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    calls.clear()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "kernels"
+
+
+def opened() -> bool:
+    return open_library(STEM, "avx2", lambda done, total: calls.append((done, total))) is not None
+
+
+def written_compiler(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@needs_compiler
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_every_form_compiles_without_a_warning(instructions: str, tmp_path: Path) -> None:
+    options = [*OPTIONS, *INSTRUCTIONS[instructions], "-Wall", "-Wextra", "-Werror", "-O1"]
+    command = ["c++", *options, str(source_file(STEM)), "-o", str(tmp_path / "library.so")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_compiler
+def test_a_second_start_runs_no_compiler(home: Path) -> None:
+    assert opened()
+    assert calls == [(0, 1), (1, 1)]
+    (kept,) = home.iterdir()
+    assert (kept.suffix, kept.name[:19]) == (".so", "codes_product-avx2-")
+    assert opened()
+    assert len(calls) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["half", "a bit", "nothing left", "text"])
+def test_a_damaged_library_is_compiled_again(damage: str, home: Path) -> None:
+    assert opened()
+    (kept,) = home.iterdir()
+    whole = kept.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    # As another file of the name: what is open keeps its own.
+    kept.unlink()
+    kept.write_bytes({"half": whole[: len(whole) // 2], "a bit": flipped, "nothing left": b"", "text": b"x"}[damage])
+    assert opened()
+    assert len(calls) == 4
+    assert len(kept.read_bytes()) == len(whole)
+
+
+@needs_compiler
+def test_other_sources_and_other_compilers_have_other_files(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert opened()
+    monkeypatch.setenv("CXX", str(written_compiler(tmp_path / "mine", 'exec c++ "$@"')))
+    assert opened()
+    folder = tmp_path / "cpu"
+    shutil.copytree(source_file(STEM).parent, folder)
+    monkeypatch.setattr(cpp_library, "source_file", lambda stem: folder / f"{stem}.cpp")
+    for name in (f"{STEM}.cpp", "vectors.h"):
+        with (folder / name).open("a") as file:
+            file.write("// changed\n")
+        assert opened()
+    assert len(list(home.iterdir())) == 4
+
+
+@pytest.mark.parametrize("text", [None, "exit 1", "exit 0"], ids=["absent", "fails", "writes nothing"])
+def test_without_a_compiler_there_is_no_library(
+    text: str | None, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    monkeypatch.setenv("CXX", str(compiler if text is None else written_compiler(compiler, text)))
+    assert not opened()
+    assert calls == ([] if text is None else [(0, 1), (1, 1)])  # so that nobody says for ever that it is being compiled
+    assert not home.exists()
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written(home: Path) -> None:
+    home.parent.mkdir()
+    home.write_text("a file where the folder would be")
+    assert opened()
+
+
+@needs_compiler
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's list of libraries")
+def test_its_threads_are_those_of_torch(tmp_path: Path) -> None:
+    """With a second OpenMP library a program would have twice the threads, which wait for each other."""
+    program = """
+import torch
+from llmcli.kernels.cpp_library import open_library
+assert open_library("codes_product", "avx2") is not None
+torch.ones(10**6).sum()
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split("/")[-1]})
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert len(result.stdout.split()) == 1, result.stdout
