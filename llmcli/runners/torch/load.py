@@ -14,12 +14,12 @@ from llmcli.runners.host.device import HostDevice, limits_of
 from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
+from llmcli.runners.torch import codes_product
 from llmcli.runners.torch.cache import PagedCache
-from llmcli.runners.torch.codes_product import STEM
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
-from llmcli.runners.torch.precision import multiplies_codes, resolve_dtype, widens_prompts
+from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.threads import set_threads
 from llmcli.runners.torch.weights import LoadedWeights, OnProgress, read_weights
@@ -61,8 +61,11 @@ def load(
             kv_cache=kv_cache,
         )
         timeline = timeline or Timeline()
-        with timeline.part("C++ compiler"):
-            own = {STEM: source_digest(STEM)} if multiplies_codes(model, dtype, on_compile) else {}
+        own: dict[str, str] = {}
+        if model.tensors.packed and dtype == "bfloat16":
+            with timeline.part("C++ compiler"):
+                if codes_product.is_available(on_compile):
+                    own[codes_product.STEM] = source_digest(codes_product.STEM)
         with timeline.part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
             llama = _build(model, weights, DTYPES[dtype])

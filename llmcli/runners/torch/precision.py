@@ -3,7 +3,6 @@
 import torch
 
 from llmcli.checkpoint.model import Model, num_parameters
-from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 from llmcli.runners.torch import codes_product
 
@@ -34,15 +33,10 @@ def resolve_dtype(asked: str, model: Model) -> str:
     return "bfloat16" if is_stored_so and multiplies_bfloat16() else "float32"
 
 
-def multiplies_codes(model: Model, dtype: str, on_compile: OnCompile = say_nothing) -> bool:
-    """Whether packed weights are multiplied by `CodesProduct`, which is compiled now unless that was done before."""
-    return bool(model.tensors.packed) and dtype == "bfloat16" and codes_product.is_available(on_compile)
-
-
 def widens_prompts(model: Model, dtype: str) -> bool:
     """Whether prompts are multiplied by weights that are widened from codes for each chunk."""
     is_packed = bool(model.tensors.packed) and dtype == "bfloat16"
-    return is_packed and multiplies_bfloat16() and not multiplies_codes(model, dtype)
+    return is_packed and multiplies_bfloat16() and not codes_product.is_available()
 
 
 def has_vector_operators() -> bool:
