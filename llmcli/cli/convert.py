@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES
-from llmcli.cli.completion import complete_model
 from llmcli.cli.export import open_conversion
-from llmcli.cli.export_report import parse_shard_size, report_earlier_run, report_layers, size_table
+from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
+from llmcli.cli.export_report import report_earlier_run, report_layers, size_table
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import MessageOptions
-from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
-from llmcli.errors import EXIT_INTERRUPTED, CheckpointError
+from llmcli.errors import CheckpointError
 from llmcli.foreign_errors import foreign_errors_explained
-
-if TYPE_CHECKING:
-    from llmcli.checkpoint.export import Exporter
-    from llmcli.checkpoint.export_workspace import ExportWorkspace
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    """What may be written, and in files of what size."""
-
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
 
 
 @with_groups
 def convert(
     *,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model),
-    ],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
+    source: SourceArgument,
+    destination: DestinationArgument,
     files: FileOptions,
     messages: MessageOptions,
 ) -> None:
@@ -57,7 +32,7 @@ def convert(
 
     llmcli convert ORG/NAME-GPTQ my-int4 --dry-run
     """
-    shard_bytes = parse_shard_size(files.shard_size)
+    shard_bytes = files.shard_bytes()
     with foreign_errors_explained(f"reading {source}", CheckpointError):
         exporter = open_conversion(source, destination, shard_bytes, replace=files.force, dry_run=files.dry_run)
     plan = exporter.plan
@@ -69,15 +44,6 @@ def convert(
     with exporter.lock:
         report_layers(plan)
         report_earlier_run(workspace, len(plan.shards))
-        _run(exporter, workspace, destination)
-
-
-def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path) -> None:
-    try:
-        with progress(f"converting to {destination}") as on_progress:
-            exporter.run(workspace, on_progress, lambda name, quality: None)
-    except KeyboardInterrupt:
-        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    total = exporter.plan.total
+        run_export(exporter, workspace, f"converting to {destination}", lambda name, quality: None)
+    total = plan.total
     terminal.info(f"{destination}: {decimal(total.bytes_before)} -> {decimal(total.bytes_after)} of weights")

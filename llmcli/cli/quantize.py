@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
-from llmcli.cli.completion import complete_device, complete_model, complete_words
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.cli.completion import complete_device, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
-from llmcli.cli.export_report import listed, parse_shard_size, report_earlier_run, report_layers, size_table
+from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
+from llmcli.cli.export_report import listed, report_earlier_run, report_layers, size_table
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
-from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
-from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
 
@@ -64,11 +64,8 @@ class FormOptions:
         list[str] | None,
         typer.Option(metavar="REGEX", help="Keep layers whose name matches REGEX anywhere; repeatable.", hidden=True),
     ] = None
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
 
-    def checked(self) -> ExportOptions:
+    def checked(self, shard_bytes: int) -> ExportOptions:
         """The same, checked.
 
         Raises: UsageError for a value that there is not.
@@ -77,13 +74,13 @@ class FormOptions:
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),
             skip=tuple(self.skip or ()),
-            shard_bytes=parse_shard_size(self.shard_size),
+            shard_bytes=shard_bytes,
         )
 
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Where the work is done, how its result is measured, and what may be written."""
+    """Where the work is done, and how its result is measured."""
 
     device: Annotated[
         str,
@@ -101,20 +98,16 @@ class WorkOptions:
             help="Measure perplexity and divergence on a text, and write them into the export.",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
 
 
 @with_groups
 def quantize(
     *,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model),
-    ],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
+    source: SourceArgument,
+    destination: DestinationArgument,
     form: FormOptions,
     work: WorkOptions,
+    files: FileOptions,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print the error of every layer.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -130,15 +123,15 @@ def quantize(
 
     llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
-    options = form.checked()
+    options = form.checked(files.shard_bytes())
     runner_options = RunnerOptions(work.device, AUTO, None)
     if work.eval_ is not None:
         read_evaluation_text(work.eval_)  # before hours of work, not after
-    card = None if work.dry_run else runner_options.card
+    card = None if files.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_export(source, destination, options, card=card, replace=work.force, dry_run=work.dry_run)
+        exporter = open_export(source, destination, options, card=card, replace=files.force, dry_run=files.dry_run)
     plan = exporter.plan
-    if work.dry_run:
+    if files.dry_run:
         _report_plan(plan)
         terminal.write(size_table(plan))
         return
@@ -159,12 +152,7 @@ def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verb
                 f"{quality.worst_row_error:.3%}, {quality.saturation:.2%} at the ends of the range"
             )
 
-    try:
-        with progress(f"quantizing to {destination}") as on_progress:
-            qualities = exporter.run(workspace, on_progress, on_tensor)
-    except KeyboardInterrupt:
-        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    qualities = run_export(exporter, workspace, f"quantizing to {destination}", on_tensor)
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
     total = exporter.plan.total
     terminal.info(

@@ -15,7 +15,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
 from llmcli.resources import kernel_cache_folder, resource_folder
 
 # Without contraction a product and its sum round each by itself, on every processor and by every compiler.
@@ -111,10 +111,7 @@ def _keep(content: bytes, name: str) -> Path:
     for folder in (kernel_cache_folder(), Path(_temporary().name)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_with_digest(content))
-            os.replace(part, folder / name)
+            replace_file(folder / name, _with_digest(content))
             return folder / name
         except OSError as error:
             _log.debug("%s cannot be kept in %s: %s", name, folder, error)

@@ -181,8 +181,12 @@ ORDER = torch.arange(256, dtype=torch.int32) // 64
     ("tensors", "config", "message"),
     [
         ({f"{LAYER}.g_idx": ORDER.flip(0)}, {}, f"{LAYER}.g_idx in model.safetensors orders the inputs"),
-        ({f"{LAYER}.g_idx": ORDER * 0}, {"desc_act": True}, "does not put 64 inputs into each of 4 groups"),
-        ({f"{LAYER}.g_idx": ORDER.flip(0) + 1}, {"desc_act": True}, "does not put 64 inputs into each of 4 groups"),
+        ({f"{LAYER}.g_idx": ORDER * 0}, {"desc_act": True}, "has groups of other sizes, expected 4 of 64 inputs"),
+        (
+            {f"{LAYER}.g_idx": ORDER.flip(0) + 1},
+            {"desc_act": True},
+            "has groups of other sizes, expected 4 of 64 inputs",
+        ),
         (
             {f"{LAYER}.qzeros": torch.zeros(4, 48, dtype=torch.int32)},
             {},

@@ -119,6 +119,8 @@ def input_order(source: LayerSource, part: str, is_declared: bool | None) -> Arr
         )
     num_groups = scheme.num_groups(num_inputs)
     if groups.min() < 0 or groups.max() >= num_groups or (np.bincount(groups, minlength=num_groups) != size).any():
-        raise CheckpointError(f"{where} does not put {size} inputs into each of {num_groups} groups; damaged export?")
+        raise CheckpointError(
+            f"{where} has groups of other sizes, expected {num_groups} of {size} inputs; download the model again"
+        )
     order: Array = np.argsort(groups, kind="stable")
     return order

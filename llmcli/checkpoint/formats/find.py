@@ -76,12 +76,16 @@ def _told(
             return None
         scales = [suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
         if len(scales) > 1:
-            raise CheckpointError(f"{where}: {module} has both {' and '.join(scales)}; files of two models mixed?")
+            raise CheckpointError(
+                f"{where}: {module} has both {' and '.join(scales)}, expected one of them; download the model again"
+            )
         return Fp8Layer(quantization.scheme, (output_size, input_size), scales[0] if scales else SCALE_SUFFIXES[0])
     if f"{module}.qweight" not in stored:
         return None
     if plain is not None:
-        raise CheckpointError(f"{where}: {module} has both weight and qweight; files of two models mixed?")
+        raise CheckpointError(
+            f"{where}: {module} has both weight and qweight, expected one of them; download the model again"
+        )
     if isinstance(quantization, AwqConfig):
         if output_size % AWQ_WORD_COLUMNS:
             raise UnsupportedModelError(
