@@ -119,6 +119,12 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.tokenizer",
         "llmcli.sampling",
     },
+    "llmcli.serve": {
+        "llmcli.engine",
+        "llmcli.runners.base",
+        "llmcli.tokenizer",
+        "llmcli.sampling",
+    },
     "llmcli.receipt": {
         "llmcli.engine",
         "llmcli.runners.base",
@@ -128,6 +134,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "llmcli.cli": {
         "llmcli.batch",
+        "llmcli.serve",
         "llmcli.receipt",
         "llmcli.measure",
         "llmcli.engine",
@@ -160,6 +167,9 @@ EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},
     "cupy": {"llmcli.kernels", "llmcli.lab", "llmcli.runners.cuda"},
     "safetensors": {"llmcli.checkpoint"},
+    "starlette": {"llmcli.serve"},
+    "uvicorn": {"llmcli.serve"},
+    "pydantic": {"llmcli.serve"},
 }
 FORBIDDEN = {"transformers"}  # at run time; the tests use it
 
