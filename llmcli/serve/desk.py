@@ -90,8 +90,10 @@ class Desk:
     def submit(self, requests: Sequence[Request]) -> Texts:
         """Begin the texts of some requests. Use the result in a `with`.
 
-        Raises: Refusal if too many texts wait
+        Raises: Refusal if too many texts wait, or if the device has failed
         """
+        if (fault := self.worker.fault) is not None:
+            raise Refusal(503, f"{fault}; the server cannot continue; restart it", code="device_failed")
         num_new = sum(len(request.samples) for request in requests)
         if self.num_texts + num_new > self._max_texts:
             raise Refusal(

@@ -15,10 +15,13 @@ from llmcli.engine.events import Event, Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
+from llmcli.runners.base import Runner
 
 
 class Scheduler(Protocol):
     """The part of the engine's scheduler that a server uses."""
+
+    runner: Runner
 
     @property
     def num_waiting(self) -> int:
@@ -61,11 +64,13 @@ Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 class Worker:
     """See the module. `deliver` must return soon: no row goes on meanwhile.
 
-    `fault` is set once the device cannot go on. Each request is then answered with it.
+    `fault` is set once the device cannot go on. Each request is then answered with it. `free_pages` are those of the
+    KV cache that no text held after the latest step.
     """
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver):
         self.fault: LLMCliError | None = None
+        self.free_pages = scheduler.runner.free_pages
         self._scheduler = scheduler
         self._deliver = deliver
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -106,6 +111,7 @@ class Worker:
     def _obey(self) -> bool:
         """Carry out the commands that are there; wait for one if there is nothing else to do. False for the end."""
         while True:
+            self.free_pages = self._scheduler.runner.free_pages
             try:
                 command = self._commands.get(block=self._scheduler.is_idle)
             except Empty:

@@ -14,11 +14,13 @@ from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 
+ENDLESS = 1_000_000  # a seed
+
 
 def next_token(history: Sequence[int], sampler: Sampler) -> int:
-    """A token that hangs on everything before it, the seed and the sample; one in 50 ends the text."""
+    """A token that hangs on everything before it; one in 50 ends the text, but none with the seed ENDLESS."""
     rng = random.Random(f"{list(history)} {sampler.seed} {sampler.sample_index}")
-    return EOS_ID if rng.random() < 0.02 else rng.randrange(97, 123)
+    return EOS_ID if rng.random() < 0.02 and sampler.seed != ENDLESS else rng.randrange(97, 123)
 
 
 def ids_alone(request: Request, sample: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from paged import ids_alone, make_request, open_scheduler
+from paged import ENDLESS, ids_alone, make_request, open_scheduler
 
 from llmcli.engine.events import Finished, Token
 from llmcli.errors import DeviceError
@@ -73,7 +73,7 @@ def test_who_leaves_frees_rows_and_queue(tokenizer: Tokenizer) -> None:
         desk = Desk(scheduler, max_waiting=4)
         desk.worker.start()
         for _ in range(50):
-            with desk.submit([make_request([97], 3, num_samples=6, most=900)]) as texts:
+            with desk.submit([make_request([97], ENDLESS, num_samples=6, most=900)]) as texts:
                 async for _ in texts.batches():
                     break
             assert desk.num_texts == 0

@@ -1,4 +1,4 @@
-"""The worker's thread: many requests from outside, each text as it must be; cancelled ones end; faults reach everybody."""
+"""The worker's thread: each of many requests gets its own text, cancelled ones end, faults reach everybody."""
 
 import random
 import threading
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import pytest
-from paged import ids_alone, make_request, open_scheduler
+from paged import ENDLESS, ids_alone, make_request, open_scheduler
 
 from llmcli.engine.events import Event, Failed, Finished
 from llmcli.errors import DeviceError, InsufficientMemoryError
@@ -81,7 +81,7 @@ def test_a_cancelled_request_gives_its_row_back(tokenizer: Tokenizer, listener: 
     scheduler = open_scheduler(tokenizer, num_rows=1)
     worker = Worker(scheduler, listener)
     worker.start()
-    long = worker.submit(make_request([97], seed=3, most=900))
+    long = worker.submit(make_request([97], seed=ENDLESS, most=900))
     listener.wait_for_event(long)
     worker.cancel(long)
     short = make_request([98], seed=4)
