@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from llmcli.serve.gate import Gate
 from llmcli.serve.routes_about import about_routes
+from llmcli.serve.routes_page import page_routes
 from llmcli.serve.routes_texts import texts_routes
 from llmcli.serve.routes_tokens import tokens_routes
 from llmcli.serve.service import Service
@@ -24,7 +25,7 @@ def build_app(
     log: Callable[[str], None],
 ) -> ASGIApp:
     """The application. Pages of `origins` may use it from a browser; `api_key`, `hosts` and `log` as for `Gate`."""
-    routes = [*texts_routes(service), *tokens_routes(service), *about_routes(service)]
+    routes = [*texts_routes(service), *tokens_routes(service), *about_routes(service), *page_routes(service)]
     router = Router(routes, redirect_slashes=False)
     gate = Gate(router, api_key, hosts, service.metrics, frozenset(route.path for route in routes), log)
     if not origins:
