@@ -6,10 +6,11 @@ Bounds how many texts wait. All methods are for the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
-from llmcli.engine.events import Event, Failed, Finished
+from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.worker import Job, Scheduler, Worker
@@ -19,11 +20,15 @@ class Texts:
     """The texts of one client, of one request or several; leaving the `with` cancels what has not ended.
 
     Events wait here until the client takes them. There are no more of them than the texts have tokens.
+
+    Attributes: first_token_time: by time.perf_counter; None before there is a token
     """
 
-    def __init__(self, desk: Desk, requests: Sequence[Request]):
+    def __init__(self, desk: Desk, requests: Sequence[Request], *, in_pieces: bool):
         self.requests = requests
+        self.first_token_time: float | None = None
         self._desk = desk
+        self._in_pieces = in_pieces
         self._events: list[tuple[int, Event]] = []
         self._has_events = asyncio.Event()
         self._num_open = sum(len(request.samples) for request in requests)
@@ -36,6 +41,8 @@ class Texts:
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Event]]]:
         """All events that have come since the last batch, each with the index of its request, until all texts ended.
+
+        Without `in_pieces` there is one batch: waking for each of many clients at each token costs as much as the rest.
 
         Raises: the error of a text that failed
         """
@@ -56,8 +63,11 @@ class Texts:
             self._num_open = 0
         elif isinstance(event, Finished):
             self._num_open -= 1
+        elif isinstance(event, Token) and self.first_token_time is None:
+            self.first_token_time = time.perf_counter()
         self._events.append((self._jobs[job], event))
-        self._has_events.set()
+        if self._in_pieces or self._num_open == 0:
+            self._has_events.set()
 
     def __enter__(self) -> Texts:
         return self
@@ -87,8 +97,8 @@ class Desk:
         """Texts that wait or run."""
         return sum(texts.num_open for texts in {id(texts): texts for texts in self._texts.values()}.values())
 
-    def submit(self, requests: Sequence[Request]) -> Texts:
-        """Begin the texts of some requests. Use the result in a `with`.
+    def submit(self, requests: Sequence[Request], *, in_pieces: bool = True) -> Texts:
+        """Begin the texts of some requests. Use the result in a `with`; `in_pieces` as for `Texts.batches`.
 
         Raises: Refusal if too many texts wait, or if the device has failed
         """
@@ -102,7 +112,7 @@ class Desk:
                 f"at most {self._max_waiting} may wait; try again later",
                 code="queue_full",
             )
-        return Texts(self, requests)
+        return Texts(self, requests, in_pieces=in_pieces)
 
     def begin(self, texts: Texts, request: Request) -> Job:
         """Hand over one request of `texts`."""

@@ -43,13 +43,12 @@ class TextsResponse:
     is_stream: bool
     includes_usage: bool
     _start_time: float = field(default_factory=time.perf_counter)
-    _has_token: bool = False
     _has_begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI application. Raises: Refusal, LLMCliError, while no piece has been sent"""
         state = scope["state"]
-        with self.service.desk.submit(self.requests) as texts:
+        with self.service.desk.submit(self.requests, in_pieces=self.is_stream) as texts:
             answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
             leaving = asyncio.ensure_future(_until_gone(receive))
             try:
@@ -72,13 +71,12 @@ class TextsResponse:
                 raise
             await self._end_stream(as_refusal(error), state, send)
         finally:
-            self._count(state)
+            self._count(texts, state)
 
     async def _answer(self, texts: Texts, scope: Scope, receive: Receive, send: Send) -> None:
         async for batch in texts.batches():
             for request, event in batch:
                 if isinstance(event, Token | Finished):
-                    self._note_first_token()
                     self.answer.take(request, event)
             if self.is_stream:
                 await self._send_pieces(self.answer.pieces(), send)
@@ -119,13 +117,10 @@ class TextsResponse:
             what = "the server cannot continue; restart it" if is_over else "other requests are served"
             raise Refusal(500, f"{error}; {what}", code="device_failed") from error
 
-    def _note_first_token(self) -> None:
-        if not self._has_token:
-            self._has_token = True
-            self.service.metrics.first_token_seconds.observe(time.perf_counter() - self._start_time)
-
-    def _count(self, state: dict[str, Any]) -> None:
+    def _count(self, texts: Texts, state: dict[str, Any]) -> None:
         answer, metrics = self.answer, self.service.metrics
+        if texts.first_token_time is not None:
+            metrics.first_token_seconds.observe(texts.first_token_time - self._start_time)
         metrics.request_seconds.observe(time.perf_counter() - self._start_time)
         metrics.new_tokens += answer.num_new_tokens
         prompt = f"{answer.num_prompt_tokens} prompt tokens ({answer.num_cached_tokens} cached)"
