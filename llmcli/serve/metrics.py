@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ def _metric(name: str, kind: str, what: str, values: Sequence[tuple[str, float]]
 def _summary(name: str, what: str, summary: Summary) -> Iterator[str]:
     ordered = sorted(summary.latest)
     values = [
-        (f'{{quantile="{quantile}"}}', ordered[min(int(quantile * len(ordered)), len(ordered) - 1)])
+        (f'{{quantile="{quantile}"}}', ordered[math.ceil(quantile * len(ordered)) - 1])
         for quantile in _QUANTILES
         if ordered
     ]

@@ -40,9 +40,9 @@ def wait_until_free(port: int, seconds: float = 20) -> None:
 
 
 @pytest.mark.usefixtures("told")
-def test_who_leaves_gives_rows_back(server: ServerProcess) -> None:
+def test_who_leaves_gives_rows_back(server: ServerProcess, pytestconfig: pytest.Config) -> None:
     rng = random.Random(1)
-    for index in range(60):
+    for index in range(pytestconfig.getoption("--serve-leavers")):
         body = {**LONG, "seed": index, "n": rng.randint(1, 6), "stream": bool(index % 2)}
         connection = open_socket(server.port)
         content = request_bytes(COMPLETE, json.dumps(body).encode())
@@ -57,7 +57,7 @@ def test_who_leaves_gives_rows_back(server: ServerProcess) -> None:
     server.wait_for_line(r"/v1/completions 499 ")
 
 
-def nasty_bodies() -> list[bytes]:
+def nasty_bodies(count: int) -> list[bytes]:
     """Bodies near to right ones, and far from them."""
     rng = random.Random(2)
     right: list[dict[str, Any]] = [
@@ -83,7 +83,7 @@ def nasty_bodies() -> list[bytes]:
     ]
     bodies = [b"", b"\x00", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"a":1,"a":2}', b"[" * 100_000, b"1" * 5000]
     bodies += [b'{"prompt":"\\ud800"}', b'{"prompt":NaN}', b'{"prompt":"Hi","temperature":Infinity}']
-    while len(bodies) < 300:
+    while len(bodies) < count:
         body = dict(rng.choice(right))
         for _ in range(rng.randint(1, 2)):
             body[rng.choice([*body, "role", "tools", "model", "stream_options", "top_k"])] = rng.choice(values)
@@ -96,10 +96,10 @@ def nasty_bodies() -> list[bytes]:
 
 
 @pytest.mark.usefixtures("told")
-def test_malformed_bodies_are_refused(server: ServerProcess) -> None:
+def test_malformed_bodies_are_refused(server: ServerProcess, pytestconfig: pytest.Config) -> None:
     """Some are right by chance; none is a bug of the server."""
     statuses = set()
-    for body in nasty_bodies():
+    for body in nasty_bodies(pytestconfig.getoption("--serve-bodies")):
         for path in (CHAT, COMPLETE):
             status, answer = post(server.port, path, body)
             statuses.add(status)
