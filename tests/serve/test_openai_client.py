@@ -126,11 +126,16 @@ def test_a_completion_streams_too(client: Any) -> None:
 
 
 def test_log_probabilities_are_the_models(client: Any) -> None:
-    """They are those of `generate --logprobs`, and without sampling the chosen token is the likeliest."""
+    """They are those of `generate --logprobs`; the chosen token is the likeliest, as nothing is sampled."""
+    question = MESSAGES[0]["content"]
+    (told,) = generate(question, "--chat", "--temperature", 0, "--max-new-tokens", 15, "--logprobs", 3)
     answer = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=15, temperature=0, logprobs=True, top_logprobs=3
     )
     content = answer.choices[0].logprobs.content
+    assert [token.logprob for token in content] == [token["logprob"] for token in told["logprobs"]]
+    likeliest = [[item.logprob for item in token.top_logprobs] for token in content]
+    assert likeliest == [[item["logprob"] for item in token["top_logprobs"]] for token in told["logprobs"]]
     assert "".join(token.token for token in content).strip() == answer.choices[0].message.content.strip()
     for token in content:
         assert bytes(token.bytes).decode() == token.token
@@ -145,6 +150,15 @@ def test_a_stop_string_is_not_part_of_the_text(client: Any) -> None:
     assert " his home" in whole.choices[0].text
     assert stopped.choices[0].text == whole.choices[0].text.partition(" his home")[0]
     assert (stopped.choices[0].finish_reason, whole.choices[0].finish_reason) == ("stop", "length")
+
+
+def test_a_text_can_be_kept_from_its_end(client: Any) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once", "seed": 1, "max_tokens": 20, "logit_bias": {"2": 30}}
+    (told,) = generate("Once", "--seed", 1, "--max-new-tokens", 20, "--ignore-eos", "--logit-bias", "2=30")
+    ended = client.completions.create(**asked).choices[0]
+    endless = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0]
+    assert (ended.finish_reason, endless.finish_reason) == ("stop", "length")
+    assert endless.text == told["text"] != ended.text
 
 
 def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
