@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 from server import ROOT, ServerProcess, running_server
-
-openai = pytest.importorskip("openai", reason="needs the extra dev")
 
 MODEL = "storyteller"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]
