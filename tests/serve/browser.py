@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-SECONDS = 60
+SECONDS = 120
 
 
 class Browser:

@@ -12,7 +12,7 @@ def request_bytes(path: str, body: bytes, *, kind: str = "application/json", mor
     return head.encode("latin-1") + body
 
 
-def open_socket(port: int, seconds: float = 30) -> socket.socket:
+def open_socket(port: int, seconds: float = 120) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=seconds)
 
 

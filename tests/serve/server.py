@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 60
+SECONDS = 120
 
 
 class ServerProcess:
