@@ -27,11 +27,14 @@ PLACES = {
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
+    "LOOPBACK_NAMES": "serve.gate:LOOPBACK_NAMES",
     "Lengths": "lab.walk:Lengths",
+    "Limits": "serve.service:Limits",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
+    "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
@@ -43,6 +46,7 @@ PLACES = {
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
     "Scratch": "measure.scratch:Scratch",
+    "ServerOptions": "serve.server:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
@@ -124,6 +128,7 @@ PLACES = {
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "run_server": "serve.server:run_server",
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
@@ -198,7 +203,7 @@ if TYPE_CHECKING:
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
     from llmcli.receipt.receipt import PromptFacts
-    from llmcli.runners.base import MAX_ROWS
+    from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
@@ -212,6 +217,9 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
     from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
+    from llmcli.serve.gate import LOOPBACK_NAMES
+    from llmcli.serve.server import ServerOptions, run_server
+    from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
     from llmcli.tokenizer.load import load_tokenizer
