@@ -1,6 +1,7 @@
 """What a step runs and chooses for a text: its span with drafts, and then the tokens chosen."""
 
 import time
+from itertools import takewhile
 
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, Token
@@ -31,6 +32,7 @@ def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: 
     if text.drafts is None:
         return ()
     drafts = drafting.drafts(text.drafts, sample.token_ids, most, num_rows)
+    drafts = tuple(takewhile(lambda token_id: token_id < runner.config.vocab_size, drafts))
     return drafts if runner.reserve(row, runner.num_tokens(row) + 1 + len(drafts)) else ()
 
 

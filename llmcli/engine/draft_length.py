@@ -11,7 +11,7 @@ from statistics import median
 LEAST_GAIN = 1.03
 _FIRST_RATE = 0.6  # p before anything is known
 _RATE_WEIGHT = 1 / 8  # of the latest draft
-_FIRST_SHARE = 0.05  # s before anything is known; the first drafts measure it
+_FIRST_SHARE = 0.05  # s before anything is known; the first draft measures it
 _NUM_TIMES = 8  # the latest times count, by their median
 
 
@@ -55,6 +55,11 @@ class StepTimes:
     def knows(self, num_rows: int) -> bool:
         """Whether a step of so many rows without drafts has been measured."""
         return num_rows in self._plain
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a step with drafts has been measured."""
+        return bool(self._shares)
 
     @property
     def share(self) -> float:

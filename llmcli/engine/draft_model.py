@@ -34,9 +34,8 @@ class DraftModel:
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
         """The guesses of a text behind its prompt. Nothing runs yet."""
         runner = self._runner
-        if len(prompt) >= runner.limits.max_seq_len or (
-            self._idle is None and self._num_open == runner.limits.num_rows
-        ):
+        is_full = self._idle is None and self._num_open == runner.limits.num_rows
+        if is_full or len(prompt) >= runner.limits.max_seq_len or max(prompt) >= runner.config.vocab_size:
             return _NoGuesses()
         with interrupts_held_back():
             if self._idle is None:
@@ -79,12 +78,14 @@ class _ModelGuesses:
         self._row = row
         self._token_ids = list(prompt)
         self._num_prompt_tokens = len(prompt)
+        self._knows_all = True  # models may have embeddings for more tokens than their tokenizer has
         self._model = model
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take what the text has said; wrong guesses are taken out of the row."""
         num_known = len(self._token_ids)
         self._token_ids += token_ids
+        self._knows_all = self._knows_all and max(token_ids, default=0) < self._runner.config.vocab_size
         held = self._runner.token_ids(self._row)[num_known:]
         num_right = next(
             (place for place, (a, b) in enumerate(zip(held, token_ids, strict=False)) if a != b),
@@ -95,8 +96,8 @@ class _ModelGuesses:
             self._runner.keep(self._row, num_kept)
 
     def kind(self) -> int | None:
-        """One kind, while the row has room."""
-        return 0 if len(self._token_ids) < self._runner.limits.max_seq_len else None
+        """One kind, while the row has room and the text has tokens that this model knows."""
+        return 0 if len(self._token_ids) < self._runner.limits.max_seq_len and self._knows_all else None
 
     def guess(self, count: int) -> tuple[int, ...]:
         """What the model says next, with the dice of the text."""

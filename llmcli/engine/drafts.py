@@ -11,7 +11,8 @@ from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN
 from llmcli.sampling.sampler import Sampler
 
-MAX_STEP_TOKENS = MAX_SPAN  # of all rows, drafts included; a step with more rows has no drafts
+MAX_STEP_TOKENS = MAX_SPAN  # of all rows, drafts included
+MAX_DRAFT_ROWS = MAX_STEP_TOKENS // 2  # a step with more rows has no drafts
 _TOKENS_BETWEEN_TRIALS = 32  # where drafts do not pay and cost something to make, one is made now and then
 
 
@@ -142,6 +143,8 @@ class Drafting:
         if self._source is None or not self._times.knows(num_rows):
             return ()
         most = min(most, MAX_STEP_TOKENS // num_rows - 1)
+        if not self._least and not self._times.is_measured:
+            most = min(most, 1)  # to see what a draft costs
         share, is_free = self._times.share, self._source.is_free
         try:
             return text.drafts(token_ids, most, least=min(self._least, most), share=share, is_free=is_free)
