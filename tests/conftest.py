@@ -67,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
+    parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
 
 
