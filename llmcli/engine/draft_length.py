@@ -11,7 +11,8 @@ from statistics import median
 LEAST_GAIN = 1.03
 _FIRST_RATE = 0.6  # p before anything is known
 _RATE_WEIGHT = 1 / 8  # of the latest draft
-_FIRST_SHARE = 0.05  # s before anything is known; the first draft measures it
+_FIRST_SHARE = 0.05  # s before anything is known; the first drafts measure it
+_FEW_TIMES = 3
 _NUM_TIMES = 8  # the latest times count, by their median
 
 
@@ -58,13 +59,13 @@ class StepTimes:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a step with drafts has been measured."""
-        return bool(self._shares)
+        """Whether enough steps with drafts have been measured: a single time may be far off on a busy machine."""
+        return len(self._shares) >= _FEW_TIMES
 
     @property
     def share(self) -> float:
         """What a draft adds to a step's time, as a share of it."""
-        return max(median(self._shares), 0.0) if self._shares else _FIRST_SHARE
+        return max(median(self._shares), 0.0) if self.is_measured else _FIRST_SHARE
 
     def learn(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Learn a step's time."""

@@ -54,7 +54,9 @@ def test_the_share_of_a_draft() -> None:
     for seconds in (0.010, 0.010, 0.5, 0.010):  # a pause does not count
         times.learn(1, 0, seconds)
     for num_drafts in (1, 4, 7):
+        assert not times.is_measured
         times.learn(1, num_drafts, 0.010 * (1 + 0.2 * num_drafts))
+    assert times.is_measured
     assert times.share == pytest.approx(0.2)
     times.learn(2, 0, 0.020)
     for _ in range(8):

@@ -277,6 +277,14 @@ def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool)
     assert sum(with_drafts[100:]) <= (2 if is_free else 20)
 
 
+def test_what_a_draft_costs_is_measured_before_there_are_many(tokenizer: Tokenizer) -> None:
+    """With `auto`: one draft a step, three times."""
+    device = PageDevice(loop)
+    run(SteppingRunner(device), tokenizer, request(most=60), Drafting(ScriptedSource(loop, 1.0)))
+    lengths = [len(work.drafts) for works in device.works for work in works if work.drafts]
+    assert lengths[:3] == [1, 1, 1]
+
+
 def test_gain_compares_with_steps_without_drafts() -> None:
     usage = DraftUsage(num_drafts=30, num_kept=20, steps=20, steps_with=10, seconds_with=0.12, seconds_without=0.1)
     assert usage.tokens_per_step == 2
