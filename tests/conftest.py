@@ -71,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-bodies", **number, default=300, help="N malformed bodies to the server")
     parser.addoption("--serve-leavers", **number, default=60, help="N clients that leave")
     parser.addoption("--serve-seconds", **number, default=4, help="for N seconds")
+    parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
 
 

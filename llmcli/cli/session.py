@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmcli.config.fields import Fields
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
+    from llmcli.engine.drafts import Drafting
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
@@ -321,9 +322,9 @@ class Session:
             keeps_pages=keeps_pages,
         )
 
-    def generation(self, runner: Runner, request: Request) -> Generation:
+    def generation(self, runner: Runner, request: Request, drafting: Drafting | None = None) -> Generation:
         """A generation ready to run."""
-        return lazy.Generation(runner, self.tokenizer, request)
+        return lazy.Generation(runner, self.tokenizer, request, drafting)
 
 
 def resolve_context(

@@ -161,7 +161,7 @@ class PackedLinear:
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Apply to each part by itself."""
         product = self._product
-        ys = product.each(xs) if isinstance(product, Int4Product) else [product(x) for x in xs]
+        ys = product.each(xs) if isinstance(product, Int4Product | CodesProduct) else [product(x) for x in xs]
         return ys if self._bias is None else [y + self._bias for y in ys]
 
 
