@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 
             float factor[2];
             barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
-            fence_for_wgmma();
+            fence_async_side();
             wgmma_begin();
             score();
             wgmma_wait<0>();
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 // Values were asked for before these keys.
                 barrier_wait(&filled[0][key_turn.stage], key_turn.parity);
                 barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
-                fence_for_wgmma();
+                fence_async_side();
                 if constexpr (CONSUMERS > 1) sync_threads_of<256>(1 + group);
                 wgmma_begin();
                 score();
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
             // They arrive beside the last product.
             if (tile_index(round + 1) < shape.num_items()) load_queries(tile_index(round + 1));
             barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
-            fence_for_wgmma();
+            fence_async_side();
             wgmma_begin();
             mix();
             wgmma_wait<0>();

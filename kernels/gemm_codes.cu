@@ -231,6 +231,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, TOKENS > 16 ? 2 : 3)
                 }
             }
         }
+        fence_async_side();
         __syncwarp();  // every lane has read the digits' scales
         if (lane == 0) barrier_arrive(&emptied[stage]);
         if (done == first_count || done == count) {  // a chunk ends

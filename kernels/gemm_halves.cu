@@ -212,6 +212,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                     sums[m][2 * c + 1] = __fmaf_rn(scale, __fadd_rn(d[2], d[3]), sums[m][2 * c + 1]);
                 }
             }
+            fence_async_side();
             __syncwarp();  // every lane has read the scales
         }
         if constexpr (SHARERS > 1) {

@@ -141,8 +141,11 @@ __device__ __forceinline__ void hold(float (&sums)[64]) {
     for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// What copy_async has written becomes visible to wgmma. Call it behind the barrier that says that it has arrived.
-__device__ __forceinline__ void fence_for_wgmma() {
+// Orders what this thread has read and written in shared memory with what the asynchronous side does there behind the
+// next barrier. Call it behind the barrier that says that copy_async's data has arrived, before wgmma reads it; and
+// before a place that ordinary loads have read is given back to copy_bulk. Without it a load that waits for the
+// tensor cores' reads may come after the copy that it allowed: measured, in one of ten launches of gemm_codes.
+__device__ __forceinline__ void fence_async_side() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

@@ -84,6 +84,22 @@ def assert_same_bits(call: Callable[[], Any]) -> None:
         assert differing == 0, f"array {number}: {differing} bytes differ between two runs"
 
 
+def assert_launches_agree(launch: Callable[[Any], None], expected: np.ndarray, num_launches: int) -> None:
+    """Fail unless each `launch(out)` of many in a row gives the bits of `expected`.
+
+    A kernel whose blocks race is right most times, and with few blocks always: give it a whole product.
+    """
+    cupy = _cupy()
+    bits = cupy.asarray(expected).view(np.uint32)
+    differing = cupy.zeros(num_launches, dtype=np.int64)
+    for number in range(num_launches):
+        out = cupy.full(expected.shape, np.nan, dtype=np.float32)
+        launch(out)
+        differing[number] = (out.view(np.uint32) != bits).sum()
+    wrong = np.flatnonzero(to_host(differing))
+    assert wrong.size == 0, f"{wrong.size} of {num_launches} launches differ, the first in {differing[wrong[0]]} values"
+
+
 def _copies(result: Any) -> list[np.ndarray]:
     arrays = result if isinstance(result, tuple | list) else (result,)
     return [np.ascontiguousarray(to_host(array)).reshape(-1) for array in arrays]

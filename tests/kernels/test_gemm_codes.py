@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fenced import assert_same_bits, fenced, to_host
+from fenced import assert_launches_agree, assert_same_bits, fenced, to_host
 from right import assert_right
 from uploaded import upload
 
@@ -107,6 +107,25 @@ def test_a_real_shape_with_equal_bits(wgmma_card: Device, form: dict[str, Any]) 
     case = make_case(random_matrix(5, num_rows=4096, num_inputs=4096, **form), 64, has_norm=True)
     assert_bits_of_gemv(wgmma_card, case)
     assert_same_bits(lambda: run(wgmma_card, case, "digits"))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[4], FORMATS[6]])
+def test_every_launch_of_a_whole_product_has_the_bits_of_gemv(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """256 rows: a place for rows that is filled again too early shows in one launch of ten."""
+    import cupy
+
+    case = make_case(random_matrix(7, num_rows=8192, num_inputs=4096, **form), 256)
+    layout = case.stored.layout
+    matrix, image = upload(tiles_of(case.stored)), cupy.empty(image_bytes(layout, 256), dtype=np.uint8)
+    factors = cupy.empty(256, dtype=np.float32)
+    stage_digits(wgmma_card, layout=layout, x=cupy.asarray(case.x), image=image, factors=factors)
+    wgmma_card.synchronize()
+    assert_launches_agree(
+        lambda out: gemm_codes(wgmma_card, matrix=matrix, image=image, factors=factors, out=out),
+        run(wgmma_card, case, "gemv"),
+        60,
+    )
 
 
 @pytest.mark.cuda

@@ -24,6 +24,7 @@ from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import cache, llama, load
 from llmcli.runners.torch.packed_linear import WideningProduct
 from llmcli.runners.torch.packed_weight import PackedWeight
+from llmcli.runners.torch.weights import LoadedWeights
 
 FEW_TOKENS = 8
 
@@ -113,10 +114,13 @@ def load_rounded(
 
     read_weights = load.read_weights
 
-    def read_rounded(model: Model, _: torch.dtype, on_progress: Any) -> dict[str, Tensor]:
+    def read_rounded(model: Model, _: torch.dtype, on_progress: Any) -> LoadedWeights:
         weights = read_weights(model, torch.float32, on_progress)
-        is_matrix = {name for name in weights if name.endswith(".weight") and weights[name].dim() == 2}
-        return {name: weight.to(dtype).float() if name in is_matrix else weight for name, weight in weights.items()}
+        plain = {
+            name: weight.to(dtype).float() if name.endswith(".weight") and weight.dim() == 2 else weight
+            for name, weight in weights.plain.items()
+        }
+        return LoadedWeights(plain, weights.packed)
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
     monkeypatch.setattr("llmcli.runners.torch.packed_linear.choose_product", lambda weight, _: RoundedProduct(weight))
