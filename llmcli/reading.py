@@ -147,5 +147,7 @@ QUALITY_CARD = SmallFile("a quality card", 64 * _MIB, CheckpointError, "export t
 EXPORT_JOURNAL = SmallFile("an export's journal", 64 * _MIB, CheckpointError, "remove it")
 EXPORT_LOCK = SmallFile("an export's lock", _MIB, CheckpointError, "remove it")
 BATCH_RECORD = SmallFile("the record of a batch", 16 * _MIB, UsageError, "name another output")
+SCHEMA = SmallFile("a schema", 16 * _MIB, UsageError, "give a JSON Schema")
+GRAMMAR = SmallFile("a grammar", 16 * _MIB, UsageError, "give a grammar in Lark's syntax")
 RECEIPT = SmallFile("a receipt", 256 * _MIB, UsageError, "give the file that generate --receipt wrote")
 CUDA_SOURCE = SmallFile("a CUDA source", _MIB, UsageError, "give a `.cu` file")

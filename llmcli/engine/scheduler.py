@@ -11,6 +11,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
@@ -130,6 +131,8 @@ class Scheduler:
                 return
             most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
             span = fill.next_span(self.runner, _SCORED_TOKENS if isinstance(fill.owner, Score) else most)
+            if isinstance(fill.owner, Text) and span.choose == "last":
+                span = replace(span, masks=fill.owner.sample.masks)
             num_tokens = len(span.token_ids)
             if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
                 return
@@ -274,12 +277,7 @@ class Scheduler:
         ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
-        spans = []
-        for text in ready:
-            assert text.row is not None
-            is_forked = text.num_queued == 0 and text.shared is not None
-            spans.append(Span(text.row, logits=text.shared.logits if is_forked and text.shared else None))
-        step = self.runner.queue(spans)
+        step = self.runner.queue([text.next_span() for text in ready])
         for text in ready:
             text.num_queued += 1
         self._queued.append(
@@ -392,5 +390,7 @@ class Scheduler:
         text.turn += 1
 
     def _works_ahead(self) -> bool:
-        is_inspected = any(text.sample.request.num_alternatives is not None for text in self._running)
-        return self.runner.limits.works_ahead and not is_inspected
+        # A mask follows from the choice before it, and a view of a choice from its logits: each is read first.
+        requests = [text.sample.request for text in self._running]
+        must_read = any(one.num_alternatives is not None or one.schema is not None for one in requests)
+        return self.runner.limits.works_ahead and not must_read

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.runners.base import Logits, Runner, Step
+from llmcli.runners.base import Logits, Runner, Span, Step
 
 
 @dataclass
@@ -45,6 +45,15 @@ class Text:
     row: int | None = None
     turn: int = 0
     num_queued: int = 0  # tokens chosen by queued steps, with those that have been read
+
+    def next_span(self) -> Span:
+        """What its row runs next: the token chosen last, or of a forked row nothing, as the prompt's logits are known.
+
+        A sample's masks follow from its tokens, so those chosen by queued steps must have been read.
+        """
+        assert self.row is not None
+        logits = self.shared.logits if self.num_queued == 0 and self.shared is not None else None
+        return Span(self.row, logits=logits, masks=self.sample.masks)
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it was asked for earlier."""

@@ -6,7 +6,7 @@ bits of a row's logits depend only on its tokens and on where its prompt ends. T
 it, nor on its pages, nor on how its tokens were cut into spans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -20,6 +20,9 @@ from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
+# What a text held to a schema may go on with: a mask for each choice of a span, uint32 [num_choices, words], see
+# `llmcli.sampling.mask`. A runner calls it once for a step, as late as it can, so that masks are made while it works.
+Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
@@ -61,13 +64,15 @@ class Limits:
     """What a runner has room for.
 
     `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
-    the method `queue` returns while the device still works: queue the next step before you read this one.
+    the method `queue` returns while the device still works: queue the next step before you read this one. With
+    `takes_masks` a span may have masks.
     """
 
     num_rows: int
     max_seq_len: int
     num_pages: int
     works_ahead: bool
+    takes_masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,15 @@ class Span:
 
     The tokens run behind those that the row holds. () means the token that the row chose last; the host need not know
     it yet. `choose` says where tokens are chosen: behind the last one, behind every one, or nowhere. With `logits`
-    nothing runs; the token is chosen from them.
+    nothing runs; the token is chosen from them. With `masks` only what they allow is chosen; what they raise, if it is
+    an error of ours, is the span's.
     """
 
     row: int
     token_ids: tuple[int, ...] = ()
     choose: Choose = "last"
     logits: Logits | None = None
+    masks: Masks | None = None
 
 
 class Step(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Step
+from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Masks, Step
 from llmcli.sampling.sampler import Sampler
 
 # The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
@@ -21,6 +21,7 @@ class Work:
     - `position`: the position of the first new token.
     - `token_ids`: the new tokens; () means the one token that the slot chose last.
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
+    - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
     """
 
     slot: int | None
@@ -30,6 +31,7 @@ class Work:
     method: int
     choose: Choose
     logits: Logits | None = None
+    masks: Masks | None = None
 
     @property
     def num_tokens(self) -> int:

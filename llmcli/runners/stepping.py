@@ -231,7 +231,9 @@ class SteppingRunner:
         row = self._rows[span.row]
         if span.choose != "none" and row.slot is None:
             raise ValueError("a row without a sampler cannot choose")
-        work = Work(row.slot, row.pages, row.num_tokens, span.token_ids, SINGLE, span.choose, span.logits)
+        if span.masks is not None and not self.limits.takes_masks:
+            raise ValueError("this runner takes no masks")
+        work = Work(row.slot, row.pages, row.num_tokens, span.token_ids, SINGLE, span.choose, span.logits, span.masks)
         end = row.num_tokens + work.num_tokens
         if span.logits is None and row.num_tokens < len(row.prompt):
             if end > len(row.prompt) or list(span.token_ids) != row.prompt[row.num_tokens : end]:

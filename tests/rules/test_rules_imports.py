@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "llmcli.quantization": set(),
     "llmcli.tokenizer": {"llmcli.config"},
     "llmcli.sampling": set(),
+    "llmcli.schema": {"llmcli.tokenizer", "llmcli.sampling"},
     "llmcli.runners": {"llmcli.runners.base", "llmcli.config", "llmcli.sampling"},
     "llmcli.runners.base": {"llmcli.config", "llmcli.sampling"},
     "llmcli.runners.interrupts": set(),
@@ -90,6 +91,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.runners.interrupts",
         "llmcli.tokenizer",
         "llmcli.sampling",
+        "llmcli.schema",
         "llmcli.config",
     },
     "llmcli.kernels": set(),
@@ -130,6 +132,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.batch",
         "llmcli.receipt",
         "llmcli.measure",
+        "llmcli.schema",
         "llmcli.engine",
         "llmcli.runners.base",
         "llmcli.runners.host",
@@ -160,6 +163,7 @@ EXCLUSIVE = {
     "torch": {"llmcli.runners.torch"},
     "cupy": {"llmcli.kernels", "llmcli.lab", "llmcli.runners.cuda"},
     "safetensors": {"llmcli.checkpoint"},
+    "llguidance": {"llmcli.schema"},
 }
 FORBIDDEN = {"transformers"}  # at run time; the tests use it
 

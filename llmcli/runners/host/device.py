@@ -175,8 +175,11 @@ class HostDevice:
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
         try:
+            masks = None if work.masks is None else work.masks()
             for index, of_token in enumerate(logits):
-                choices.append(choose(of_token, history[: len(history) - len(logits) + 1 + index], sampler))
+                place = len(history) - len(logits) + 1 + index
+                mask = None if masks is None else masks[index]
+                choices.append(choose(of_token, history[:place], sampler, mask=mask))
                 sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
         except LLMCliError as error:
             return _Result(work, token_ids, parts, hidden, error)
@@ -253,7 +256,8 @@ class HostStep:
 
 def limits_of(num_rows: int, max_seq_len: int) -> Limits:
     """The limits of a device that has pages for all its rows at full length."""
-    return Limits(num_rows, max_seq_len, num_rows * pages_of(max_seq_len), works_ahead=False)
+    num_pages = num_rows * pages_of(max_seq_len)
+    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, takes_masks=True)
 
 
 def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:
