@@ -6,10 +6,11 @@ Pointers, as `#/properties/name`.
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, unquote
 
 from llmcli.errors import UsageError
 from llmcli.schema.formats import FORMATS, PATTERNS
-from llmcli.schema.regex import check_regex
+from llmcli.schema.regex import as_in_json
 
 # Where schemas lie in a schema: in the value, in a list, or by name.
 _ONE = ("items", "additionalProperties", "additionalItems")
@@ -43,16 +44,17 @@ class CheckedSchema:
         self._is_old = _is_old_draft(name, schema)
         self._draft = {"$schema": schema["$schema"]} if self._is_old else {}
         self._places: dict[str, Any] = {}  # all schemas in it, as llguidance gets them
+        self._targets: dict[str, str] = {}  # of those with a $ref, the place that it names
         self._below: dict[str, list[str]] = {}  # the places of those that lie directly in one
         self._root = self._check(schema, "#")
-        for place, part in self._places.items():
-            if isinstance(part, dict) and "$ref" in part:
-                self._check_reference(part["$ref"], place)
+        for place, target in self._targets.items():
+            if target not in self._places:
+                raise UsageError(f"{name}: {place}/$ref is {target!r}, and there is no schema")
         self._check_finite()
 
     def document(self, place: str = "#") -> dict[str, Any]:
         """The schema for llguidance, or the part at `place` of it."""
-        return {**self._draft, "$ref": _ROOT + place[1:], "$defs": {"root": self._root}}
+        return {**self._draft, "$ref": _reference(place), "$defs": {"root": self._root}}
 
     def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> str:
         """The innermost place whose document is faulty, if the whole schema is."""
@@ -90,7 +92,12 @@ class CheckedSchema:
             if keyword in _ANNOTATIONS or keyword.startswith("x-"):
                 continue
             if keyword in _NAMED and isinstance(value, dict):
-                checked[keyword] = {name: self._check_inner(one, where, name, place) for name, one in value.items()}
+                inner = {name: self._check_inner(one, where, name, place) for name, one in value.items()}
+                if keyword == "patternProperties":
+                    inner = {as_in_json(f"{self.name}: {where}", name): one for name, one in inner.items()}
+                checked[keyword] = inner
+            elif keyword == "pattern":
+                checked[keyword] = as_in_json(f"{self.name}: {where}", value)
             elif keyword in (*_LISTS, "items") and isinstance(value, list):
                 checked[keyword] = [self._check_inner(one, where, at, place) for at, one in enumerate(value)]
             elif keyword in _ONE:
@@ -98,8 +105,11 @@ class CheckedSchema:
             elif keyword in (*_NAMED, *_LISTS):
                 expected = "an object of schemas" if keyword in _NAMED else "a list of schemas"
                 raise UsageError(f"{self.name}: {where} is a {type(value).__name__}, expected {expected}")
-            elif keyword == "$ref" and isinstance(value, str) and value.startswith("#"):
-                checked[keyword] = _ROOT + value[1:]
+            elif keyword == "$ref":
+                if not isinstance(value, str) or not value.startswith("#"):
+                    raise UsageError(f"{self.name}: {where} is {value!r}, expected a place here, as #/$defs/NAME")
+                self._targets[place] = unquote(value)
+                checked[keyword] = _reference(unquote(value))
             elif keyword == "format" and value in PATTERNS:
                 patterns.append({"pattern": PATTERNS[value]})
             else:
@@ -125,9 +135,6 @@ class CheckedSchema:
             raise UsageError(f"{where} is of older drafts; use prefixItems, and items for those behind them")
         if keyword == "format" and value not in FORMATS:
             raise UsageError(f"{where} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern")
-        if keyword in ("pattern", "patternProperties"):
-            for pattern in [value] if keyword == "pattern" else value:
-                check_regex(where, pattern)
         if keyword == "prefixItems" and self._is_old:
             raise UsageError(f"{where} is of draft 2020-12, and $schema names an older one")
 
@@ -140,13 +147,6 @@ class CheckedSchema:
                 f"{self.name}: 'minProperties' at {place} is {least}, and required properties are {len(listed)}; more "
                 "than one other property cannot be counted exactly: list them in properties and required"
             )
-
-    def _check_reference(self, reference: Any, place: str) -> None:
-        if not isinstance(reference, str) or not reference.startswith(_ROOT):
-            raise UsageError(f"{self.name}: '$ref' at {place} is {reference!r}, expected a place here, as #/$defs/NAME")
-        if "#" + reference.removeprefix(_ROOT) not in self._places:
-            target = "#" + reference.removeprefix(_ROOT)
-            raise UsageError(f"{self.name}: '$ref' at {place} is {target!r}, and there is no schema")
 
     def _check_finite(self) -> None:
         """Refuse a schema whose values all hold one of themselves, without end."""
@@ -170,8 +170,8 @@ class CheckedSchema:
         schema = self._places[place]
         if isinstance(schema, bool):
             return
-        if "$ref" in schema:
-            yield ["#" + schema["$ref"].removeprefix(_ROOT)]
+        if place in self._targets:
+            yield [self._targets[place]]
         for keyword in ("anyOf", "oneOf"):
             if schema.get(keyword):
                 yield [f"{place}/{keyword}/{index}" for index in range(len(schema[keyword]))]
@@ -197,6 +197,11 @@ def _is_old_draft(name: str, schema: Any) -> bool:
     if not isinstance(draft, str) or not any(known in draft for known in _DRAFTS):
         raise UsageError(f"{name}: $schema is {draft!r}, expected JSON Schema draft 4, 6, 7, 2019-09 or 2020-12")
     return any(known in draft for known in _OLD_DRAFTS)
+
+
+def _reference(place: str) -> str:
+    """A `$ref` to a place of the checked schema."""
+    return _ROOT + quote(place[1:], safe="/~")
 
 
 def _escaped(name: str) -> str:
