@@ -23,25 +23,9 @@ TORN = (b"\xc3", b"\xa9", b"\xe6\x97", b"\xa5", b'\xa9"', b"\xf0\x9f\x8e", b"\x8
 
 # Bytes that bring most texts to an end, those that close what is open first.
 CLOSING = (
-    b'"',
-    b"}",
-    b"]",
-    b"null",
-    b"0",
-    b"1",
-    b"x",
-    b"a",
-    b"b",
-    b"@",
-    b".",
-    b":",
-    b"-",
-    b"[",
-    b"/",
-    b",",
-    b"{",
-    b" ",
-)
+    b'"', b"}", b"]", b"null", b"0", b"1", b"x", b"a", b"b", b"@", b".", b":", b"-", b"[", b"/", b",", b"{", b" ",
+    b"D", b"S", b"M", b"Y", b"T", b"Z", b"_",
+)  # fmt: skip
 
 
 class ListedTokenizer(Tokenizer):
