@@ -205,8 +205,9 @@ def generate(
         stop_strings=run.stop_strings,
         num_alternatives=output.num_alternatives,
         keeps_pages=num_roads > 0,
-        schema=None if in_making is None else in_making.result(),
     )
+    if in_making is not None:
+        wanted = replace(wanted, schema=in_making.result())
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]

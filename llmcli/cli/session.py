@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling, SamplingParams
     from llmcli.sampling.sampler import Sampler
-    from llmcli.schema.schema import Schema
     from llmcli.tokenizer.base import Tokenizer
     from llmcli.tokenizer.chat_template import ChatTemplate
 
@@ -309,7 +308,6 @@ class Session:
         stop_strings: tuple[str, ...],
         num_alternatives: int | None = None,
         keeps_pages: bool = False,
-        schema: Schema | None = None,
     ) -> Request:
         """What to generate, for the engine."""
         return lazy.Request(
@@ -321,7 +319,6 @@ class Session:
             at_start=prompt.at_start,
             num_alternatives=num_alternatives,
             keeps_pages=keeps_pages,
-            schema=schema,
         )
 
     def generation(self, runner: Runner, request: Request) -> Generation:

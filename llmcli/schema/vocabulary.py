@@ -64,5 +64,5 @@ class _Tokens(llguidance.TokenizerWrapper):
         self.tokens = tokens
         self.special_token_ids = special_token_ids
 
-    def __call__(self, text: bytes) -> list[int]:
+    def __call__(self, text: str) -> list[int]:
         raise NotImplementedError("llguidance encodes text only where a grammar lets it force tokens; ours do not")
