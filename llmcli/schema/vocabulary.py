@@ -37,8 +37,6 @@ class Vocabulary:
         num_tokens = min(max(tokenizer.vocab_size, ends[-1] + 1), vocab_size)
         pieces = [tokenizer.token_bytes(token_id) for token_id in range(num_tokens)]
         special = sorted({token_id for token_id in tokenizer.special_token_ids if token_id < num_tokens} | {*ends})
-        for token_id in special:
-            pieces[token_id] = b""
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(ends)
         self.first_token_ids = _first_token_ids(pieces, vocab_size) if tokenizer.strips_leading_space else None

@@ -11,6 +11,7 @@ from made_schemas import make_regexes, make_schemas
 from llmcli.sampling.mask import mask_words
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.schema import Schema
+from llmcli.schema.vocabulary import Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
 GRAMMARS = [
@@ -85,6 +86,15 @@ def test_special_tokens_are_never_text() -> None:
     assert max(allowed) < awkward_tokenizer().vocab_size  # ids that no token has
     held.push(OTHER_EOS_ID)
     assert held.is_complete
+
+
+def test_an_end_token_that_is_a_word_is_never_text() -> None:
+    vocabulary = Vocabulary(awkward_tokenizer(), [ord("z")], VOCAB_SIZE)
+    held = Schema(regex_grammar("--regex", "[x-z]{2}"), vocabulary).begin(at_start=False)
+    assert allowed_ids(held).tolist() == [ord("x"), ord("y")]
+    held.push(ord("x"))
+    held.push(ord("y"))
+    assert allowed_ids(held).tolist() == [ord("z")]
 
 
 def test_a_token_that_is_not_allowed_is_refused() -> None:
