@@ -150,4 +150,5 @@ BATCH_RECORD = SmallFile("the record of a batch", 16 * _MIB, UsageError, "name a
 SCHEMA = SmallFile("a schema", 16 * _MIB, UsageError, "give a JSON Schema")
 GRAMMAR = SmallFile("a grammar", 16 * _MIB, UsageError, "give a grammar in Lark's syntax")
 RECEIPT = SmallFile("a receipt", 256 * _MIB, UsageError, "give the file that generate --receipt wrote")
+API_KEY = SmallFile("an API key", _MIB, UsageError, "write the key alone into the file")
 CUDA_SOURCE = SmallFile("a CUDA source", _MIB, UsageError, "give a `.cu` file")

@@ -64,6 +64,12 @@ def write_model(folder: Path, num_layers: int) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def quantize(source: Path, destination: Path, scheme: WeightScheme) -> None:
+    """The model of `source` in `scheme`."""
+    exporter = Exporter(plan_export(open_model(source), ExportOptions(scheme)), destination, "random")
+    exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
+
+
 def open_runner(folder: Path, num_threads: int) -> Runner:
     """The model in bfloat16."""
     return load(open_model(folder), max_seq_len=MOST_TOKENS, dtype="bfloat16", num_threads=num_threads)
@@ -113,8 +119,7 @@ if __name__ == "__main__":
         runners = {"bf16": open_runner(source, arguments.threads)}
         for name, scheme in SCHEMES.items():
             destination = Path(scratch) / name.replace(" ", "-")
-            exporter = Exporter(plan_export(open_model(source), ExportOptions(scheme)), destination, "random")
-            exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
+            quantize(source, destination, scheme)
             runners[name] = open_runner(destination, arguments.threads)
         works: dict[str, Callable[[Runner], float]] = {"a token": seconds_per_token}
         for num_tokens in arguments.prompts:

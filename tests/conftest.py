@@ -73,6 +73,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--odd-configs", **number, default=300, help="N random configurations")
     parser.addoption("--odd-tokenizers", **number, help="N random tokenizers and chat templates")
     parser.addoption("--export-races", **number, default=6, help="N pairs and N kills of `quantize`")
+    parser.addoption("--serve-clients", **number, default=24, help="N clients of one server at once")
+    parser.addoption("--serve-bodies", **number, default=300, help="N malformed bodies to the server")
+    parser.addoption("--serve-leavers", **number, default=60, help="N clients that leave")
+    parser.addoption("--serve-seconds", **number, default=4, help="for N seconds")
+    parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
     parser.addoption("--schemas", **number, default=160, help="N JSON Schemas that texts are held to")
 

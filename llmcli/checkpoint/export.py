@@ -1,4 +1,4 @@
-"""Writes a quantized export as a stream: one thread reads and writes, a quantizer works, no tensor is held whole."""
+"""Writes an export as a stream: one thread reads and writes, a quantizer works, no tensor is held whole."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,11 +19,12 @@ from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
 from llmcli.checkpoint.export_source import files_to_copy
 from llmcli.checkpoint.export_workspace import ExportWorkspace
+from llmcli.checkpoint.formats.base import PackedLayer, read_layer
 from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.checkpoint.writer import SafetensorsWriter
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.floats import Array, narrow
 from llmcli.quantization.packing import pack_zero_points
 from llmcli.quantization.quality import TensorQuality, measure_quality
@@ -159,8 +160,10 @@ class _WeightStream:
         self.quality: TensorQuality | None = None
 
     def run(self, quantizer: RowQuantizer) -> Iterator[int]:
-        """Copy or quantize the weight; yields how many bytes of the source each step took."""
-        if self._weight.scheme is None:
+        """Copy, convert or quantize the weight; yields how many bytes of the source each step took."""
+        if self._weight.layer is not None:
+            yield self._convert(self._weight.layer)
+        elif self._weight.scheme is None:
             yield from self._copy()
         else:
             yield from self._quantize(self._weight.scheme, quantizer)
@@ -172,6 +175,27 @@ class _WeightStream:
             self._reader.read_range_into(info, begin, chunk)
             self._writer.write(self._weight.name, chunk, begin)
             yield len(chunk)
+
+    def _convert(self, layer: PackedLayer) -> int:
+        """Write a layer in our order, the same codes, scales and zero points. It is held whole meanwhile."""
+        weight = self._weight
+        stored = read_layer(weight.module, layer, {info.name: info for info in weight.parts}, self._reader)
+        if stored.input_order is not None:
+            raise UnsupportedModelError(
+                f"{weight.module} orders its inputs (g_idx), which transformers' compressed-tensors ignores; run the "
+                "model as it is, or quantize the original model with `llmcli quantize`"
+            )
+        self._writer.write(f"{weight.name}_packed", stored.packed.data)
+        self._write_parts(stored.scales, stored.zero_points, layer.scheme)
+        return weight.source_bytes
+
+    def _write_parts(self, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> None:
+        """All but the codes. Shapes: scales [rows, groups] as stored; zero_points uint8 [rows, groups]"""
+        weight = self._weight
+        self._writer.write(f"{weight.name}_scale", scales.data)
+        self._writer.write(f"{weight.name}_shape", np.array(weight.shape, np.int64).data)
+        if zero_points is not None:
+            self._writer.write(f"{weight.name}_zero_point", pack_zero_points(zero_points, scheme.num_bits).data)
 
     def _quantize(self, scheme: WeightScheme, quantizer: RowQuantizer) -> Iterator[int]:
         weight, rows = self._weight, _Rows()
@@ -188,11 +212,8 @@ class _WeightStream:
             yield self._write_rows(pending.popleft().result(), rows)
 
         scales = np.concatenate(rows.scales)
-        self._writer.write(f"{weight.name}_scale", narrow(scales, weight.scale_dtype).data)
-        self._writer.write(f"{weight.name}_shape", np.array(weight.shape, np.int64).data)
-        if rows.zero_points:
-            zero_points = pack_zero_points(np.concatenate(rows.zero_points), scheme.num_bits)
-            self._writer.write(f"{weight.name}_zero_point", zero_points.data)
+        zero_points = np.concatenate(rows.zero_points) if rows.zero_points else None
+        self._write_parts(narrow(scales, weight.scale_dtype), zero_points, scheme)
         self.quality = measure_quality(rows.errors)
 
     def _write_rows(self, block: PackedRows | None, rows: _Rows) -> int:

@@ -1,17 +1,20 @@
 """The small files of an export that this program writes: config, index, and the quality card as JSON and as text."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llmcli import __version__
+from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_source import CARD_NAME, MODEL_CARD_NAME
 from llmcli.checkpoint.folder import CONFIG_NAME, INDEX_NAME
 from llmcli.errors import CheckpointError
 from llmcli.quantization.quality import TensorQuality
+from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import QUALITY_CARD
 
 CARD_FORMAT_VERSION = 1
@@ -31,19 +34,23 @@ def small_files(
     plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str
 ) -> dict[str, str]:
     """The text of every file that is written rather than copied, config.json last."""
-    card = quality_card(plan, qualities, source_name)
-    files = {CARD_NAME: _json(card), MODEL_CARD_NAME: model_card(plan, qualities, source_name, name)}
+    if plan.options is None:
+        files = {MODEL_CARD_NAME: conversion_card(plan, source_name, name)}
+    else:
+        card = quality_card(plan, plan.options, qualities, source_name)
+        files = {CARD_NAME: _json(card), MODEL_CARD_NAME: model_card(plan, plan.options, qualities, source_name, name)}
     if len(plan.shards) > 1:
         files[INDEX_NAME] = _json(index_json(plan))
     return {**files, CONFIG_NAME: _json(plan.config_json)}
 
 
-def quality_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str) -> dict[str, Any]:
+def quality_card(
+    plan: ExportPlan, options: ExportOptions, qualities: Mapping[str, TensorQuality], source_name: str
+) -> dict[str, Any]:
     """Choices, sizes and errors as JSON.
 
     Units: sizes in bytes; errors relative root mean squares, as `TensorQuality` has them.
     """
-    options = plan.options
     total = plan.total
     return {
         "format_version": CARD_FORMAT_VERSION,
@@ -67,19 +74,16 @@ def quality_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], sourc
     }
 
 
-def model_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_name: str, name: str) -> str:
+def model_card(
+    plan: ExportPlan, options: ExportOptions, qualities: Mapping[str, TensorQuality], source_name: str, name: str
+) -> str:
     """README.md of the export."""
-    options, total = plan.options, plan.total
+    total = plan.total
     head = f"int{options.head_bits}" if options.head_bits else "as in the source"
     if plan.unties_head:
         head += ", no longer shared with the embedding"
     lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [compressed-tensors, llmcli]",
-        "---",
-        f"# {name}",
-        "",
+        *_heading(name),
         f"{source_name} with its linear layers quantized by llmcli {__version__}, without calibration, "
         "in the compressed-tensors format `pack-quantized`.",
         "",
@@ -112,6 +116,31 @@ def model_card(plan: ExportPlan, qualities: Mapping[str, TensorQuality], source_
         error = f"{quality.worst_row_error:.3%} (row {quality.worst_row})"
         lines.append(f"| {module} | {quality.relative_rms_error:.3%} | {error} |")
     return "\n".join(lines) + "\n"
+
+
+def conversion_card(plan: ExportPlan, source_name: str, name: str) -> str:
+    """README.md of a conversion."""
+    formats = sorted({layer.format.name for layer in plan.model.tensors.packed.values()})
+    lines = [
+        *_heading(name),
+        f"{source_name}, converted by llmcli {__version__} from {' and '.join(formats)} into the compressed-tensors "
+        "format `pack-quantized`. Codes, scales and zero points are those of the source; nothing was quantized again.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {count} layers | {scheme} |" for scheme, count in _schemes(plan).items()),
+    ]
+    lines += _list_row("kept as in the source", plan.skipped)
+    return "\n".join([*lines, "", "## Loading", "", *_loading(plan)]) + "\n"
+
+
+def _heading(name: str) -> list[str]:
+    return ["---", "library_name: transformers", "tags: [compressed-tensors, llmcli]", "---", f"# {name}", ""]
+
+
+def _schemes(plan: ExportPlan) -> Mapping[WeightScheme, int]:
+    """How many layers have each scheme."""
+    return Counter(weight.scheme for weight in plan.weights if weight.scheme is not None)
 
 
 def add_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
@@ -184,7 +213,7 @@ def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:
 
 def _loading(plan: ExportPlan) -> list[str]:
     run = ["- llmcli: `llmcli generate -m FOLDER`"]
-    if plan.options.scheme.is_symmetric:
+    if all(scheme.is_symmetric for scheme in _schemes(plan)):
         run.append("- transformers with compressed-tensors installed: `AutoModelForCausalLM.from_pretrained(FOLDER)`")
     else:
         run.append(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from typing import Any
@@ -36,11 +36,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay."""
+    """Everything an export will be but its numbers. `channel_layers` do not fall into whole groups, `skipped` stay.
+
+    `options` is None for a conversion, which takes the source's codes over.
+    """
 
     model: Model
     source: SourceState
-    options: ExportOptions
+    options: ExportOptions | None
     shards: tuple[Shard, ...]
     config_json: Mapping[str, Any]
     channel_layers: tuple[str, ...]
@@ -61,7 +64,7 @@ class ExportPlan:
         return {
             kind: Sizes(
                 len(weights),
-                sum(0 if weight.name == HEAD and self.unties_head else weight.info.num_bytes for weight in weights),
+                sum(0 if weight.name == HEAD and self.unties_head else weight.source_bytes for weight in weights),
                 sum(weight.num_bytes for weight in weights),
             )
             for kind, weights in kinds.items()
@@ -80,7 +83,8 @@ class ExportPlan:
     @property
     def unties_head(self) -> bool:
         """Whether the source's one matrix for embedding and head becomes two."""
-        return self.model.tensors.head == EMBEDDING and self.options.head_bits is not None
+        is_shared = self.model.tensors.head == EMBEDDING
+        return is_shared and self.options is not None and self.options.head_bits is not None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,11 +94,12 @@ class ExportPlan:
         """
         facts = {
             "version": __version__,
-            "options": asdict(self.options),
+            "options": None if self.options is None else asdict(self.options),
             "config": self.config_json,
             "weights": [
-                (weight.name, str(weight.info.path.resolve()), weight.info.offset, weight.info.num_bytes)
+                (weight.name, str(info.path.resolve()), info.offset, info.num_bytes)
                 for weight in self.weights
+                for info in weight.parts or (weight.info,)
             ],
             "files": {name: astuple(state) for name, state in self.source.weight_files.items()},
         }
@@ -132,27 +137,28 @@ def plan_export(model: Model, options: ExportOptions, source: SourceState | None
         channel_layers = ()  # that is what was asked for
     if not options.scheme.is_symmetric:
         _refuse_mixed_asymmetric(options, channel_layers, quantized)
-    linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
     return ExportPlan(
         model=model,
         source=source or SourceState.record(model.checkpoint.folder),
         options=options,
-        shards=_shards(weights, options.shard_bytes),
+        shards=fill_shards(weights, options.shard_bytes),
         config_json=_config_json(
             model,
-            _quantization_config(weights, options, skipped),
+            quantization_config_of(weights, options.scheme, skipped),
             is_head_quantized=options.head_bits is not None,
         ),
         channel_layers=channel_layers,
         skipped=skipped,
-        concerns=tuple(
-            vllm_concerns(
-                {name: weight.scheme for name, weight in linear.items()},
-                {name: weight.shape for name, weight in linear.items()},
-                HEAD.removesuffix(WEIGHT_SUFFIX),
-            )
-        ),
+        concerns=vllm_concerns_of(weights),
     )
+
+
+def vllm_concerns_of(weights: Sequence[PlannedWeight]) -> tuple[str, ...]:
+    """What vLLM may not take of an export."""
+    linear = {weight.module: weight for weight in weights if weight.kind in ("attention", "MLP", "output head")}
+    schemes = {name: weight.scheme for name, weight in linear.items()}
+    shapes = {name: weight.shape for name, weight in linear.items()}
+    return tuple(vllm_concerns(schemes, shapes, HEAD.removesuffix(WEIGHT_SUFFIX)))
 
 
 def _skipped(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -194,17 +200,17 @@ def _refuse_mixed_asymmetric(
         )
 
 
-def _quantization_config(
-    weights: list[PlannedWeight], options: ExportOptions, skipped: tuple[str, ...]
+def quantization_config_of(
+    weights: Sequence[PlannedWeight], chosen: WeightScheme, skipped: tuple[str, ...]
 ) -> QuantizationConfig:
-    """One group for what the user chose, one for layers that the group does not divide, one for the head."""
+    """One group for the `chosen` scheme, one for each other (of layers it does not divide), one for the head."""
     layers: dict[WeightScheme, list[str]] = {}
     for weight in weights:
         if weight.scheme is not None and weight.name != HEAD:
             layers.setdefault(weight.scheme, []).append(weight.module)
     groups = [
-        ConfigGroup(("Linear",) if scheme == options.scheme else tuple(names), scheme)
-        for scheme, names in sorted(layers.items(), key=lambda item: item[0] != options.scheme)
+        ConfigGroup(("Linear",) if scheme == chosen else tuple(names), scheme)
+        for scheme, names in sorted(layers.items(), key=lambda item: item[0] != chosen)
     ]
     head = HEAD.removesuffix(WEIGHT_SUFFIX)
     # vLLM knows the head by its name, not as a Linear, so it has a group of its own even if its scheme is the same.
@@ -220,7 +226,7 @@ def _config_json(model: Model, quantization: QuantizationConfig, *, is_head_quan
     return config_json
 
 
-def _shards(weights: list[PlannedWeight], shard_bytes: int) -> tuple[Shard, ...]:
+def fill_shards(weights: Sequence[PlannedWeight], shard_bytes: int) -> tuple[Shard, ...]:
     """Fill shards in order; a weight larger than a shard has one of its own."""
     shards: list[list[PlannedWeight]] = [[]]
     room = shard_bytes

@@ -16,7 +16,10 @@ CARD_NAME = "quantization.json"
 MODEL_CARD_NAME = "README.md"
 SOURCE_MODEL_CARD_NAME = "README.source.md"
 
+# Where tools note how they quantized; the export says it in config.json.
+_QUANTIZATION_NAMES = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
 _SUFFIXES = {".json", ".jinja", ".model", ".txt", ".md"}
+_OWN_NAMES = {CONFIG_NAME, CARD_NAME, *_QUANTIZATION_NAMES}
 _LEGAL_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "USE_POLICY")
 _TEMPLATES_FOLDER = "additional_chat_templates"
 _WEIGHTS_SUFFIX = ".safetensors"
@@ -84,7 +87,7 @@ def files_to_copy(folder: Path) -> dict[str, Path]:
         name = path.relative_to(folder).as_posix()
         is_index = name.endswith(".index.json")
         is_wanted = path.suffix in _SUFFIXES or path.name.upper().startswith(_LEGAL_NAMES)
-        if not is_wanted or is_index or name.startswith(".") or name in (CONFIG_NAME, CARD_NAME) or path.is_dir():
+        if not is_wanted or is_index or name.startswith(".") or name in _OWN_NAMES or path.is_dir():
             continue
         if not path.is_file():
             raise CheckpointError(f"{path} is not a regular file and cannot be copied; move it out of the model folder")

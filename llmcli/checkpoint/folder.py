@@ -1,11 +1,11 @@
 """Opens a Hugging Face model folder: its JSON files and the place of every tensor, checked before weights are read.
 
-Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters, quantized models, incomplete downloads.
+Refuses by name what is not such a folder: GGUF, pickled weights, LoRA adapters, unknown quantization, half a download.
 """
 
 import gc
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from llmcli.checkpoint.layout import HEAD
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import METHOD
+from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
 from llmcli.reading import CONFIG, INDEX
 
 CONFIG_NAME = "config.json"
@@ -36,7 +36,8 @@ _OTHER_WEIGHTS = {
 _ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
-# Where tools keep the method when config.json does not say it.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+# Where tools keep the method, some of them only there.
 _QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -71,8 +72,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     refuse_adapter(folder, names)
     _refuse_other_kinds(folder, names)
     config_json = CONFIG.read_json_object(folder / CONFIG_NAME)
-    refuse_quantization(config_json, str(folder / CONFIG_NAME))
-    refuse_quantization_files(folder, names)
+    quantization_of(config_json, str(folder / CONFIG_NAME))
+    if _declared(config_json) is None:
+        refuse_quantization_files(folder, names)
     generation_config: dict[str, Any] = {}
     if GENERATION_CONFIG_NAME in names:
         generation_config = CONFIG.read_json_object(folder / GENERATION_CONFIG_NAME)
@@ -81,36 +83,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, config_json, generation_config, tensors)
 
 
-def quantization_of(config_json: dict[str, Any]) -> Any | None:
-    """What config.json says of quantized weights, or None if it says nothing; `compression_config` is an older name."""
-    for key in ("quantization_config", "compression_config"):
-        if config_json.get(key) is not None:
-            return config_json[key]
-    return None
+def quantization_of(config_json: Mapping[str, Any], where: str) -> Quantization | None:
+    """What config.json says of quantized weights, or None if it says nothing; `where` names it in messages.
 
-
-def refuse_quantization(config_json: dict[str, Any], where: str) -> None:
-    """Refuse weights that are quantized by another method than compressed-tensors, by name; `where` names the config.
-
-    What compressed-tensors can say and this program cannot run is refused where it is read.
-    Raises: UnsupportedModelError.
+    Raises: UnsupportedModelError naming what this program cannot run; CheckpointError for values that mean nothing.
     """
-    quantization = quantization_of(config_json)
-    if quantization is None:
-        return
-    fields = quantization if isinstance(quantization, dict) else {}
-    # bitsandbytes did not always write its method.
-    is_bitsandbytes = not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"})
-    method = fields.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "unknown")
-    if method != METHOD:
-        _refuse_method(method, where)
+    declared = _declared(config_json)
+    return None if declared is None else read_quantization(declared, where)
 
 
-def _refuse_method(method: object, where: str) -> None:
-    raise UnsupportedModelError(
-        f"{where} says that the weights are quantized (method {printable(method)}), which is not supported; "
-        f"use the original model in bf16, fp16 or fp32, or one quantized as {METHOD}"
-    )
+def _declared(config_json: Mapping[str, Any]) -> Any | None:
+    """The value of `quantization_config`; `compression_config` is an older name."""
+    return next((value for key in _QUANTIZATION_KEYS if (value := config_json.get(key)) is not None), None)
 
 
 def _file_names(folder: Path) -> set[str]:
@@ -164,13 +148,19 @@ def refuse_adapter(where: object, names: Collection[str]) -> None:
 
 
 def refuse_quantization_files(where: object, names: Collection[str]) -> None:
-    """Refuse a folder or repository with a file in which a tool notes how it quantized, whatever config.json says.
+    """Refuse a folder or repository whose config.json says nothing, with a file in which a tool notes how it quantized.
 
     Raises: UnsupportedModelError.
     """
     for name, method in _QUANTIZATION_FILES.items():
-        if name in names:
-            _refuse_method(method, f"{where}/{name}")
+        if name not in names:
+            continue
+        if method not in (AWQ, GPTQ):
+            refuse_method(method, f"{where}/{name}")
+        raise UnsupportedModelError(
+            f"{where}/{name} says that the weights are quantized (method {method}), and {CONFIG_NAME} does not; "
+            f'add a "quantization_config" there, with the content of {name} and "quant_method": "{method}"'
+        )
 
 
 def _refuse_other_kinds(folder: Path, names: set[str]) -> None:

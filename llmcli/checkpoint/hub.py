@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from llmcli.checkpoint.folder import CONFIG_NAME, refuse_quantization
+from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient
 from llmcli.checkpoint.hub_errors import hub_errors_explained
 from llmcli.checkpoint.hub_files import SMALL_FILES, is_complete, refuse_repository, weight_files
@@ -74,7 +74,8 @@ def _download(
     create_snapshot(repository, files.commit, revision)
     _transfer(client, snapshot, small_files, lambda position: None)
     config, where = CONFIG.read_json_object(snapshot / CONFIG_NAME), f"{hub_id}: {CONFIG_NAME}"
-    refuse_quantization(config, where)
+    if quantization_of(config, where) is None:
+        refuse_quantization_files(hub_id, files.names)
     LlamaConfig.from_dict(config, where)
 
     names = weight_files(files.names, snapshot)

@@ -10,7 +10,6 @@ from llmcli.checkpoint.folder import (
     INDEX_NAME,
     WEIGHTS_NAME,
     refuse_adapter,
-    refuse_quantization_files,
 )
 from llmcli.checkpoint.hub_names import is_weights_name
 from llmcli.checkpoint.safetensors_header import printable
@@ -90,7 +89,6 @@ def refuse_repository(hub_id: object, names: Collection[str]) -> None:
     TokenizerError without a tokenizer.
     """
     refuse_adapter(hub_id, names)
-    refuse_quantization_files(hub_id, names)
     if CONFIG_NAME in names and any(name.endswith(".safetensors") for name in names):
         if not _TOKENIZERS.intersection(names):
             raise TokenizerError(f"{hub_id} has no tokenizer: neither {' nor '.join(sorted(_TOKENIZERS))}")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.schemes import WeightScheme
 
 BASE_PREFIX = "model."
 EMBEDDING = "model.embed_tokens.weight"
@@ -18,6 +17,7 @@ class ExpectedTensor:
     """A tensor the model needs: its name, its shape, and the config fields the shape comes from.
 
     `is_linear` marks the matrices [output_size, input_size] of linear layers, which may be stored quantized instead.
+    `other_shapes` are as good as `shape`.
     """
 
     name: str
@@ -25,6 +25,7 @@ class ExpectedTensor:
     reason: str
     is_linear: bool = False
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    other_shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def layer(self) -> str:
@@ -68,18 +69,3 @@ def expected_tensors(config: LlamaConfig) -> Iterator[ExpectedTensor]:
         yield from linear(f"{layer}.mlp.up_proj", intermediate, hidden, traits.mlp_bias)
         yield from linear(f"{layer}.mlp.down_proj", hidden, intermediate, traits.mlp_bias)
     yield tensor("model.norm.weight", hidden)
-
-
-def packed_tensors(tensor: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
-    """What stands for a linear weight in the compressed-tensors `pack-quantized` form.
-
-    Shapes: see `WeightScheme`; weight_shape holds the shape of the weight itself.
-    """
-    output_size, input_size = tensor.shape
-    shape = (output_size, input_size)
-    reason = f"{tensor.name} {list(shape)} as {scheme}"
-    yield ExpectedTensor(f"{tensor.name}_packed", scheme.packed_shape(shape), reason, dtypes=("I32",))
-    yield ExpectedTensor(f"{tensor.name}_scale", scheme.scale_shape(shape), reason)
-    yield ExpectedTensor(f"{tensor.name}_shape", (2,), reason, dtypes=("I64", "I32"))
-    if not scheme.is_symmetric:
-        yield ExpectedTensor(f"{tensor.name}_zero_point", scheme.zero_point_shape(shape), reason, dtypes=("I32",))

@@ -1,31 +1,22 @@
 """Matches the tensors of a folder with what the config asks for, before anything is read."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from llmcli.checkpoint.layout import BASE_PREFIX, EMBEDDING, HEAD, ExpectedTensor, expected_tensors, packed_tensors
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.find import ACTIVATION_SUFFIXES, CODE_SUFFIXES, Layer, find_layers
+from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.layout import BASE_PREFIX, EMBEDDING, HEAD, WEIGHT_SUFFIX, ExpectedTensor, expected_tensors
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.config import QuantizationConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.methods import Quantization
 
 # Old converters stored this table per layer; it is recomputed from the config.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
-# Written by exporters that reorder the inputs of a layer; such weights mean something else without it.
-_GROUP_INDEX_SUFFIX = ".weight_g_idx"
-
 _MAX_NAMED = 4  # tensors named in one message; the rest are counted
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """A quantized linear layer: its scheme, and the shape [output_size, input_size] of the weight it stands for."""
-
-    scheme: WeightScheme
-    shape: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -34,20 +25,41 @@ class ModelTensors:
 
     `unused` names what the model does not use, as the files do. `head` names the output head's weight: the embedding's
     own name where the two share one tensor. `packed` holds the quantized layers by module name
-    (`model.layers.0.mlp.up_proj`); their parts stand in `tensors`.
+    (`model.layers.0.mlp.up_proj`), `scaled` those of 8-bit floats; their parts stand in `tensors`.
     """
 
     tensors: Mapping[str, TensorInfo]
     head: str
     unused: tuple[str, ...]
     packed: Mapping[str, PackedLayer]
+    scaled: Mapping[str, Fp8Layer] = field(default_factory=dict)
+
+    @property
+    def quantized(self) -> dict[str, Layer]:
+        """All layers that are not stored as plain weights, by module name."""
+        return {**self.packed, **self.scaled}
+
+    @property
+    def sources(self) -> dict[str, tuple[TensorInfo, ...]]:
+        """What is read together, in the order of the files: plain tensors by name, quantized layers by module name.
+
+        A layer stands where the first of its tensors does.
+        """
+        sources: dict[str, tuple[TensorInfo, ...]] = {}
+        left = dict(self.tensors)
+        for module, layer in self.quantized.items():
+            weight = ExpectedTensor(module + WEIGHT_SUFFIX, layer.shape, "", is_linear=True)
+            sources[module] = tuple(left.pop(tensor.name) for tensor in layer.tensors(weight))
+        sources |= {name: (info,) for name, info in left.items()}
+        places = {source: min((info.path, info.offset) for info in infos) for source, infos in sources.items()}
+        return {source: sources[source] for source in sorted(sources, key=places.__getitem__)}
 
 
 def match_tensors(
     config: LlamaConfig,
     tensors: Mapping[str, TensorInfo],
     where: str,
-    quantization: QuantizationConfig | None = None,
+    quantization: Quantization | None = None,
 ) -> ModelTensors:
     """Match a folder's tensors with what the config asks for.
 
@@ -61,13 +73,16 @@ def match_tensors(
     tensors = _by_own_name(stored, {*(_module(tensor.name) for tensor in weights), _module(HEAD)})
     if config.tie_word_embeddings and HEAD in tensors and EMBEDDING not in tensors:
         tensors = {**tensors, EMBEDDING: tensors[HEAD]}
-    has_own_head = tensors.get(HEAD) not in (None, tensors.get(EMBEDDING)) or f"{HEAD}_packed" in tensors
+    has_own_head = tensors.get(HEAD) not in (None, tensors.get(EMBEDDING)) or _has_codes(HEAD, tensors)
     is_shared = config.tie_word_embeddings and not has_own_head
     if not is_shared:
         weights.append(ExpectedTensor(HEAD, weights[0].shape, weights[0].reason, is_linear=True))
-    packed = dict(_packed_layers(weights, quantization, where))
-    _refuse_quantized_otherwise(tensors, where)
-    expected = list(_stored_tensors(weights, packed))
+    layers: dict[str, Layer] = {}
+    if quantization is not None:
+        layers = find_layers(quantization, [tensor for tensor in weights if tensor.is_linear], tensors, where)
+    if _has_codes(EMBEDDING, tensors):
+        raise UnsupportedModelError(f"{where}: a quantized embedding ({EMBEDDING}) is not supported")
+    expected = list(_stored_tensors(weights, layers))
 
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
     if missing == [HEAD]:
@@ -85,8 +100,11 @@ def match_tensors(
     used = {tensor.name: replace(tensors[tensor.name], name=tensor.name) for tensor in expected}
     seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may stand under another name
     names = sorted(name for name, info in stored.items() if id(info) not in seen)
-    unused = tuple(printable(name) for name in names if not name.endswith(_IGNORED_SUFFIXES))
-    return ModelTensors(used, EMBEDDING if is_shared else HEAD, unused, packed)
+    ignored = (*_IGNORED_SUFFIXES, *ACTIVATION_SUFFIXES) if layers else _IGNORED_SUFFIXES
+    unused = tuple(printable(name) for name in names if not name.endswith(ignored))
+    packed = {module: layer for module, layer in layers.items() if isinstance(layer, PackedLayer)}
+    scaled = {module: layer for module, layer in layers.items() if isinstance(layer, Fp8Layer)}
+    return ModelTensors(used, EMBEDDING if is_shared else HEAD, unused, packed, scaled)
 
 
 def _by_own_name(tensors: Mapping[str, TensorInfo], modules: Collection[str]) -> dict[str, TensorInfo]:
@@ -109,46 +127,20 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _packed_layers(
-    weights: list[ExpectedTensor], quantization: QuantizationConfig | None, where: str
-) -> Iterator[tuple[str, PackedLayer]]:
-    if quantization is None:
-        return
-    linear = [tensor for tensor in weights if tensor.is_linear]
-    schemes = quantization.schemes_of([tensor.layer for tensor in linear], where)
-    for tensor in linear:
-        scheme = schemes[tensor.layer]
-        if scheme is None:
-            continue
-        output_size, input_size = tensor.shape
-        if not scheme.divides(input_size):
-            raise CheckpointError(
-                f"{where}: {tensor.layer} has {input_size} inputs, which groups of {scheme.group_size} do not divide; "
-                "its quantization_config belongs to another model"
-            )
-        yield tensor.layer, PackedLayer(scheme, (output_size, input_size))
+def _has_codes(weight: str, tensors: Collection[str]) -> bool:
+    return any(_module(weight) + suffix in tensors for suffix in CODE_SUFFIXES)
 
 
-def _stored_tensors(weights: list[ExpectedTensor], packed: Mapping[str, PackedLayer]) -> Iterator[ExpectedTensor]:
+def _stored_tensors(weights: list[ExpectedTensor], layers: Mapping[str, Layer]) -> Iterator[ExpectedTensor]:
     for tensor in weights:
-        if tensor.is_linear and tensor.layer in packed:
-            yield from packed_tensors(tensor, packed[tensor.layer].scheme)
+        if tensor.is_linear and tensor.layer in layers:
+            yield from layers[tensor.layer].tensors(tensor)
         else:
             yield tensor
 
 
-def _refuse_quantized_otherwise(tensors: Mapping[str, TensorInfo], where: str) -> None:
-    if f"{EMBEDDING}_packed" in tensors:
-        raise UnsupportedModelError(f"{where}: a quantized embedding ({EMBEDDING}_packed) is not supported")
-    if reordered := [name for name in tensors if name.endswith(_GROUP_INDEX_SUFFIX)]:
-        raise UnsupportedModelError(
-            f"{where}: reordered groups (g_idx, {_named(reordered)}) are not supported; "
-            "use an export without activation ordering"
-        )
-
-
 def _check(tensor: ExpectedTensor, info: TensorInfo) -> None:
-    if info.shape != tensor.shape:
+    if info.shape not in (tensor.shape, *tensor.other_shapes):
         raise CheckpointError(
             f"{tensor.name} in {info.path.name} is {list(info.shape)}, expected {list(tensor.shape)} "
             f"({tensor.reason} in config.json)"

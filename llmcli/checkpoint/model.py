@@ -9,16 +9,17 @@ from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.matching import ModelTensors, match_tensors
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.config import QuantizationConfig
+from llmcli.quantization.methods import notes_of
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder that passed every check that needs no weights."""
+    """A model folder that passed every check that needs no weights. `notes` are sentences that users should know."""
 
     checkpoint: Checkpoint
     config: LlamaConfig
     tensors: ModelTensors
+    notes: tuple[str, ...] = ()
 
 
 def open_model(folder: Path) -> Model:
@@ -29,23 +30,22 @@ def open_model(folder: Path) -> Model:
     checkpoint = open_checkpoint(folder)
     where = str(folder / "config.json")
     config = LlamaConfig.from_dict(checkpoint.config_json, where)
-    declared = quantization_of(checkpoint.config_json)
-    quantization = QuantizationConfig.from_dict(declared, where) if declared is not None else None
+    quantization = quantization_of(checkpoint.config_json, where)
     tensors = match_tensors(config, checkpoint.tensors, str(folder), quantization)
     if config.tie_word_embeddings and tensors.head in tensors.tensors and tensors.head != EMBEDDING:
         tensors = _share_equal_head(tensors)
-    return Model(checkpoint, config, tensors)
+    return Model(checkpoint, config, tensors, (*config.notes, *notes_of(quantization)))
 
 
 def num_parameters(model: Model) -> int:
     """Weights of a model, a matrix that serves as embedding and as head counted once."""
-    packed = model.tensors.packed
+    layers = model.tensors.quantized
     plain = (
         info
         for name, info in model.tensors.tensors.items()
-        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+        if name.rpartition(".")[0] not in layers or name.endswith(".bias")
     )
-    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in packed.values())
+    return sum(math.prod(info.shape) for info in plain) + sum(math.prod(layer.shape) for layer in layers.values())
 
 
 def _share_equal_head(tensors: ModelTensors) -> ModelTensors:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from llmcli.checkpoint.formats.base import PackedLayer
 from llmcli.checkpoint.layout import EMBEDDING, HEAD
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.writer import OutputTensor
@@ -14,12 +15,17 @@ WEIGHT_SUFFIX = ".weight"
 
 @dataclass(frozen=True)
 class PlannedWeight:
-    """A tensor of the export by its name there, where it comes from, and how it is quantized: None is byte by byte."""
+    """A tensor of the export by its name there, where it comes from, and how it is quantized: None is byte by byte.
+
+    With a `layer` it is quantized in the source already: `parts` are its tensors there, `info` the first of them.
+    """
 
     name: str
     info: TensorInfo
     scheme: WeightScheme | None
     scale_dtype: str
+    layer: PackedLayer | None = None
+    parts: tuple[TensorInfo, ...] = ()
 
     @property
     def module(self) -> str:
@@ -29,6 +35,8 @@ class PlannedWeight:
     @property
     def shape(self) -> tuple[int, int]:
         """[output_size, input_size] of a linear weight."""
+        if self.layer is not None:
+            return self.layer.shape
         output_size, input_size = self.info.shape
         return output_size, input_size
 
@@ -58,6 +66,11 @@ class PlannedWeight:
         return tuple(tensors)
 
     @property
+    def source_bytes(self) -> int:
+        """What it takes in the source."""
+        return sum(info.num_bytes for info in self.parts) if self.parts else self.info.num_bytes
+
+    @property
     def num_bytes(self) -> int:
         """What it takes in the export."""
         return sum(tensor.num_bytes for tensor in self.outputs)
@@ -73,4 +86,4 @@ class Shard:
     @property
     def source_bytes(self) -> int:
         """Bytes of the source that are read for it."""
-        return sum(weight.info.num_bytes for weight in self.weights)
+        return sum(weight.source_bytes for weight in self.weights)

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
-from llmcli.checkpoint.folder import Checkpoint
+from llmcli.checkpoint.folder import Checkpoint, quantization_of
 from llmcli.checkpoint.layout import HEAD, expected_tensors
 from llmcli.checkpoint.matching import match_tensors
 from llmcli.checkpoint.model import Model
@@ -18,7 +18,6 @@ from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
 from llmcli.checkpoint.writer import OutputTensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
-from llmcli.quantization.config import QuantizationConfig
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder
@@ -76,8 +75,7 @@ def _model(path: Path, folder: Path, config_json: dict[str, Any], tensors: Itera
         infos[tensor.name] = TensorInfo(tensor.name, tensor.dtype, tensor.shape, path, end, tensor.num_bytes)
         end += tensor.num_bytes
     config = LlamaConfig.from_dict(config_json, str(path))
-    declared = config_json.get("quantization_config")
-    quantization = QuantizationConfig.from_dict(declared, str(path)) if declared is not None else None
+    quantization = quantization_of(config_json, str(path))
     return Model(
         Checkpoint(folder, config_json, {}, infos),
         config,

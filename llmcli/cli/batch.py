@@ -7,8 +7,9 @@ from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.batch_report import show_check
 from llmcli.cli.batch_run import run_job
 from llmcli.cli.groups import with_groups
-from llmcli.cli.options import MessageOptions, RunOptions, SamplerOptions, SamplingNumbers, StoppingOptions
+from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.run import check_run
+from llmcli.cli.run_options import RunOptions
 
 
 @with_groups

@@ -11,11 +11,13 @@ from llmcli.batch.run import Progress, Usage
 from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.facts import fact_lines
+from llmcli.cli.output.stats import draft_rows
 from llmcli.cli.targets import open_target
 from llmcli.cli.terminal import terminal
 from llmcli.cli.units import estimated_duration, size
 
 if TYPE_CHECKING:
+    from llmcli.cli.run import LoadedRunner
     from llmcli.measure.subject import TargetPlan
 
 
@@ -55,18 +57,19 @@ def _plan(job: Job) -> TargetPlan:
     return planned if planned.num_rows <= limit else target.plan(subject, context=run.context, num_rows=limit)
 
 
-def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, load_seconds: float, run_seconds: float) -> None:
+def show_stats(progress: Progress, usage: Usage, rows: RowsOverTime, loaded: LoadedRunner, run_seconds: float) -> None:
     """What the run took, on stderr."""
     mean_rows = usage.row_steps / usage.steps if usage.steps else 0.0
     facts = {
         "prompts": f"{progress.num_finished} finished, {progress.num_failed} failed",
-        "load": f"{load_seconds:.2f} s",
+        "load": f"{loaded.load_seconds:.2f} s",
         "run": f"{run_seconds:.2f} s",
         "new tokens": f"{progress.num_tokens}, {progress.num_tokens / run_seconds:.1f} tokens/s",
         "prompt tokens": f"{usage.prompt_tokens_computed} computed, {usage.prompt_tokens_shared} shared",
         "rows in use": f"{mean_rows:.1f} of {usage.num_rows} on average",
         "rows over time": f"{' '.join(f'{mean:.3g}' for mean in rows.means(10))} in tenths of the run",
         "preemptions": f"{usage.preemptions}",
+        **draft_rows(loaded.draft_usage),
     }
     for name, text in facts.items():
         terminal.show(f"{name:<15}{text}\n")

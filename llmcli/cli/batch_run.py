@@ -38,7 +38,7 @@ def run_job(job: Job) -> None:
     run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
     _settle_record(job, loaded.runner.description)
-    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer)
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, drafting=loaded.drafting)
     num_rows = scheduler.usage.num_rows
     how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
     counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
@@ -78,7 +78,7 @@ def run_job(job: Job) -> None:
     if job.output is not None and not progress.num_failed:
         terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
     if options.stats is not None:
-        show_stats(progress, scheduler.usage, rows, loaded.load_seconds, time.perf_counter() - start_time)
+        show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
     if progress.num_failed:
         where = "the output" if job.output is None else str(job.output)
         again = "" if job.output is None else "; run the same command again to retry them"

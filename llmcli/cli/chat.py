@@ -30,7 +30,6 @@ from llmcli.cli.options import (
     MessageOptions,
     ModelArgument,
     RowsOption,
-    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StopOption,
@@ -41,6 +40,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
+from llmcli.cli.run_options import RunOptions
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
@@ -266,7 +266,7 @@ def _open_state(
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
     return ChatSession(
         session=session,
-        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation),
+        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation, loaded.drafting),
         model=run.model,
         sampling=run.sampling,
         sampler_flags=run.flags,

@@ -27,6 +27,7 @@ COMMANDS = (
     Command("generate", "generate", "generate", "Continue a prompt, or answer one with --chat."),
     Command("chat", "chat", "chat", "Talk with a model."),
     Command("batch", "batch", "batch", "Run many prompts from a file and write one line of JSON for each."),
+    Command("serve", "serve", "serve", "Serve a model to other programs over OpenAI's protocol."),
     Command("replay", "replay", "replay", "Generate the text of a receipt again and show what differs."),
     Command(
         "quantize",
@@ -34,6 +35,7 @@ COMMANDS = (
         "quantize",
         "Quantize a model to int8 or int4; transformers can load it too.",
     ),
+    Command("convert", "convert", "convert", "Write an AWQ, GPTQ or w8a8 model as compressed-tensors."),
     Command(
         "eval",
         "evaluate",

@@ -6,6 +6,6 @@ from llmcli.cli.terminal import terminal
 def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
     if done == 0:
-        what = "1 kernel; the next start finds it" if total == 1 else f"{total} kernels; the next start finds them"
-        terminal.info(f"compiling {what} compiled")
+        kernels, them = ("1 kernel", "it") if total == 1 else (f"{total} kernels", "them")
+        terminal.info(f"compiling {kernels}; the next start finds {them} compiled")
     terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

@@ -43,6 +43,11 @@ def complete_model(incomplete: str) -> list[str]:
     return paths + complete_hub_id(incomplete) + _beginning(BUILT_IN_MODELS, incomplete)
 
 
+def complete_draft(incomplete: str) -> list[str]:
+    """The ways to draft, and the models that could."""
+    return _beginning(("auto", "ngram", "off"), incomplete) + complete_model(incomplete)
+
+
 def complete_subject(incomplete: str) -> list[str]:
     """The same, and the shapes of configs/models."""
     shapes = sorted(path.stem for path in resource_folder("configs").glob("models/*.json"))

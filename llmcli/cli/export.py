@@ -1,8 +1,9 @@
-"""What `quantize` needs beside its flags: an exporter for its source, and what the export did to a text."""
+"""What `quantize` and `convert` need beside their flags: an exporter for a source, and what it did to a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from llmcli.resources import resource_folder
 if TYPE_CHECKING:
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_options import ExportOptions
+    from llmcli.checkpoint.export_source import SourceState
+    from llmcli.checkpoint.model import Model
     from llmcli.checkpoint.planned_weight import PlannedWeight
     from llmcli.runners.cuda.quantizer import CardQuantizer
 
@@ -34,18 +37,44 @@ def open_export(
 
     Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
     """
+    opened = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    plan = lazy.plan_export(opened.model, options, opened.state)
+    if card is None:
+        return lazy.Exporter(plan, opened.destination, opened.name, replace=replace)
+    open_quantizer = partial(_open_card_quantizer, card, plan.weights)
+    return lazy.Exporter(plan, opened.destination, opened.name, replace=replace, open_quantizer=open_quantizer)
+
+
+def open_conversion(source: str, destination: Path, shard_bytes: int, *, replace: bool, dry_run: bool) -> Exporter:
+    """Check the source and the destination of a conversion and plan it.
+
+    Raises: UsageError and CheckpointError, with their subclasses.
+    """
+    opened = _open_source(source, destination, replace=replace, dry_run=dry_run)
+    plan = lazy.plan_conversion(opened.model, opened.state, shard_bytes)
+    return lazy.Exporter(plan, opened.destination, opened.name, replace=replace)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A source with the state of its files, its name in the cards, and the resolved destination."""
+
+    model: Model
+    state: SourceState
+    name: str
+    destination: Path
+
+
+def _open_source(source: str, destination: Path, *, replace: bool, dry_run: bool) -> _Opened:
     destination = lazy.resolve_destination(destination)  # before anything is downloaded
     if not dry_run:
         lazy.refuse_existing(destination, replace=replace)
     folder = model_folder(source)
     state = lazy.SourceState.record(folder)
-    plan = lazy.plan_export(lazy.open_model(folder), options, state)
-    source_name = shown_name(source, folder)
-    lazy.require_text(source_name, "the name of the source")
-    if card is None:
-        return lazy.Exporter(plan, destination, source_name, replace=replace)
-    open_quantizer = partial(_open_card_quantizer, card, plan.weights)
-    return lazy.Exporter(plan, destination, source_name, replace=replace, open_quantizer=open_quantizer)
+    model = lazy.open_model(folder)
+    name = shown_name(source, folder)
+    lazy.require_text(name, "the name of the source")
+    return _Opened(model, state, name, destination)
 
 
 def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQuantizer:

@@ -16,7 +16,6 @@ from llmcli.cli.options import (
     SAMPLING_PANEL,
     ChatTemplateOption,
     MessageOptions,
-    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
@@ -32,6 +31,7 @@ from llmcli.cli.process_age import process_age
 from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import Run, check_run, open_run
+from llmcli.cli.run_options import RunOptions
 from llmcli.cli.schema_options import CompletenessNotice, SchemaInMaking, SchemaOptions
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
@@ -213,7 +213,7 @@ def generate(
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
-    generation = session.generation(loaded.runner, wanted)
+    generation = session.generation(loaded.runner, wanted, loaded.drafting)
     if output.shows_text:
         terminal.show_prompt(facts.lead)
     if not show_all(generation, outputs) or not roads.is_complete:

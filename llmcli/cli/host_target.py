@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.widening import widened
 from llmcli.measure.plan import MemoryUse
 from llmcli.measure.subject import Subject, TargetPlan
-from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.regions import STORED_DTYPES
+from llmcli.runners.cuda.stored import precision_of
 from llmcli.runners.host import memory
 from llmcli.runners.host.predict import HostPredictor, HostProbes, HostRates
 
@@ -58,4 +60,7 @@ class HostTarget:
         predictor = HostPredictor(
             model, self._rates, dtype=dtype, kv_cache=kv_cache, widens_prompts=self._widens_prompts
         )
-        return TargetPlan(use, predictor, rows, StoredModel.of_model(subject.model, self._asked_dtype).precision)
+        tensors = subject.model.tensors
+        asked, stored = self._asked_dtype, STORED_DTYPES[tensors.tensors[EMBEDDING].dtype]
+        schemes = (layer.scheme for layer in tensors.quantized.values())
+        return TargetPlan(use, predictor, rows, precision_of(schemes, stored if asked == "auto" else asked))

@@ -20,6 +20,8 @@ PLACES = {
     "Comparison": "measure.bench:Comparison",
     "Device": "kernels.device:Device",
     "DiffFacts": "cli.output.page_diff:DiffFacts",
+    "DraftModel": "engine.draft_model:DraftModel",
+    "Drafting": "engine.drafts:Drafting",
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
@@ -27,11 +29,16 @@ PLACES = {
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
+    "LOOPBACK_NAMES": "serve.gate:LOOPBACK_NAMES",
     "Lengths": "lab.walk:Lengths",
+    "Limits": "serve.service:Limits",
     "LineEditor": "cli.chat_session.line_editor:LineEditor",
+    "MAX_DRAFT_ROWS": "engine.drafts:MAX_DRAFT_ROWS",
     "MAX_ROWS": "runners.base:MAX_ROWS",
     "MarkdownWriter": "cli.chat_session.markdown:MarkdownWriter",
+    "NgramSource": "engine.ngram:NgramSource",
     "NumpyProbes": "runners.numpy.probes:NumpyProbes",
+    "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
@@ -44,6 +51,7 @@ PLACES = {
     "Scheduler": "engine.scheduler:Scheduler",
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
+    "ServerOptions": "serve.server:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
@@ -112,6 +120,7 @@ PLACES = {
     "own_sources": "lab.ladder:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
+    "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
@@ -130,6 +139,7 @@ PLACES = {
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
+    "run_server": "serve.server:run_server",
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
@@ -146,6 +156,7 @@ PLACES = {
 }
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.conversion_plan import plan_conversion
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
@@ -171,7 +182,10 @@ if TYPE_CHECKING:
     from llmcli.config.generation import read_generation_defaults
     from llmcli.config.presets import list_presets, load_preset, preset_names
     from llmcli.engine.chat import Chat, ChatSettings
+    from llmcli.engine.draft_model import DraftModel
+    from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting
     from llmcli.engine.generation import Generation
+    from llmcli.engine.ngram import NgramSource
     from llmcli.engine.request import Request
     from llmcli.engine.roads import Roads, find_forks
     from llmcli.engine.scheduler import Scheduler
@@ -203,7 +217,7 @@ if TYPE_CHECKING:
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
     from llmcli.receipt.file import RECEIPT_FILE, load_receipt, save_receipt
     from llmcli.receipt.receipt import PromptFacts
-    from llmcli.runners.base import MAX_ROWS
+    from llmcli.runners.base import MAX_ROWS, PAGE_TOKENS
     from llmcli.runners.cuda.arena import free_bytes
     from llmcli.runners.cuda.load import load as load_on_card
     from llmcli.runners.cuda.quantizer import CardQuantizer
@@ -226,6 +240,9 @@ if TYPE_CHECKING:
     )
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.serve.gate import LOOPBACK_NAMES
+    from llmcli.serve.server import ServerOptions, run_server
+    from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
     from llmcli.tokenizer.load import load_tokenizer

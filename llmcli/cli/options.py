@@ -311,15 +311,6 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """The model that runs, its context and its device."""
-
-    model: ModelOption = None
-    context: ContextOption = None
-    devices: DeviceOptions = DeviceOptions()
-
-
-@dataclass(frozen=True)
 class SamplerOptions:
     """How tokens are drawn, beside the numbers."""
 

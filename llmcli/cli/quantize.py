@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from llmcli.checkpoint.export_options import DEFAULT_SHARD_BYTES, ExportOptions
-from llmcli.cli.completion import complete_device, complete_model, complete_words
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.cli.completion import complete_device, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
+from llmcli.cli.export_files import DestinationArgument, FileOptions, SourceArgument, run_export
+from llmcli.cli.export_report import listed, report_earlier_run, report_layers, size_table
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, OUTPUT_PANEL, MessageOptions
-from llmcli.cli.progress import progress
 from llmcli.cli.terminal import terminal
-from llmcli.errors import EXIT_INTERRUPTED, CheckpointError, UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.quantization.schemes import WeightScheme
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 BITS = (8, 4)
 GROUP_SIZES = {"32": 32, "64": 64, "128": 128, "channel": None}
 HEAD_BITS = {"keep": None, "int8": 8}
-_UNIT_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
-_MAX_LISTED = 8  # layers named in one line; the model card has them all
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,8 @@ class FormOptions:
         list[str] | None,
         typer.Option(metavar="REGEX", help="Keep layers whose name matches REGEX anywhere; repeatable.", hidden=True),
     ] = None
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest weight file, such as 5GB or 500MB.", hidden=True)
-    ] = f"{DEFAULT_SHARD_BYTES // 10**9}GB"
 
-    def checked(self) -> ExportOptions:
+    def checked(self, shard_bytes: int) -> ExportOptions:
         """The same, checked.
 
         Raises: UsageError for a value that there is not.
@@ -79,13 +74,13 @@ class FormOptions:
             scheme=_scheme(self.bits, self.group_size, self.asymmetric),
             head_bits=_choice("--head", self.head, HEAD_BITS),
             skip=tuple(self.skip or ()),
-            shard_bytes=_shard_bytes(self.shard_size),
+            shard_bytes=shard_bytes,
         )
 
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Where the work is done, how its result is measured, and what may be written."""
+    """Where the work is done, and how its result is measured."""
 
     device: Annotated[
         str,
@@ -103,20 +98,16 @@ class WorkOptions:
             help="Measure perplexity and divergence on a text, and write them into the export.",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show sizes before and after; write nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is a model folder.")] = False
 
 
 @with_groups
 def quantize(
     *,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model),
-    ],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")],
+    source: SourceArgument,
+    destination: DestinationArgument,
     form: FormOptions,
     work: WorkOptions,
+    files: FileOptions,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print the error of every layer.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -132,22 +123,22 @@ def quantize(
 
     llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
-    options = form.checked()
+    options = form.checked(files.shard_bytes())
     runner_options = RunnerOptions(work.device, AUTO, None)
     if work.eval_ is not None:
         read_evaluation_text(work.eval_)  # before hours of work, not after
-    card = None if work.dry_run else runner_options.card
+    card = None if files.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_export(source, destination, options, card=card, replace=work.force, dry_run=work.dry_run)
+        exporter = open_export(source, destination, options, card=card, replace=files.force, dry_run=files.dry_run)
     plan = exporter.plan
-    if work.dry_run:
+    if files.dry_run:
         _report_plan(plan)
-        terminal.write(_size_table(plan))
+        terminal.write(size_table(plan))
         return
     workspace = exporter.prepare()
     with exporter.lock:  # until the cards are written, too
         _report_plan(plan)
-        _report_earlier_run(workspace, len(plan.shards))
+        report_earlier_run(workspace, len(plan.shards))
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
             evaluate_export(source, destination, work.eval_, runner_options)
@@ -161,12 +152,7 @@ def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verb
                 f"{quality.worst_row_error:.3%}, {quality.saturation:.2%} at the ends of the range"
             )
 
-    try:
-        with progress(f"quantizing to {destination}") as on_progress:
-            qualities = exporter.run(workspace, on_progress, on_tensor)
-    except KeyboardInterrupt:
-        terminal.info(f"Stopped: run the same command again to resume; finished files are in {workspace.folder}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    qualities = run_export(exporter, workspace, f"quantizing to {destination}", on_tensor)
     worst = max(qualities, key=lambda name: qualities[name].relative_rms_error)
     total = exporter.plan.total
     terminal.info(
@@ -189,47 +175,14 @@ def _choice(flag: str, value: str, choices: dict[str, int | None]) -> int | None
     return choices[value]
 
 
-def _shard_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(MB|GB|MiB|GiB)", text)
-    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
-    if num_bytes < 1:
-        raise UsageError(f"--shard-size is {text!r}, expected a size such as 5GB or 500MB")
-    return num_bytes
-
-
 def _report_plan(plan: ExportPlan) -> None:
     """What the user should know before the work starts."""
-    if plan.channel_layers:
+    if plan.options is not None and plan.channel_layers:
         terminal.warn(
             f"group size {plan.options.scheme.group_size} does not divide the input size of "
-            f"these layers, which get one scale per row: {_listed(plan.channel_layers)}"
+            f"these layers, which get one scale per row: {listed(plan.channel_layers)}"
         )
-    if plan.skipped:
-        terminal.info(f"kept as they are: {_listed(plan.skipped)}")
-    if plan.model.tensors.unused:
-        terminal.info(f"left out, not used by the model: {_listed(plan.model.tensors.unused)}")
     if plan.unties_head:
         size = decimal(plan.sizes["output head"].bytes_after)
         terminal.info(f"the output head is now stored apart from the embedding: {size} more")
-    for concern in plan.concerns:
-        terminal.warn(concern)
-
-
-def _report_earlier_run(workspace: ExportWorkspace, num_shards: int) -> None:
-    if workspace.num_resumed:
-        terminal.info(f"resuming: {workspace.num_resumed} of {num_shards} weight files were finished by an earlier run")
-    elif workspace.has_cleaned:
-        terminal.info("starting over: the unfinished earlier run had another source or other options")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_MAX_LISTED])
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
-
-
-def _size_table(plan: ExportPlan) -> str:
-    lines = [f"{'kind':<18}{'tensors':>8}{'before':>12}{'after':>12}\n"]
-    for kind, sizes in {**plan.sizes, "all": plan.total}.items():
-        before, after = decimal(sizes.bytes_before), decimal(sizes.bytes_after)
-        lines.append(f"{kind:<18}{sizes.num_tensors:>8}{before:>12}{after:>12}\n")
-    return "".join(lines)
+    report_layers(plan)

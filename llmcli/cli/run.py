@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, start_device
-from llmcli.cli.options import Numbers, RunOptions, SamplerOptions
+from llmcli.cli.draft import OFF, Draft, open_draft
+from llmcli.cli.options import AUTO, Numbers, SamplerOptions
 from llmcli.cli.output.base import RunFacts
 from llmcli.cli.prompt import checked_stop_strings
+from llmcli.cli.run_options import RunOptions
 from llmcli.cli.sampler_flags import SamplerFlags, parse_sampler_flags
 from llmcli.cli.session import EncodedPrompt, Session, open_session
 from llmcli.cli.terminal import terminal
@@ -24,6 +26,7 @@ from llmcli.resources import STORYTELLER
 from llmcli.timeline import Timeline
 
 if TYPE_CHECKING:
+    from llmcli.engine.drafts import Drafting, DraftUsage
     from llmcli.measure.energy import EnergyMeter
     from llmcli.runners.base import Runner
     from llmcli.sampling.params import ResolvedSampling
@@ -41,6 +44,7 @@ class RunRequest:
     stop_strings: tuple[str, ...]
     seed: int | None
     context: int | None
+    draft: str = AUTO
 
 
 def check_run(
@@ -62,15 +66,23 @@ def check_run(
     start_device(options.devices.device, timeline)
     with timeline.part("driver and CuPy"):
         devices = options.devices.checked()
-    return RunRequest(devices, numbers, sampler.preset, flags, stop_strings, sampler.seed, options.context)
+    return RunRequest(
+        devices, numbers, sampler.preset, flags, stop_strings, sampler.seed, options.context, options.draft
+    )
 
 
 @dataclass(frozen=True)
 class LoadedRunner:
-    """A model that is ready to run, and the seconds that loading took."""
+    """A model that is ready to run, the seconds that loading took, and what drafts for it."""
 
     runner: Runner
     load_seconds: float
+    drafting: Drafting | None = None
+
+    @property
+    def draft_usage(self) -> DraftUsage | None:
+        """What drafts have brought so far; None where nothing drafts."""
+        return None if self.drafting is None else self.drafting.usage
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,7 @@ class Run:
     stop_strings: tuple[str, ...]
     seed: int
     context: int
+    draft: Draft = Draft(OFF)
 
     @property
     def model(self) -> str:
@@ -105,7 +118,7 @@ class Run:
         )
         what = f"{self.session.name}: {runner.description}{self.devices.note}"
         terminal.info(f"{what}, context {self.context}, seed {self.seed}")
-        return LoadedRunner(runner, load_seconds)
+        return LoadedRunner(runner, load_seconds, self.draft.load(runner, self.devices, self.context))
 
     def facts(
         self,
@@ -128,6 +141,7 @@ class Run:
             samples=samples,
             load_seconds=loaded.load_seconds,
             cache_type=loaded.runner.cache_type,
+            draft_usage=loaded.draft_usage,
             tokenizer=self.session.tokenizer,
             timeline=timeline if stats == "start" else None,
             meter=_open_energy_meter(self.devices.card) if stats == "run" else None,
@@ -143,6 +157,7 @@ def open_run(request: RunRequest, name: str | None, timeline: Timeline | None = 
     sampling = session.resolve_sampling(request.numbers, request.preset, request.flags, request.stop_strings)
     stop_strings = session.resolve_stop_strings(request.stop_strings)
     session.say_what_is_not_applied()
+    draft = open_draft(request.draft, session)
     return Run(
         name=name,
         session=session,
@@ -152,6 +167,7 @@ def open_run(request: RunRequest, name: str | None, timeline: Timeline | None = 
         stop_strings=stop_strings,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
         context=session.resolve_context(request.context),
+        draft=draft,
     )
 
 

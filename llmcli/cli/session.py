@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmcli.config.fields import Fields
     from llmcli.config.generation import GenerationDefaults
     from llmcli.config.llama import LlamaConfig
+    from llmcli.engine.drafts import Drafting
     from llmcli.engine.generation import Generation
     from llmcli.engine.request import Request
     from llmcli.runners.base import Runner
@@ -244,7 +245,7 @@ class Session:
         if unused := self.model.tensors.unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             terminal.warn(f"{self.name} has tensors that its config does not use: {', '.join(unused[:3])}{more}")
-        for note in self.model.config.notes:
+        for note in self.model.notes:
             terminal.warn(f"{self.name}: {note}")
         first = "starting the card"
         if options.device == "cpu" or not has_driver():
@@ -321,9 +322,9 @@ class Session:
             keeps_pages=keeps_pages,
         )
 
-    def generation(self, runner: Runner, request: Request) -> Generation:
+    def generation(self, runner: Runner, request: Request, drafting: Drafting | None = None) -> Generation:
         """A generation ready to run."""
-        return lazy.Generation(runner, self.tokenizer, request)
+        return lazy.Generation(runner, self.tokenizer, request, drafting)
 
 
 def resolve_context(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnStarted
 from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
 from llmcli.engine.conversation import Answer, Conversation
+from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, PrefillProgress, Timings, Token
 from llmcli.engine.generation import Generation
 from llmcli.engine.reasoning import CLOSING
@@ -56,11 +57,13 @@ class Chat:
         template: ChatTemplate,
         settings: ChatSettings,
         conversation: Conversation | None = None,
+        drafting: Drafting | None = None,
     ):
         self.runner = runner
         self.template = template
         self.settings = settings
         self._tokenizer = tokenizer
+        self._drafting = drafting
         self._conversation = conversation or Conversation()
         self._running: RunningAnswer | None = None
         self._several: SeveralAnswers | None = None
@@ -147,7 +150,7 @@ class Chat:
         begun = [Answer("", "", None, (), "interrupted", (first + index) % NUM_SAMPLES) for index in range(count)]
         samples = tuple(answer.sample for answer in begun)
         request = replace(self._request(fitted, begun[0]), samples=samples, kept_row=None)
-        generation = Generation(self.runner, self._tokenizer, request)
+        generation = Generation(self.runner, self._tokenizer, request, self._drafting)
         running = {
             answer.sample: RunningAnswer(self._tokenizer, generation, answer, starts_inside(fitted)) for answer in begun
         }
@@ -233,7 +236,7 @@ class Chat:
     def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
         fitted = self._fit(conversation)
         begun = conversation.last.answer or Answer("", "", None, (), "interrupted", sample)
-        generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun))
+        generation = Generation(self.runner, self._tokenizer, self._request(fitted, begun), self._drafting)
         started = self._started(fitted, conversation)
         self.conversation = fitted.conversation
         self._running = running = RunningAnswer(self._tokenizer, generation, begun, starts_inside(fitted))

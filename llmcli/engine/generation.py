@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
@@ -16,8 +17,8 @@ class Generation:
     end of the samples under way.
     """
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request):
-        self._scheduler = Scheduler(runner, tokenizer)
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, request: Request, drafting: Drafting | None = None):
+        self._scheduler = Scheduler(runner, tokenizer, drafting=drafting)
         self._request = request
 
     def events(self) -> Iterator[Event]:

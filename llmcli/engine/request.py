@@ -51,6 +51,11 @@ class Request:
     keeps_pages: bool = False
     schema: Schema | None = None
 
+    @property
+    def must_read_choices(self) -> bool:
+        """Whether a choice is read before the next: a mask follows from it, and a view of it from its logits."""
+        return self.num_alternatives is not None or self.schema is not None
+
 
 @dataclass(frozen=True)
 class ScoreRequest:

@@ -70,11 +70,14 @@ class Sample:
             self.finish_reason = "context"
         return text
 
-    @property
-    def masks(self) -> Masks | None:
-        """What the next token may be, for the span that chooses it; None if every token may."""
+    def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """The first drafts, as far as the text can go on with them."""
+        return drafts if self._held_text is None else drafts[: self._held_text.num_fitting(drafts)]
+
+    def masks(self, drafts: tuple[int, ...] = ()) -> Masks | None:
+        """What may come next and behind each fitting draft, for the span that chooses; None if every token may."""
         held_text = self._held_text
-        return None if held_text is None else lambda: held_text.mask()[None]
+        return None if held_text is None else lambda: held_text.masks(drafts)
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
         """A function that inspects the choice made from these logits; None if the request wants no alternatives."""

@@ -11,16 +11,17 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 
-from llmcli.engine.events import Event, Failed, PrefillProgress, Scored, Token
+from llmcli.engine.choosing import learn_drafts, next_span, take_choices
+from llmcli.engine.drafts import Drafting
+from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
 from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
 from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
 from llmcli.errors import LLMCliError
-from llmcli.runners.base import Chosen, Runner, Span, Step
+from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
@@ -31,11 +32,22 @@ _SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory toge
 class Scheduler:
     """See the module. For one thread."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer | None = None, *, wait_seconds: float = WAIT_SECONDS):
-        """Texts need the tokenizer; scores do not. In a step, running rows wait `wait_seconds` for new prompts."""
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer | None = None,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        drafting: Drafting | None = None,
+    ):
+        """Texts need the tokenizer; scores do not. In a step, running rows wait `wait_seconds` for new prompts.
+
+        A runner that verifies no drafts is given none.
+        """
         self.runner = runner
         self.usage = Usage(runner.limits.num_rows)
         self._tokenizer = tokenizer
+        self._drafting = drafting if runner.limits.max_drafts else None
         self._waiting: list[Text | Score] = []  # sorted by `order`
         self._fills: list[Fill[Text | Score | Shared]] = []
         self._running: list[Text] = []
@@ -130,9 +142,9 @@ class Scheduler:
             if fill is None or (is_alone and events):
                 return
             most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
-            span = fill.next_span(self.runner, _SCORED_TOKENS if isinstance(fill.owner, Score) else most)
-            if isinstance(fill.owner, Text) and span.choose == "last":
-                span = replace(span, masks=fill.owner.sample.masks)
+            most = _SCORED_TOKENS if isinstance(fill.owner, Score) else most
+            masks = fill.owner.sample.masks() if isinstance(fill.owner, Text) else None
+            span = fill.next_span(self.runner, most, masks)
             num_tokens = len(span.token_ids)
             if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
                 return
@@ -269,7 +281,8 @@ class Scheduler:
 
     def _queue_choices(self) -> bool:
         """Queue the next token of every text that has room for one; False if no text has."""
-        texts = [text for text in self._running if text.num_queued < text.sample.max_tokens]
+        start_time = time.perf_counter()
+        texts = [one for one in self._running if one.num_queued < one.sample.max_tokens and not one.has_unread_drafts]
         ready: list[Text] = []
         for text in texts:  # the oldest first
             if text.row is not None and self._reserve_choice(text):
@@ -277,12 +290,15 @@ class Scheduler:
         ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
-        step = self.runner.queue([text.next_span() for text in ready])
-        for text in ready:
+        spans = [next_span(self.runner, text, self._drafting, len(ready)) for text in ready]
+        is_timed = not self._queued and all(span.logits is None for span in spans)
+        step = self.runner.queue(spans)
+        for text, span in zip(ready, spans, strict=True):
             text.num_queued += 1
-        self._queued.append(
-            Queued(step, [(place, text, text.turn) for place, text in enumerate(ready)], [0] * len(ready), self._filled)
-        )
+            text.has_unread_drafts = bool(span.drafts)
+        places = [(place, text, text.turn) for place, text in enumerate(ready)]
+        drafts, begun = sum(len(span.drafts) for span in spans), start_time if is_timed else None
+        self._queued.append(Queued(step, places, [0] * len(ready), self._filled, drafts, begun))
         self._filled = []
         self._close_prompts(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
@@ -307,34 +323,25 @@ class Scheduler:
     def _collect(self, queued: Queued, events: list[Event]) -> None:
         """Wait for a step, and take its choices."""
         chosen = queued.step.choices()
+        if self._drafting is not None:
+            learn_drafts(self._drafting, queued, chosen)
         for step, num_tokens in queued.fills:
             self._budget.learn(num_tokens, step.prompt_seconds())
         with interrupts_held_back():
             for place, text, turn in queued.texts:
                 if text.turn == turn and text.row is not None:
-                    self._take(text, chosen[place], queued, place, events)
+                    events += take_choices(self.runner, text, chosen[place], queued, place)
+                    if text.sample.finish_reason is not None or isinstance(events[-1], Failed):
+                        self._end(text, events)
 
-    def _take(self, text: Text, chosen: Chosen, queued: Queued, place: int, events: list[Event]) -> None:
+    def _end(self, text: Text, events: list[Event]) -> None:
+        """Give back what a text has that is over."""
         sample = text.sample
-        if isinstance(chosen, LLMCliError):
-            self._running.remove(text)
-            self._close(text)
-            events.append(Failed(sample.index, chosen, sample.number))
-            return
-        choice = chosen[-1]
-        if not sample.token_ids and not sample.prefill_seconds:
-            sample.prefill_seconds = time.perf_counter() - sample.start_time
-        inspect = None
-        if sample.request.num_alternatives is not None:
-            inspect = sample.inspection(queued.step.logits(place, queued.last_tokens[place])[0])
-        inspection = inspect(choice.token_id) if inspect else None
-        new_text = sample.push(choice.token_id, choice.mirostat_mu)
-        events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
+        self._running.remove(text)
+        if sample.finish_reason is not None and sample.request.keeps_pages and text.row is not None:
+            self.runner.offer(text.row)
+        self._close(text)
         if sample.finish_reason is not None:
-            self._running.remove(text)
-            if sample.request.keeps_pages and text.row is not None:
-                self.runner.offer(text.row)
-            self._close(text)
             events.append(sample.finish(sample.finish_reason))
 
     # Room
@@ -386,11 +393,8 @@ class Scheduler:
     def _close(self, text: Text) -> None:
         if text.row is not None and text.sample.request.kept_row is None:
             self.runner.close(text.row)
-        text.row = None
-        text.turn += 1
+        text.leave_row()
 
     def _works_ahead(self) -> bool:
-        # A mask follows from the choice before it, and a view of a choice from its logits: each is read first.
-        requests = [text.sample.request for text in self._running]
-        must_read = any(one.num_alternatives is not None or one.schema is not None for one in requests)
+        must_read = any(text.sample.request.must_read_choices for text in self._running)
         return self.runner.limits.works_ahead and not must_read

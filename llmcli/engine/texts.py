@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmcli.engine.drafts import TextDrafts
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.runners.base import Logits, Runner, Span, Step
+from llmcli.runners.base import Logits, Runner, Step
 
 
 @dataclass
@@ -37,27 +38,33 @@ class Shared:
 
 @dataclass(eq=False)
 class Text:
-    """A sample and its row. `turn` counts changes of the row, to tell steps that ran in an earlier one."""
+    """A sample and its row. `turn` counts changes of the row, to tell steps that ran in an earlier one.
+
+    `drafts` are there from the first time on that it can have some. `has_unread_drafts` while nobody knows how many
+    tokens a queued step has chosen.
+    """
 
     order: int
     sample: Sample
     shared: Shared | None
     row: int | None = None
     turn: int = 0
-    num_queued: int = 0  # tokens chosen by queued steps, with those that have been read
-
-    def next_span(self) -> Span:
-        """What its row runs next: the token chosen last, or of a forked row nothing, as the prompt's logits are known.
-
-        A sample's masks follow from its tokens, so those chosen by queued steps must have been read.
-        """
-        assert self.row is not None
-        logits = self.shared.logits if self.num_queued == 0 and self.shared is not None else None
-        return Span(self.row, logits=logits, masks=self.sample.masks)
+    num_queued: int = 0  # tokens chosen by queued steps, with those that have been read; a step with drafts counts one
+    drafts: TextDrafts | None = None
+    has_unread_drafts: bool = False
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it was asked for earlier."""
         return self.order < other.order
+
+    def leave_row(self) -> None:
+        """Forget the row, and the steps queued in it."""
+        self.row = None
+        self.turn += 1
+        self.has_unread_drafts = False
+        if self.drafts is not None:
+            self.drafts.close()
+            self.drafts = None
 
 
 @dataclass(eq=False)
@@ -82,6 +89,8 @@ class Queued:
     texts: Sequence[tuple[int, Text, int]]  # place, text, the text's turn
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
+    num_drafts: int = 0
+    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing
 
 
 def number_of(one: Text | Score | Shared) -> int:

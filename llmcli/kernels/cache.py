@@ -165,8 +165,8 @@ def _write(cubin: Path, compiled: CompiledKernels) -> CachedKernels:
     kernels = {"lowered": compiled.lowered, "resources": resources}
     sidecar = {"kernels": kernels, "sha256": _digest(compiled.cubin, kernels)}
     cubin.parent.mkdir(parents=True, exist_ok=True)
-    _replace(cubin, compiled.cubin)
-    _replace(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
+    replace_file(cubin, compiled.cubin)
+    replace_file(_sidecar(cubin), json.dumps(sidecar, indent=1).encode())
     return CachedKernels(cubin, compiled.lowered, compiled.resources)
 
 
@@ -179,8 +179,8 @@ def _digest(cubin: bytes, kernels: Any) -> str:
     return hashlib.sha256(cubin + json.dumps(kernels, sort_keys=True).encode()).hexdigest()
 
 
-def _replace(path: Path, content: bytes) -> None:
-    # A reader, or a second writer, sees the whole file or none.
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file: a reader, or a second writer, sees the whole of it or none. Raises: OSError"""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

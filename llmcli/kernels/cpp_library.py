@@ -15,7 +15,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from llmcli.kernels.cache import OnCompile, say_nothing
+from llmcli.kernels.cache import OnCompile, replace_file, say_nothing
 from llmcli.resources import kernel_cache_folder, resource_folder
 
 # Without contraction a product and its sum round each by itself, on every processor and by every compiler.
@@ -35,6 +35,21 @@ _log = logging.getLogger(__name__)
 def cpp_compiler() -> list[str]:
     """The command of the C++ compiler: what the variable CXX says, else c++."""
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def compiler_problem() -> str | None:
+    """Why the compiler cannot be used, None if it can: a program of one line is compiled, with OpenMP."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
+        source = Path(folder) / "one.cpp"
+        source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
+        try:
+            _compile(source, OPTIONS)
+        except FileNotFoundError:
+            return f"{cpp_compiler()[0]} not found"
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.debug("%s", error)
+            return f"{shlex.join(cpp_compiler())} cannot compile C++17 with OpenMP"
+    return None
 
 
 def source_file(stem: str) -> Path:
@@ -96,10 +111,7 @@ def _keep(content: bytes, name: str) -> Path:
     for folder in (kernel_cache_folder(), Path(_temporary().name)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_with_digest(content))
-            os.replace(part, folder / name)
+            replace_file(folder / name, _with_digest(content))
             return folder / name
         except OSError as error:
             _log.debug("%s cannot be kept in %s: %s", name, folder, error)

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Literal
 
 from llmcli.checkpoint.hub_cache import hub_cache_folder
 from llmcli.kernels import environment
-from llmcli.kernels.cpp_library import cpp_compiler
+from llmcli.kernels.cpp_library import compiler_problem, cpp_compiler
 from llmcli.resources import kernel_cache_folder
 
 State = Literal["ok", "absent", "problem"]  # absent: not there, and nothing is broken by that
@@ -57,12 +56,10 @@ def _package(name: str) -> Check:
 
 
 def _cpp_compiler() -> Check:
-    command = shlex.join(cpp_compiler())
-    found = shutil.which(cpp_compiler()[0])
-    if found is None:
-        detail = f"{command} not found; without it int8 and int4 models are slower on the CPU: install g++, or set CXX"
-        return Check("C++ compiler", "absent", detail)
-    return Check("C++ compiler", "ok", found)
+    problem = compiler_problem()
+    if problem is not None:
+        return Check("C++ compiler", "absent", f"{problem}; int8 and int4 on the CPU are faster with g++: install it")
+    return Check("C++ compiler", "ok", shutil.which(cpp_compiler()[0]) or "")
 
 
 def _driver(driver: environment.Driver | None) -> Check:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.checkpoint.export_files import read_card
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.find import Layer
+from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
 from llmcli.sampling.params import ResolvedSampling
@@ -29,7 +32,7 @@ class MemoryNeed:
 class ModelInfo:
     """Facts about a model.
 
-    `quantization` counts the layers of each scheme; `quality_card` is what this program noted when it wrote them.
+    `quantization` counts the layers of each scheme and format; `quality_card` is what this program noted on writing.
     Units: bytes. `decode_bytes_per_token` are the weight bytes, as stored, that one decoded token must read at batch 1:
            every matrix once and one row of the embedding; each token of context adds `kv_bytes_per_token` in 16 bits.
     """
@@ -65,17 +68,20 @@ def inspect_model(
 ) -> ModelInfo:
     """Collect the facts; reads no weights. `chat_template` says where the template was found, if there is one."""
     config = model.config
-    infos = model.tensors.tensors
+    infos, layers = model.tensors.tensors, model.tensors.quantized
     bytes_by_dtype: Counter[str] = Counter()
     num_parameters = 0
-    plain_bytes = 0  # of what takes the precision of a run; quantized weights stay as they are
+    plain_bytes = 0  # of what takes the precision of a run, 8-bit floats included; codes stay as they are
     for name, info in infos.items():
         bytes_by_dtype[info.dtype] += info.num_bytes
-        if name.rpartition(".")[0] not in model.tensors.packed or name.endswith(".bias"):
+        module = name.rpartition(".")[0]
+        if module not in layers or name.endswith(".bias"):
             num_parameters += _numel(info.shape)
             plain_bytes += info.num_bytes
-    num_plain = num_parameters
-    num_parameters += sum(_numel(layer.shape) for layer in model.tensors.packed.values())
+        elif module in model.tensors.scaled:
+            plain_bytes += info.num_bytes
+    num_plain = num_parameters + sum(_numel(layer.shape) for layer in model.tensors.scaled.values())
+    num_parameters += sum(_numel(layer.shape) for layer in layers.values())
     embedding = infos[EMBEDDING]
     weights_bytes = sum(bytes_by_dtype.values())
     is_tied = model.tensors.head == EMBEDDING
@@ -101,7 +107,7 @@ def inspect_model(
             "num_sliding_layers": sum(window is not None for window in config.traits.sliding_windows),
             "num_layers_without_rope": config.traits.uses_rope.count(False),
         },
-        quantization=dict(Counter(str(layer.scheme) for layer in model.tensors.packed.values())),
+        quantization=dict(Counter(map(_scheme_name, layers.values()))),
         quality_card=dict(card) if (card := read_card(model.checkpoint.folder)) is not None else None,
         num_parameters=num_parameters,
         num_tensors=len(infos),
@@ -123,6 +129,13 @@ def inspect_model(
         chat_template=chat_template,
         sampling={name: (value, source) for name, value, source in sampling.rows()},
     )
+
+
+def _scheme_name(layer: Layer) -> str:
+    """The scheme, and the format if it is not the one that `llmcli quantize` writes."""
+    if isinstance(layer, PackedLayer) and layer.format != PackQuantized():
+        return f"{layer.scheme}, stored as {layer.format.name}"
+    return str(layer.scheme)
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -1,6 +1,7 @@
-"""The `quantization_config` of config.json in the compressed-tensors `pack-quantized` form: read, asked, written.
+"""The `quantization_config` of config.json as compressed-tensors writes it: read, asked, written.
 
-Reads int4 and int8 weights without activation quantization; every other feature of the format is refused by name.
+Reads int4 and int8 weights, packed or one byte each, and 8-bit floats. Activation quantization is let through only
+beside weights that mean the same without it; every other feature is refused by name. Writes `pack-quantized`.
 Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its utils.match.
 """
 
@@ -11,10 +12,14 @@ from typing import Any, NoReturn
 
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.patterns import match_names
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
 METHOD = "compressed-tensors"
 FORMAT = "pack-quantized"
+INT_FORMAT = "int-quantized"
+FLOAT_FORMAT = "float-quantized"
+# What older versions wrote for both types; the weights' own type tells which it is.
+NAIVE_FORMAT = "naive-quantized"
 REGEX_PREFIX = "re:"
 # In torch every module is also a Module, so that a target of this name means everything.
 _BASE_CLASS = "Module"
@@ -32,15 +37,25 @@ _WEIGHTS_KEYS = _IGNORED_WEIGHTS_KEYS | {
     "actorder",
     "scale_dtype",
 }
+# What reorders inputs only while scales are chosen, and what stores a group index (weight_g_idx).
+_PLAIN_ORDERS = (None, False, "weight", "static")
+_GROUP_ORDERS = (True, "group", "dynamic")
 _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
 
 
 @dataclass(frozen=True)
 class ConfigGroup:
-    """Modules that share a scheme; targets are module names, `re:` patterns of names, or class names like Linear."""
+    """Modules that share a scheme; targets are module names, `re:` patterns of names, or class names like Linear.
+
+    `has_group_index`: each layer stores which group an input belongs to, for groups are not of neighbours.
+    `has_activations`: activations are quantized, too, which llmcli does not do.
+    """
 
     targets: tuple[str, ...]
-    scheme: WeightScheme
+    scheme: WeightScheme | Fp8Scheme
+    format: str = FORMAT
+    has_group_index: bool = False
+    has_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,21 +65,21 @@ class QuantizationConfig:
     groups: tuple[ConfigGroup, ...]
     ignore: tuple[str, ...]
 
-    def schemes_of(
+    def groups_of(
         self, names: Sequence[str], where: str, module_class: str = "Linear"
-    ) -> dict[str, WeightScheme | None]:
-        """The schemes of modules by their names (without .weight), None for those that are not quantized.
+    ) -> dict[str, ConfigGroup | None]:
+        """The groups of modules by their names (without .weight), None for those that are not quantized.
 
         Of several targets an exact name wins, then the first pattern in alphabetical order, then a class name; of one
         target in two groups the later group wins.
         Raises: CheckpointError, naming `where`, for a pattern that is not a regular expression or does not end.
         """
         classes = sorted({module_class, _BASE_CLASS})
-        schemes = {target: group.scheme for group in self.groups for target in group.targets}
+        groups = {target: group for group in self.groups for target in group.targets}
         ignored = set(self.ignore)
         patterns = {
             entry: entry.removeprefix(REGEX_PREFIX)
-            for entry in sorted(ignored | schemes.keys())
+            for entry in sorted(ignored | groups.keys())
             if entry.startswith(REGEX_PREFIX)
         }
         matched = match_names(list(patterns.values()), names, f"{where}: the pattern", CheckpointError)
@@ -74,11 +89,11 @@ class QuantizationConfig:
                 return True
             return any(entry in ignored and name in matched[pattern] for entry, pattern in patterns.items())
 
-        def scheme_of(name: str) -> WeightScheme | None:
-            by_pattern = (entry for entry, pattern in patterns.items() if entry in schemes and name in matched[pattern])
-            return next((schemes[target] for target in (name, *by_pattern, *classes) if target in schemes), None)
+        def group_of(name: str) -> ConfigGroup | None:
+            by_pattern = (entry for entry, pattern in patterns.items() if entry in groups and name in matched[pattern])
+            return next((groups[target] for target in (name, *by_pattern, *classes) if target in groups), None)
 
-        return {name: None if is_ignored(name) else scheme_of(name) for name in names}
+        return {name: None if is_ignored(name) else group_of(name) for name in names}
 
     @classmethod
     def from_dict(cls, config: object, where: str) -> "QuantizationConfig":
@@ -127,7 +142,9 @@ class QuantizationConfig:
         }
 
 
-def _weights_dict(scheme: WeightScheme) -> dict[str, Any]:
+def _weights_dict(scheme: WeightScheme | Fp8Scheme) -> dict[str, Any]:
+    if isinstance(scheme, Fp8Scheme):
+        raise ValueError(f"{scheme} is read, never written")
     return {
         "num_bits": scheme.num_bits,
         "type": "int",
@@ -145,15 +162,29 @@ def _read_group(value: object, name: str, default_format: object, where: str) ->
         _refuse(where, "a scheme by preset name", "the scheme written out")
     group = _object(value, "group", where)
     _refuse_unknown_keys(group, _GROUP_KEYS, where)
-    for key in ("input_activations", "output_activations"):
-        if group.get(key) is not None:
-            _refuse(where, key, "weights only")
     group_format = group.get("format") or default_format
-    if group_format != FORMAT:
-        _refuse(where, f"format {_shown(group_format)}", repr(FORMAT))
+    weights = _object(group.get("weights"), "weights", where)
+    if group_format == NAIVE_FORMAT:
+        group_format = FLOAT_FORMAT if weights.get("type") == "float" else INT_FORMAT
+    if group_format not in (FORMAT, INT_FORMAT, FLOAT_FORMAT):
+        _refuse(where, f"format {_shown(group_format)}", f"{FORMAT!r}, {INT_FORMAT!r} or {FLOAT_FORMAT!r}")
+    for key in ("input_activations", "output_activations"):
+        # Weights of one byte each are those of w8a8 models, which lose nothing if activations are not rounded.
+        if group.get(key) is not None and group_format == FORMAT:
+            _refuse(where, key, "weights only")
+    scheme: WeightScheme | Fp8Scheme
+    if group_format == FLOAT_FORMAT:
+        scheme = _read_floats(weights, f"{where}.weights")
+    else:
+        scheme = _read_weights(weights, f"{where}.weights")
+    if group_format == INT_FORMAT and isinstance(scheme, WeightScheme) and scheme.num_bits != 8:
+        _refuse(f"{where}.weights", f"num_bits {scheme.num_bits} of {INT_FORMAT}", "8")
     return ConfigGroup(
         targets=_patterns(group.get("targets"), "targets", where),
-        scheme=_read_weights(_object(group.get("weights"), "weights", where), f"{where}.weights"),
+        scheme=scheme,
+        format=group_format,
+        has_group_index=weights.get("actorder") in _GROUP_ORDERS,
+        has_activations=group.get("input_activations") is not None,
     )
 
 
@@ -166,9 +197,9 @@ def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
         _refuse(where, f"num_bits {_shown(num_bits)}", "4 or 8")
     if weights.get("dynamic"):
         _refuse(where, f"dynamic {_shown(weights['dynamic'])}", "false")
-    # "weight" and "static" reorder while scales are chosen and leave the format alone; the others need g_idx.
-    if weights.get("actorder") not in (None, False, "weight", "static"):
-        _refuse(where, f"actorder {_shown(weights['actorder'])} (g_idx)")
+    actorder = weights.get("actorder")
+    if not isinstance(actorder, str | bool | None) or actorder not in (*_PLAIN_ORDERS, *_GROUP_ORDERS):
+        _refuse(where, f"actorder {_shown(actorder)}")
     scale_dtype = weights.get("scale_dtype")
     if scale_dtype is not None and str(scale_dtype).removeprefix("torch.") not in _SCALE_DTYPES:
         _refuse(where, f"scale_dtype {_shown(scale_dtype)}", ", ".join(sorted(_SCALE_DTYPES)))
@@ -176,6 +207,30 @@ def _read_weights(weights: Mapping[str, Any], where: str) -> WeightScheme:
     if not isinstance(is_symmetric, bool):
         raise CheckpointError(f"{where}: symmetric is {_shown(is_symmetric)}, expected true or false")
     return WeightScheme(num_bits, _read_group_size(weights, where), is_symmetric)
+
+
+def _read_floats(weights: Mapping[str, Any], where: str) -> Fp8Scheme:
+    """The scheme of 8-bit floats; which of them, e4m3, their tensors say."""
+    _refuse_unknown_keys(weights, _WEIGHTS_KEYS | {"block_structure"}, where)
+    if (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True)) != ("float", 8, True):
+        what = ", ".join(f"{key} {_shown(weights.get(key))}" for key in ("type", "num_bits", "symmetric"))
+        _refuse(where, what, "symmetric floats of 8 bits")
+    if weights.get("dynamic") or weights.get("actorder"):
+        _refuse(where, "dynamic or ordered weights")
+    strategy, block = weights.get("strategy"), weights.get("block_structure")
+    if strategy == "block":
+        return Fp8Scheme(*read_block(block, "block_structure", where))
+    blocks = {"tensor": Fp8Scheme(None, None), "channel": Fp8Scheme(1, None)}
+    if not isinstance(strategy, str) or strategy not in blocks:
+        _refuse(where, f"strategy {_shown(strategy)}", "'tensor', 'channel' or 'block'")
+    return blocks[strategy]
+
+
+def read_block(value: object, name: str, where: str) -> tuple[int, int]:
+    """The rows and inputs of a block of weights. Raises: CheckpointError for anything but two numbers from 1 up"""
+    if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
+        return value[0], value[1]
+    raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected two numbers from 1 up")
 
 
 def _read_group_size(weights: Mapping[str, Any], where: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The three float types of weights, under their safetensors names, as numpy sees them: BF16, which it lacks, as bits.
+"""The float types of weights, under their safetensors names, as numpy sees them: BF16, which it lacks, as bits.
 
 Widening is exact. Scales are rounded up to their type, so that a range computed from them is never too narrow.
 """
@@ -14,6 +14,19 @@ Array = NDArray[Any]
 STORED_AS: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 BF16_SHIFT = 16  # a bf16 is the upper half of a float32
+
+
+def _e4m3_values() -> Array:
+    """What bytes mean as 8-bit floats: 4 bits of exponent, 3 of mantissa, no infinity. Source: arXiv 2209.05433"""
+    codes = np.arange(128)
+    exponents, mantissas = codes >> 3, codes & 7
+    normal = np.ldexp(8 + mantissas, exponents - 7 - 3)
+    values = np.where(exponents == 0, np.ldexp(mantissas, -6 - 3), normal).astype(np.float32)
+    values[-1] = np.nan
+    return np.concatenate((values, -values))
+
+
+E4M3_VALUES = _e4m3_values()
 
 
 def widen(stored: Array, dtype: str) -> Array:

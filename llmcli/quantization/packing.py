@@ -1,6 +1,8 @@
 """The bit layout of compressed-tensors `pack-quantized`: codes in int32, the first code in the lowest bits.
 
-Source: compressed_tensors.compressors.pack_quantized.helpers, against which the tests check it.
+What AWQ and GPTQ store becomes that layout here, code for code.
+Source: compressed_tensors.compressors.pack_quantized.helpers; awq.utils.packing_utils; gptqmodel's qlinear. The tests
+compare with all three.
 """
 
 import numpy as np
@@ -9,6 +11,9 @@ from llmcli.quantization.floats import Array
 from llmcli.quantization.schemes import packed_size
 
 _WORD = np.dtype("<i4")
+
+# Where an AWQ word has each of eight neighbouring columns: from low to high they are 0, 2, 4, 6, 1, 3, 5, 7.
+_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 
 def pack_rows(codes: Array, num_bits: int) -> Array:
@@ -47,3 +52,63 @@ def pack_zero_points(zero_points: Array, num_bits: int) -> Array:
 def unpack_zero_points(packed: Array, num_bits: int, num_rows: int) -> Array:
     """The zero points of `pack_zero_points`. Shapes: packed [words, groups] int32; the result [num_rows, groups]."""
     return unpack_rows(packed.T, num_bits, num_rows).T
+
+
+def unpack_awq_columns(packed: Array) -> Array:
+    """Codes of 4 bits that AWQ (gemm) packs along the columns, as rows.
+
+    Shapes: packed [num_rows, columns / 8] int32; the result [columns, num_rows] uint8
+    """
+    words = np.ascontiguousarray(np.asarray(packed, dtype=_WORD).T).view(np.uint32)  # [columns / 8, num_rows]
+    codes = np.empty((len(words), len(_AWQ_SHIFTS), words.shape[1]), np.uint8)
+    for column, shift in enumerate(_AWQ_SHIFTS):
+        codes[:, column] = (words >> np.uint32(shift)) & np.uint32(15)
+    return codes.reshape(-1, words.shape[1])
+
+
+def rows_of_awq(packed: Array) -> Array:
+    """What AWQ (gemm) packs along the outputs of a weight [input_size, output_size], in our order.
+
+    Eight words of eight inputs are a square of codes, which is turned in three steps: halves of words change places,
+    then halves of halves, then single codes. Code by code it takes four times as long.
+    Shapes: packed [input_size, output_size / 8] int32; the result [output_size, ceil(input_size / 8)] int32
+    """
+    num_rows, words = packed.shape
+    padded = np.pad(np.asarray(packed, dtype=_WORD), ((0, -num_rows % 8), (0, 0)))
+    squares = padded.view(np.uint32).reshape(-1, 8, words)  # [input words, inputs, output words]
+    for shift, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F)):
+        distance = shift // 4
+        for first in range(8):
+            if first & distance == 0:
+                low, high = squares[:, first], squares[:, first + distance]
+                changed = ((low >> np.uint32(shift)) ^ high) & np.uint32(mask)
+                high ^= changed
+                low ^= changed << np.uint32(shift)
+    # Word p of a square has eight inputs of the column that AWQ keeps at place p.
+    rows = np.empty((words, 8, len(squares)), np.uint32)
+    for column, shift in enumerate(_AWQ_SHIFTS):
+        rows[:, column] = squares[:, shift // 4].T
+    return rows.reshape(-1, len(squares)).view(_WORD)
+
+
+def rows_of_columns(packed: Array) -> Array:
+    """What GPTQ packs along the inputs of a weight [input_size, output_size]: the same words, in our order.
+
+    Shapes: packed [words, output_size] int32; the result [output_size, words] int32
+    """
+    return np.ascontiguousarray(np.asarray(packed, dtype=_WORD).T)
+
+
+def reorder_rows(packed: Array, num_bits: int, order: Array) -> Array:
+    """Rows of `pack_rows` whose code i is the one that stood at order[i].
+
+    Shapes: packed [rows, words] int32; order [size] int; the result as packed
+    """
+    # A column of codes at a time: numpy picks single bytes out of a row ten times as slowly.
+    columns = rows_of_columns(packed).view(np.uint32)  # [words, rows]
+    codes_per_word, mask = 32 // num_bits, np.uint32((1 << num_bits) - 1)
+    reordered = np.zeros_like(columns)
+    for place, source in enumerate(order.tolist()):
+        code = columns[source // codes_per_word] >> np.uint32(num_bits * (source % codes_per_word))
+        reordered[place // codes_per_word] |= (code & mask) << np.uint32(num_bits * (place % codes_per_word))
+    return rows_of_columns(reordered.view(_WORD))

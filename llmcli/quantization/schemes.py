@@ -1,4 +1,4 @@
-"""`WeightScheme`: how the weights of one linear layer become integers, and what that takes in bytes.
+"""`WeightScheme` and `Fp8Scheme`: how the weights of one linear layer become integers, and what that takes in bytes.
 
 Stored integers are called codes and are unsigned, as in the format: code = q + offset. A weight is
 (code - zero_point) * scale, where a symmetric scheme has the offset for its zero point.
@@ -56,6 +56,27 @@ class WeightScheme:
         """As users are told: `int4, groups of 128, asymmetric`."""
         granularity = "one scale a row" if self.group_size is None else f"groups of {self.group_size}"
         return f"int{self.num_bits}, {granularity}{'' if self.is_symmetric else ', asymmetric'}"
+
+
+@dataclass(frozen=True)
+class Fp8Scheme:
+    """8-bit floats (e4m3). Blocks of `block_rows` rows and `block_inputs` inputs share a scale; None is all of them."""
+
+    block_rows: int | None
+    block_inputs: int | None
+
+    def scale_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Shape of the scales for a weight of `shape` [output_size, input_size]; a last block may be smaller."""
+        rows = 1 if self.block_rows is None else -(-shape[0] // self.block_rows)
+        return rows, 1 if self.block_inputs is None else -(-shape[1] // self.block_inputs)
+
+    def __str__(self) -> str:
+        """As users are told: `fp8, blocks of 128 x 128`."""
+        if self.block_rows is None:
+            return "fp8, one scale"
+        if self.block_inputs is None:
+            return "fp8, one scale a row" if self.block_rows == 1 else f"fp8, one scale for {self.block_rows} rows"
+        return f"fp8, blocks of {self.block_rows} x {self.block_inputs}"
 
 
 def packed_size(num_codes: int, num_bits: int) -> int:

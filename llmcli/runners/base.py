@@ -64,14 +64,15 @@ class Limits:
     """What a runner has room for.
 
     `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
-    the method `queue` returns while the device still works: queue the next step before you read this one. With
-    `takes_masks` a span may have masks.
+    the method `queue` returns while the device still works: queue the next step before you read this one. A span may
+    have up to `max_drafts` drafts; 0 where the runner cannot verify them. With `takes_masks` a span may have masks.
     """
 
     num_rows: int
     max_seq_len: int
     num_pages: int
     works_ahead: bool
+    max_drafts: int = 0
     takes_masks: bool = False
 
 
@@ -81,14 +82,21 @@ class Span:
 
     The tokens run behind those that the row holds. () means the token that the row chose last; the host need not know
     it yet. `choose` says where tokens are chosen: behind the last one, behind every one, or nowhere. With `logits`
-    nothing runs; the token is chosen from them. With `masks` only what they allow is chosen; what they raise, if it is
-    an error of ours, is the span's.
+    nothing runs; the token is chosen from them.
+
+    `drafts` are guesses of what follows the token that the row chose last, whose choice has been read. They run behind
+    it. A token is chosen behind it, and behind each draft as long as the draft before equals the choice made there:
+    the row keeps those drafts, and the last choice is its latest. A choice that fails behind a kept draft is left to
+    the row's next span. Read the choices before the row has another span.
+
+    With `masks` only what they allow is chosen; what they raise, if it is an error of ours, is the span's.
     """
 
     row: int
     token_ids: tuple[int, ...] = ()
     choose: Choose = "last"
     logits: Logits | None = None
+    drafts: tuple[int, ...] = ()
     masks: Masks | None = None
 
 
@@ -98,11 +106,15 @@ class Step(Protocol):
     def choices(self) -> list[Chosen]:
         """The choices of each span, or the error that left no token to choose. Waits for this step only.
 
+        A span with drafts has one choice more than it keeps drafts.
+
         Raises: DeviceError
         """
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """The logits behind a span's tokens, from token `first` on. Read them before the next step is queued.
+
+        Drafts that were not kept have some too.
 
         Shapes: result [number of the span's tokens - first, vocab_size]
         """
@@ -177,7 +189,7 @@ class Runner(Protocol):
         """The row's tokens, without those at the end whose choice has not been read yet."""
 
     def num_tokens(self, row: int) -> int:
-        """Tokens that the row holds, with those of queued steps."""
+        """Tokens that the row holds, with those of queued steps; drafts count once the step that keeps them is read."""
 
     def span_end(self, row: int, most: int) -> int:
         """Where the next span of the row's prompt ends: about `most` tokens on, at the prompt's end at the latest.

@@ -21,6 +21,7 @@ class Work:
     - `position`: the position of the first new token.
     - `token_ids`: the new tokens; () means the one token that the slot chose last.
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
+    - `drafts`: tokens that run behind the slot's last one, each kept while it equals the choice before it; see `Span`.
     - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
     """
 
@@ -31,12 +32,13 @@ class Work:
     method: int
     choose: Choose
     logits: Logits | None = None
+    drafts: tuple[int, ...] = ()
     masks: Masks | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the device runs; 0 if the token is chosen from given logits."""
-        return 0 if self.logits is not None else max(len(self.token_ids), 1)
+        """Tokens that the device runs, with drafts; 0 if the token is chosen from given logits."""
+        return 0 if self.logits is not None else max(len(self.token_ids), 1) + len(self.drafts)
 
 
 class StepDevice(Protocol):

@@ -28,16 +28,24 @@ class _Row:
     num_indexed: int = 0  # pages that were offered to the prompt index
     is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
     num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
+    has_unread_drafts: bool = False  # a queued span has drafts, and nobody knows yet how many are kept
 
     def take(self, work: Work) -> None:
-        """Add the tokens of a queued span."""
+        """Add the tokens of a queued span, without its drafts."""
         if len(self.known_token_ids) == self.num_tokens:
             if work.token_ids:
                 self.known_token_ids += work.token_ids
             elif work.num_tokens and self.chosen_token_id is not None:
                 self.known_token_ids.append(self.chosen_token_id)
         self.chosen_token_id = None
-        self.num_tokens += work.num_tokens
+        self.num_tokens += work.num_tokens - len(work.drafts)
+        self.has_unread_drafts = bool(work.drafts)
+
+    def keep_drafts(self, token_ids: Sequence[int]) -> None:
+        """Add the drafts that equal what was chosen."""
+        self.has_unread_drafts = False
+        self.known_token_ids += token_ids
+        self.num_tokens += len(token_ids)
 
     def learn(self, token_id: int, place: int) -> None:
         """Note the token that was chosen behind the first `place` tokens. The row may hold it already."""
@@ -54,6 +62,7 @@ class _Ran:
     row: _Row
     num_tokens: int
     num_changes: int
+    has_drafts: bool
 
 
 class SteppingRunner:
@@ -207,7 +216,7 @@ class SteppingRunner:
             ran = []
             for span, work in zip(spans, works, strict=True):
                 row = self._take(span, work)
-                ran.append(_Ran(row, row.num_tokens, row.num_changes))
+                ran.append(_Ran(row, row.num_tokens, row.num_changes, bool(work.drafts)))
             return _SteppingStep(step, ran)
 
     def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
@@ -231,9 +240,23 @@ class SteppingRunner:
         row = self._rows[span.row]
         if span.choose != "none" and row.slot is None:
             raise ValueError("a row without a sampler cannot choose")
+        if row.has_unread_drafts:
+            raise ValueError("the choices of the row's drafts have not been read")
+        if span.drafts:
+            self._check_drafts(row, span)
         if span.masks is not None and not self.limits.takes_masks:
             raise ValueError("this runner takes no masks")
-        work = Work(row.slot, row.pages, row.num_tokens, span.token_ids, SINGLE, span.choose, span.logits, span.masks)
+        work = Work(
+            slot=row.slot,
+            pages=row.pages,
+            position=row.num_tokens,
+            token_ids=span.token_ids,
+            method=SINGLE,
+            choose=span.choose,
+            logits=span.logits,
+            drafts=span.drafts,
+            masks=span.masks,
+        )
         end = row.num_tokens + work.num_tokens
         if span.logits is None and row.num_tokens < len(row.prompt):
             if end > len(row.prompt) or list(span.token_ids) != row.prompt[row.num_tokens : end]:
@@ -248,6 +271,15 @@ class SteppingRunner:
         if not self.reserve(span.row, end):
             raise ValueError(f"no page is free for row {span.row}")
         return work
+
+    def _check_drafts(self, row: _Row, span: Span) -> None:
+        if span.token_ids or span.logits is not None or span.choose != "last":
+            raise ValueError("drafts follow the token that the row chose last, and the last one's successor is chosen")
+        if row.chosen_token_id is None:
+            raise ValueError("drafts follow a choice that has been read")
+        if len(span.drafts) > self.limits.max_drafts:
+            raise ValueError(f"a span of {len(span.drafts)} drafts, {self.limits.max_drafts} is the most")
+        self._check_ids(span.drafts)
 
     def _offer_pages(self, row: _Row, num_tokens: int) -> None:
         """Let other rows find the full pages among the row's first tokens."""
@@ -283,6 +315,7 @@ class SteppingRunner:
         row.num_tokens = num_tokens
         row.num_changes += 1
         row.chosen_token_id = None
+        row.has_unread_drafts = False
         row.num_indexed = min(row.num_indexed, num_tokens // PAGE_TOKENS)
         del row.known_token_ids[num_tokens:]
 
@@ -323,10 +356,12 @@ class _SteppingStep:
     def choices(self) -> list[Chosen]:
         """See `Step.choices`."""
         if self._choices is None:
-            self._choices = self._step.choices()
-            for ran, chosen in zip(self._ran, self._choices, strict=True):
-                if isinstance(chosen, tuple) and chosen and ran.num_changes == ran.row.num_changes:
-                    ran.row.learn(chosen[-1].token_id, ran.num_tokens)
+            choices = self._step.choices()
+            with interrupts_held_back():
+                self._choices = choices
+                for ran, chosen in zip(self._ran, choices, strict=True):
+                    if ran.num_changes == ran.row.num_changes:
+                        _learn(ran, chosen)
         return self._choices
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
@@ -336,6 +371,16 @@ class _SteppingStep:
     def prompt_seconds(self) -> float:
         """See `Step.prompt_seconds`."""
         return self._step.prompt_seconds()
+
+
+def _learn(ran: _Ran, chosen: Chosen) -> None:
+    """Tell a row what its span has chosen."""
+    choices = chosen if isinstance(chosen, tuple) else ()
+    num_kept = max(len(choices) - 1, 0) if ran.has_drafts else 0
+    if ran.has_drafts:
+        ran.row.keep_drafts([choice.token_id for choice in choices[:num_kept]])
+    if choices:
+        ran.row.learn(choices[-1].token_id, ran.num_tokens + num_kept)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -1,7 +1,11 @@
 """`Schema`: what texts are held to, in the tokens of a model; `HeldText`: how far one text has come in it."""
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import llguidance
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
 from llmcli.sampling.mask import TokenMask, mask_words, pack_mask, unpack_mask
@@ -47,6 +51,37 @@ class HeldText:
         if self._mask is None:
             self._mask = self._compute_mask()
         return self._mask
+
+    def num_fitting(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens may follow, one behind the other. None of them ends the text."""
+        if self._first_token_ids is not None:
+            return 0  # a text's first token may stand for another one
+        ends = self._vocabulary.eos_token_ids
+        return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
+
+    def masks(self, token_ids: Sequence[int] = ()) -> NDArray[np.uint32]:
+        """What may come next, and behind each of some tokens, which fit. A mask that cannot be made allows nothing.
+
+        Shapes: result [len(token_ids) + 1, words]
+        Raises: as `mask`, for the first
+        """
+        masks = np.zeros((len(token_ids) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
+        masks[0] = self.mask()
+        if not token_ids:
+            return masks
+        unchanged, num_taken = self._matcher.deep_copy(), 0  # one that has failed cannot be rolled back
+        try:
+            for token_id in token_ids:
+                if not self._matcher.consume_token(token_id):
+                    raise ValueError(f"the schema does not allow token {token_id}")
+                num_taken += 1
+                masks[num_taken] = self._compute_mask()
+        except UsageError:
+            pass  # the text may never come there
+        finally:
+            if not self._matcher.rollback(num_taken):
+                self._matcher = unchanged
+        return masks
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plain_checkpoints import read_values, refusal, save, write_json
 
-from llmcli.checkpoint.folder import open_checkpoint, refuse_quantization
+from llmcli.checkpoint.folder import open_checkpoint, quantization_of
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.reading import CONFIG
 
@@ -217,11 +217,9 @@ def test_names_that_are_not_utf8(folder):
 @pytest.mark.parametrize(
     ("config_json", "method"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "exl3", "bits": 4}}, "exl3"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"quantization_config": {}}, "unknown"),
         ({"quantization_config": "int8"}, "unknown"),
     ],
@@ -234,7 +232,7 @@ def test_quantized_model(folder, config_json, method):
 
 
 def test_null_quantization_is_none():
-    refuse_quantization({"quantization_config": None}, "config.json")
+    assert quantization_of({"quantization_config": None}, "config.json") is None
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ def check(tmp_path: Path, model: dict[str, Any], scheme: WeightScheme, options: 
     num_quantized = 0
     for name, module in theirs.named_modules():
         if isinstance(module, torch.nn.Linear):
-            layer_scheme = config.schemes_of([name], "config.json")[name]
+            group = config.groups_of([name], "config.json")[name]
+            layer_scheme = None if group is None else group.scheme
             assert (layer_scheme is not None) == (f"{name}.weight_packed" in tensors), name
             if layer_scheme is not None:
                 expected = dequantized(tensors, name, layer_scheme).to(dtype)

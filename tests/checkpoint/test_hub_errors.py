@@ -137,7 +137,8 @@ def test_not_a_model(tiny_hub: HubServer, files: dict[str, bytes], message: str)
     ("change", "message"),
     [
         ({"model_type": "bert"}, "bert"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized (method gptq)"),
+        ({"quantization_config": {"quant_method": "exl3"}}, "quantized (method exl3)"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "GPTQ with bits 3"),
     ],
 )
 def test_unsupported_models_before_their_weights(
@@ -205,20 +206,22 @@ def test_a_cache_that_cannot_be_written(tiny_hub: HubServer) -> None:
     assert refusal("org/tiny").startswith(f"org/tiny cannot be stored: {cache}")
 
 
+def test_what_a_file_name_tells_is_refused_before_any_download(tiny_hub: HubServer, tiny_llama: Path) -> None:
+    tiny_hub.add_model("org/odd", tiny_llama, **{"adapter_model.safetensors": b"{}"})
+    assert refusal("org/odd").startswith("org/odd holds a LoRA adapter, which is not applied")
+    assert not tiny_hub.requested_files()
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("adapter_model.safetensors", "org/odd holds a LoRA adapter, which is not applied"),
-        ("quant_config.json", "org/odd/quant_config.json says that the weights are quantized (method awq)"),
-        ("quantize_config.json", "org/odd/quantize_config.json says that the weights are quantized (method gptq)"),
-    ],
+    ("name", "method"),
+    [("quant_config.json", "awq"), ("quantize_config.json", "gptq"), ("hf_quant_config.json", "modelopt")],
 )
-def test_what_a_file_name_tells_is_refused_before_any_download(
-    tiny_hub: HubServer, tiny_llama: Path, name: str, message: str
+def test_a_quantized_model_whose_config_does_not_say_so(
+    tiny_hub: HubServer, tiny_llama: Path, name: str, method: str
 ) -> None:
     tiny_hub.add_model("org/odd", tiny_llama, **{name: b"{}"})
-    assert refusal("org/odd").startswith(message)
-    assert not tiny_hub.requested_files()
+    assert refusal("org/odd").startswith(f"org/odd/{name} says that the weights are quantized (method {method})")
+    assert "model.safetensors" not in tiny_hub.requested_files()
 
 
 def test_a_repository_without_a_tokenizer(tiny_hub: HubServer, tiny_llama: Path) -> None:

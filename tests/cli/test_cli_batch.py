@@ -287,7 +287,7 @@ def test_what_fails_is_written_down_and_tried_again(
     source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     arguments = ("batch", source, output, "-m", tiny_llama, *LENGTH, "--quiet")
     with monkeypatch.context() as context:
-        context.setattr("llmcli.cli.lazy.Scheduler", lambda *_: FakeScheduler(failing=ord("A")))
+        context.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: FakeScheduler(failing=ord("A")))
         told = llmcli(*arguments)
     told.expect_error(1, f"2 of 3 prompts failed; see their lines in {output}; run the same command again")
     found = results(output)
@@ -308,7 +308,7 @@ def test_ctrl_c_says_how_to_go_on(
 ) -> None:
     source, output = files
     scheduler = FakeScheduler(num_rows=1, last_step=9)
-    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_: scheduler)
+    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: scheduler)
     told = llmcli("batch", source, output, "-m", tiny_llama)
     assert told.exit_code == 130
     num_ended = len(results(output))
@@ -321,14 +321,14 @@ def test_ordered_rows_and_stats(
     llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, output = files
-    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_: FakeScheduler())
+    monkeypatch.setattr("llmcli.cli.lazy.Scheduler", lambda *_, **__: FakeScheduler())
     told = llmcli("batch", source, output, "-m", tiny_llama, "--ordered", "--stats", "--rows", 2)
     assert told.exit_code == 0
     assert list(results(output)) == [1, 2, 3]
-    stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-8:]}
+    stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-9:]}
     assert stats["prompts"] == "3 finished, 0 failed"
     assert stats["rows in use"].endswith(" of 3 on average")
-    assert stats.keys() >= {"load", "run", "new tokens", "prompt tokens", "preemptions"}
+    assert stats.keys() >= {"load", "run", "new tokens", "prompt tokens", "preemptions", "drafts"}
 
 
 def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny_llama: Path, tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_rows_change_no_text_and_are_counted(llmcli: Callable[..., Result], tiny
         assert f"7 prompts, {how}\n" in told.stderr
         assert f"Done: {output} holds all 7 results\n" in told.stderr
         found.append([without_times(value) for value in results(output).values()])
-        stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-8:]}
+        stats = {line[:15].strip(): line[15:] for line in told.stderr.splitlines()[-9:]}
         computed, shared = (int(part.split()[0]) for part in stats["prompt tokens"].split(","))
         assert computed + shared == sum(len(value["prompt_token_ids"]) for value in found[-1])
         assert shared >= 6 * 48

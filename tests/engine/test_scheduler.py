@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from page_device import PageDevice
+from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID, write_byte_tokenizer
 
+from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, Finished, PrefillProgress, Scored, Token
 from llmcli.engine.request import KeptRow, Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
@@ -125,7 +127,8 @@ def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.
             works_ahead=rng.random() < 0.5,
         )
         runner = SteppingRunner(device)
-        scheduler = Scheduler(runner, tokenizer)
+        drafting = Drafting(ScriptedSource(next_token, chance=rng.random(), seed=number), least=rng.randint(1, 7))
+        scheduler = Scheduler(runner, tokenizer, drafting=drafting if rng.random() < 0.5 else None)
         beginnings = [[rng.randrange(256) for _ in range(max_seq_len)] for _ in range(3)]
         requests: dict[int, Request] = {}
         cancelled: set[int] = set()

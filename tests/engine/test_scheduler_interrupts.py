@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from page_device import PageDevice
+from scripted_drafts import ScriptedSource
 from tiny_models import EOS_ID, write_byte_tokenizer
 
+from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Finished, Token
 from llmcli.engine.fill import Fill
 from llmcli.engine.generation import Generation
@@ -20,7 +22,7 @@ from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
-FILES = ("scheduler.py", "texts.py", "fill.py", "stepping.py", "pages.py")
+FILES = ("choosing.py", "drafts.py", "ngram.py", "scheduler.py", "texts.py", "fill.py", "stepping.py", "pages.py")
 TEXT = [*b"some words", EOS_ID]
 
 
@@ -68,13 +70,18 @@ def runner_of(prompt_len: int, num_rows: int, works_ahead: bool) -> SteppingRunn
     return SteppingRunner(PageDevice(next_token, num_rows=num_rows, chunk=16, works_ahead=works_ahead))
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
+def right_drafts() -> Drafting:
+    return Drafting(ScriptedSource(lambda history, sampler: (TEXT * 2)[len(history) - 20], chance=0.9), least=3)
+
+
+@pytest.mark.parametrize(("works_ahead", "drafts"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("num_samples", [1, 3])
-def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, works_ahead: bool) -> None:
+def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, works_ahead: bool, drafts: bool) -> None:
     moment = 1
     while True:
         runner = runner_of(20, 2, works_ahead)
-        generation = Generation(runner, tokenizer, request(range(20), range(num_samples)))
+        drafting = right_drafts() if drafts else None
+        generation = Generation(runner, tokenizer, request(range(20), range(num_samples)), drafting)
         seen: list[Event] = []
 
         def work(generation: Generation = generation, seen: list[Event] = seen) -> None:
@@ -101,16 +108,17 @@ def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, wor
         moment += 1 if moment < 150 else 31
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
-def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bool) -> None:
+@pytest.mark.parametrize(("works_ahead", "drafts"), [(False, False), (True, False), (False, True)])
+def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bool, drafts: bool) -> None:
     moment = 1
     while True:
         runner, kept = runner_of(20, 1, works_ahead), KeptRow()
-        generation = Generation(runner, tokenizer, request(range(20), (0,), kept))
+        drafting = right_drafts() if drafts else None
+        generation = Generation(runner, tokenizer, request(range(20), (0,), kept), drafting)
         is_struck = strike_at(moment, lambda generation=generation: [None for _ in generation.events()] and None)
         generation.interrupt()
         assert set(runner._rows) == ({kept.row} if kept.row is not None else set())
-        again = Generation(runner, tokenizer, request(range(20), (0,), kept))
+        again = Generation(runner, tokenizer, request(range(20), (0,), kept), drafting)
         (end,) = [event for event in again.events() if isinstance(event, Finished)]
         assert list(end.token_ids) == TEXT
         if not is_struck:

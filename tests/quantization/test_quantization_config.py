@@ -47,6 +47,13 @@ def read(**changes: Any) -> QuantizationConfig:
     return QuantizationConfig.from_dict(with_changes(**changes), "config.json")
 
 
+def schemes_of(
+    config: QuantizationConfig, names: list[str], module_class: str = "Linear"
+) -> dict[str, WeightScheme | None]:
+    groups = config.groups_of(names, "config.json", module_class)
+    return {name: None if group is None else group.scheme for name, group in groups.items()}
+
+
 def test_the_form_that_others_write() -> None:
     config = read(
         version="0.9.4",
@@ -82,7 +89,7 @@ def test_the_form_that_others_write() -> None:
 )
 def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
     name = "model.layers.0.mlp.up_proj"
-    assert read(**changes).schemes_of([name], "config.json") == {name: scheme}
+    assert schemes_of(read(**changes), [name]) == {name: scheme}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
     [
         ({"quant_method": "gptq"}, "quant_method 'gptq'"),
         ({"quant_method": None}, "quant_method None"),
-        ({"format": "int-quantized"}, "format 'int-quantized'"),
+        ({"format": "marlin-24"}, "format 'marlin-24'"),
         ({"format": None}, "format None"),
         ({"group_format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
         ({"quantization_status": "frozen"}, "quantization_status 'frozen'"),
@@ -105,8 +112,9 @@ def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
         ({"weights_num_bits": 3}, "num_bits 3"),
         ({"weights_type": "float"}, "type 'float'"),
         ({"weights_dynamic": True}, "dynamic True"),
-        ({"weights_actorder": "group"}, "actorder 'group' (g_idx)"),
-        ({"weights_actorder": True}, "actorder True (g_idx)"),
+        ({"weights_actorder": "random"}, "actorder 'random'"),
+        ({"weights_actorder": 1.0}, "actorder 1.0"),
+        ({"format": "int-quantized", "weights_num_bits": 4}, "num_bits 4 of int-quantized"),
         ({"weights_strategy": "block"}, "strategy 'block'"),
         ({"weights_strategy": "tensor"}, "strategy 'tensor'"),
         ({"weights_strategy": None}, "strategy 'tensor'"),
@@ -156,7 +164,7 @@ def test_values_the_format_does_not_allow(changes: dict[str, Any], message: str)
 )
 def test_patterns_that_cannot_be_used(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        read(**changes).schemes_of(["model.layers.0.self_attn.q_proj"], "config.json")
+        schemes_of(read(**changes), ["model.layers.0.self_attn.q_proj"])
     assert message in str(caught.value)
 
 
@@ -164,7 +172,7 @@ def test_many_targets_cost_little() -> None:
     names = [f"model.layers.{index}.mlp.up_proj" for index in range(2000)]
     groups = (ConfigGroup(tuple(names) * 10, INT4), ConfigGroup(("Linear",), INT8))
     start = time.monotonic()
-    schemes = QuantizationConfig(groups, tuple(names[1000:])).schemes_of(names, "config.json")
+    schemes = schemes_of(QuantizationConfig(groups, tuple(names[1000:])), names)
     assert time.monotonic() - start < 1
     assert schemes == {name: INT4 if index < 1000 else None for index, name in enumerate(names)}
 
@@ -176,11 +184,23 @@ STRANGE = [None, True, -1, 0, 10**99, 8.0, 1e-320, 1e30, float("inf"), "", "x", 
 def test_strange_values_are_used_or_refused(key: str) -> None:
     for value in STRANGE:
         try:
-            schemes = read(**{key: value}).schemes_of(["model.layers.0.mlp.up_proj"], "config.json")
+            schemes = schemes_of(read(**{key: value}), ["model.layers.0.mlp.up_proj"])
         except CheckpointError:
             continue
         (scheme,) = schemes.values()
         assert scheme is None or (type(scheme.offset), scheme.packed_shape((8, 4))[0]) == (int, 8)
+
+
+@pytest.mark.parametrize(("actorder", "has_group_index"), [("group", True), (True, True), ("static", False)])
+def test_the_order_of_inputs(actorder: object, has_group_index: bool) -> None:
+    (group,) = read(weights_actorder=actorder).groups
+    assert group.has_group_index == has_group_index
+
+
+@pytest.mark.parametrize("name", ["int-quantized", "naive-quantized"])
+def test_weights_of_a_byte_each_with_quantized_activations(name: str) -> None:
+    (group,) = read(format=name, group_input_activations={"num_bits": 8, "dynamic": True}).groups
+    assert (group.format, group.scheme) == ("int-quantized", INT8)
 
 
 def test_anything_but_an_object_is_refused() -> None:
@@ -232,13 +252,13 @@ def test_layers_match_as_in_compressed_tensors(targets: list[list[str]], ignore:
     }
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            schemes = config.schemes_of([name], "config.json", type(module).__name__)
+            schemes = schemes_of(config, [name], type(module).__name__)
             assert schemes == {name: expected.get(name)}
 
 
 def test_an_exact_name_wins_over_a_pattern() -> None:
     config = QuantizationConfig((ConfigGroup(("re:.*",), INT8), ConfigGroup(("v_proj", "k_proj"), INT4)), ())
-    schemes = config.schemes_of(["k_proj", "v_proj", "o_proj"], "config.json")
+    schemes = schemes_of(config, ["k_proj", "v_proj", "o_proj"])
     assert schemes == {"k_proj": INT4, "v_proj": INT4, "o_proj": INT8}
 
 

@@ -40,10 +40,11 @@ class PageDevice:
         chunk: int = 64,
         works_ahead: bool = False,
         seconds: Callable[[int, int], float] = lambda position, num_tokens: 1e-5 * num_tokens,
+        max_drafts: int = MAX_SPAN - 1,
     ):
         pages = -(-max_seq_len // PAGE_TOKENS) * num_rows if num_pages is None else num_pages
         self.config: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
-        self.limits = Limits(num_rows, max_seq_len, pages, works_ahead)
+        self.limits = Limits(num_rows, max_seq_len, pages, works_ahead, max_drafts)
         self.next_token = next_token
         self.chunk = chunk
         self.seconds = seconds
@@ -83,22 +84,25 @@ class PageDevice:
     def _run(self, work: Work) -> Chosen:
         token_ids = work.token_ids
         if not token_ids and work.num_tokens and work.slot is not None:
-            token_ids = (self.chosen.get(work.slot, 0),)  # 0: the choice has failed, which the host may not know yet
+            # 0: the choice has failed, which the host may not know yet
+            token_ids = (self.chosen.get(work.slot, 0), *work.drafts)
         for place, token_id in enumerate(token_ids, work.position):
             self.pages[work.pages[place // PAGE_TOKENS]][place % PAGE_TOKENS] = token_id
         if work.choose == "none":
             return ()
         assert work.slot is not None
         sampler, end = self.samplers[work.slot], work.position + len(token_ids)
-        choices = []
-        for last in range(work.position + 1 if work.choose == "every" else end, end + 1):
+        choices: list[Choice] = []
+        for last in range(work.position + 1 if work.choose == "every" or work.drafts else end, end + 1):
             history = [self.pages[work.pages[place // PAGE_TOKENS]][place % PAGE_TOKENS] for place in range(last)]
             assert None not in history, "a token that was never written"
             try:
                 token_id = self.next_token(history, sampler)  # type: ignore[arg-type]
             except LLMCliError as error:
-                return error
+                return tuple(choices) if work.drafts and choices else error
             choices.append(Choice(token_id, None, float(last) if sampler.params.mirostat_tau else None))
+            if work.drafts and (*work.drafts, None)[len(choices) - 1] != token_id:
+                break
         return tuple(choices)
 
 

@@ -68,6 +68,15 @@ def test_products_are_those_of_the_codes(scheme: WeightScheme, shape: tuple[int,
         assert (error <= bound).all(), num_tokens
 
 
+@pytest.mark.parametrize("scheme", [WeightScheme(8, 128), WeightScheme(4, None, is_symmetric=False)], ids=str)
+def test_parts_are_multiplied_together_with_the_bits_of_each(scheme: WeightScheme, form: str) -> None:
+    product = choose_product(random_weight(scheme, (200, 768), generator()), torch.bfloat16)
+    assert isinstance(product, CodesProduct)
+    for sizes in ((1,), (1,) * 8, (3, 1, 16), (130, 2)):
+        parts = [torch.randn(size, 768, generator=generator()) + place for place, size in enumerate(sizes)]
+        assert all(torch.equal(found, product(part)) for found, part in zip(product.each(parts), parts, strict=True))
+
+
 @pytest.mark.parametrize("num_bits", [8, 4])
 def test_integers_are_multiplied_exactly(num_bits: int, form: str) -> None:
     """Activations that are integers with a largest of 32767 lose nothing, nor do codes: every place is its own."""

@@ -1,6 +1,7 @@
 """The CUDA runner on a card that numpy simulates: everything about it but its kernels, on machines without a card."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from conformance import RunnerConformance
 from families import VARIANTS
+from foreign_models import write_awq, write_fp8, write_gptq
 from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from row_steps import PROMPT, logits_of, relative_error, single_steps, start
@@ -16,7 +18,9 @@ from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.formats.base import StoredLayer, read_layer
 from llmcli.checkpoint.model import open_model
+from llmcli.errors import UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
 from llmcli.runners.cuda import row_products
@@ -117,6 +121,69 @@ def test_layers_that_are_not_quantized(skipped: str, device: SimulatedDevice, tm
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(4, 64, is_symmetric=False), skip=(skipped,)))
     assert worst_error(load_simulated(folder, device), load(open_model(folder), max_seq_len=200)) < 1e-3
+
+
+FOREIGN: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "AWQ": (write_awq, {"group_size": 32}),
+    "AWQ, gate and up stored differently": (write_awq, {"keep": "up_proj"}),
+    "GPTQ": (write_gptq, {}),
+    "GPTQ, asymmetric, 8 bits": (write_gptq, {"sym": False, "bits": 8, "desc_act": None}),
+    "GPTQ, whole rows": (write_gptq, {"group_size": -1, "version": 2}),
+}
+
+
+@pytest.mark.parametrize("slot_bytes", [5000, 2**25])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_models_are_computed_as_by_torch(
+    name: str, slot_bytes: int, device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tensors and small pieces; more layers than are kept at a time."""
+    monkeypatch.setattr("llmcli.runners.cuda.staging.SLOT_BYTES", slot_bytes)
+    write, options = FOREIGN[name]
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, attention_bias=True, **SIZES)
+    folder, done = write(source, tmp_path / "foreign", **options), []
+    runner = load_simulated(folder, device, dtype="float32", on_progress=lambda *of: done.append(of))
+    assert done[-1][0] == done[-1][1]
+    assert worst_error(runner, load(open_model(folder), max_seq_len=200)) < 1e-3
+
+
+def test_a_foreign_layer_is_read_once(device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: list[str] = []
+
+    def counted(module: str, *rest: Any) -> StoredLayer:
+        modules.append(module)
+        return read_layer(module, *rest)
+
+    monkeypatch.setattr("llmcli.checkpoint.translation.read_layer", counted)
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    load_simulated(write_awq(source, tmp_path / "awq"), device)
+    assert sorted(modules) == sorted(open_model(tmp_path / "awq").tensors.packed)
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "message"),
+    [
+        (write_gptq, {"desc_act": True}, "orders its inputs"),
+        (write_fp8, {}, "is stored as fp8, blocks of 128 x 128, which CUDA does not read yet"),
+    ],
+)
+def test_foreign_models_that_no_card_reads(
+    write: Callable[..., Path], options: dict[str, Any], message: str, device: SimulatedDevice, tmp_path: Path
+) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = write(source, tmp_path / "foreign", **options)
+    with pytest.raises(UnsupportedModelError, match=f"{message}.*use --device cpu"):
+        load_simulated(folder, device)
+
+
+def test_an_order_that_only_the_index_tells(device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = write_gptq(source, tmp_path / "foreign", desc_act=True)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]["desc_act"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="orders its inputs"):
+        load_simulated(folder, device)
 
 
 @pytest.mark.parametrize("slot_bytes", [1, 5000])

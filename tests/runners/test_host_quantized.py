@@ -6,26 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import write_tiny_llama
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
 from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
-from conformance import RunnerConformance  # noqa: E402
-from prompt_cuts import span_ends  # noqa: E402
 from quantized import SCHEMES, SIZES, export  # noqa: E402
-from row_steps import GREEDY, PROMPT, go_on, logits_of, relative_error, same  # noqa: E402
+from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
 from llmcli.checkpoint.export_options import ExportOptions  # noqa: E402
 from llmcli.checkpoint.model import open_model  # noqa: E402
 from llmcli.quantization.schemes import WeightScheme  # noqa: E402
-from llmcli.runners.base import Runner, Span  # noqa: E402
-from llmcli.runners.host.device import chunk_end, chunks, span_end  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
-from llmcli.runners.torch import codes_product, int4_tiles, packed_linear  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
-from llmcli.runners.torch.packed_weight import PackedWeight  # noqa: E402
 
 
 def reference_logits(folder: Path, dequantize: bool) -> np.ndarray:
@@ -43,12 +38,6 @@ def our_logits(folder: Path, dtype: str = "float32") -> np.ndarray:
     if dtype == "float32":
         assert relative_error(logits_of(load_on_numpy(model, max_seq_len=128), PROMPT[:60]), logits) < 1e-5
     return logits
-
-
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as on a machine that cannot compile our own."""
-    monkeypatch.setattr(codes_product, "is_available", lambda on_compile=None: False)
 
 
 @pytest.fixture(scope="module")
@@ -91,62 +80,14 @@ def test_channel_fall_back_and_skipped_layers_equal_transformers(tmp_path: Path)
     assert relative_error(our_logits(folder), reference_logits(folder, dequantize=False)) < 1e-3
 
 
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize("multiplies_bfloat16", [True, False])
-@pytest.mark.parametrize("output_size", [80, 96, 320])  # a tile has 64 rows of int4 codes, 32 of int8 codes
-@pytest.mark.parametrize("num_tokens", [1, 5, 70])
-@pytest.mark.parametrize("name", SCHEMES)
-def test_products_by_torch_are_those_of_the_codes(
-    name: str, num_tokens: int, output_size: int, multiplies_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch's packed operators, and widened blocks, against float64 products of the codes, scales and zero points."""
-    monkeypatch.setattr(packed_linear, "multiplies_bfloat16", lambda: multiplies_bfloat16)
-    monkeypatch.setattr(packed_linear, "WIDENED_INT8_ELEMENTS", 256 * 48)
-    monkeypatch.setattr(int4_tiles, "BLOCK_ELEMENTS", 256 * 128)
-    scheme = SCHEMES[name]
-    generator = torch.Generator().manual_seed(0)
-    shape, num_groups = (output_size, 256), scheme.num_groups(256)
-    code_bytes = 256 * scheme.num_bits // 8
-    codes = torch.randint(0, 256, (shape[0], code_bytes), dtype=torch.uint8, generator=generator)
-    scales = torch.rand(shape[0], num_groups, generator=generator).to(torch.bfloat16)
-    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, generator=generator)
-    weight = PackedWeight(scheme, shape, codes, scales, None if scheme.is_symmetric else zeros)
-    product = packed_linear.choose_product(weight, torch.bfloat16)
-    assert not isinstance(product, packed_linear.WideningProduct)
-    x = torch.randn(num_tokens, 256, generator=generator).to(torch.bfloat16).float()
-    exact = weight.widened(slice(None)).double()
-    expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
-    # Results, and zero points times scales or else widened weights, are rounded to bfloat16: 2^-8 of the sum of
-    # magnitudes.
-    assert ((product(x) - expected).abs() <= 2**-8 * magnitude).all()
-
-
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize("shape", [(96, 40), (90, 256)])
-def test_bfloat16_of_shapes_the_operators_refuse(shape: tuple[int, int]) -> None:
-    scheme = WeightScheme(4, None)
-    codes = torch.randint(0, 256, (shape[0], shape[1] // 2), dtype=torch.uint8)
-    weight = PackedWeight(scheme, shape, codes, torch.ones(shape[0], 1), None)
-    product = packed_linear.choose_product(weight, torch.bfloat16)
-    assert isinstance(product, packed_linear.WideningProduct)
-    x = torch.randn(3, shape[1])
-    expected = x.to(torch.bfloat16).double() @ weight.widened(slice(None)).double().T
-    assert ((product(x) - expected).abs() <= 2**-7 * expected.abs() + 0.5).all()
-
-
-def test_widening_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = torch.randint(0, 256, (50, 64), dtype=torch.uint8)
-    weight = PackedWeight(WeightScheme(8, 32), (50, 64), codes, torch.rand(50, 2), None)
-    x = torch.randn(7, 64)
-    exact = weight.widened(slice(None)).double()
-    expected, magnitude = x.double() @ exact.T, x.double().abs() @ exact.abs().T
-    for elements in (1, 64 * 7, 64 * 50):
-        monkeypatch.setattr(packed_linear, "BLOCK_ELEMENTS", elements)
-        error = (packed_linear.WideningProduct(weight, torch.float32)(x) - expected).abs()
-        assert (error <= 64 * 2**-24 * magnitude).all()
-
-
-def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArgs, ignore: list[str]) -> Path:
+def write_by_another_hand(
+    source: Path,
+    folder: Path,
+    arguments: QuantizationArgs,
+    ignore: list[str],
+    form: str = "pack-quantized",
+    input_activations: QuantizationArgs | None = None,
+) -> Path:
     """A model quantized and saved by compressed-tensors itself, as llm-compressor saves it."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
@@ -156,13 +97,19 @@ def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArg
     )
 
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    scheme = QuantizationScheme(targets=[r"re:.*self_attn.*_proj$", r"re:.*mlp.*"], weights=arguments)
-    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore, format="pack-quantized")
+    targets = [r"re:.*self_attn.*_proj$", r"re:.*mlp.*"]
+    scheme = QuantizationScheme(targets=targets, weights=arguments, input_activations=input_activations)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore, format=form)
     apply_quantization_config(model, config)
     for module in model.modules():
         if getattr(module, "quantization_scheme", None) is None:
             continue
         weight = module.weight.float()
+        if arguments.type == "float":
+            blocks = module.weight_scale.shape if module.weight_scale.ndim == 2 else (1, 1)
+            parts = weight.view(blocks[0], weight.shape[0] // blocks[0], blocks[1], weight.shape[1] // blocks[1])
+            module.weight_scale.data.copy_((parts.abs().amax((1, 3)) / 448).view(module.weight_scale.shape))
+            continue
         grouped = weight.view(len(weight), -1, arguments.group_size or weight.shape[1])
         low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
         steps = 2**arguments.num_bits - 1
@@ -171,7 +118,7 @@ def write_by_another_hand(source: Path, folder: Path, arguments: QuantizationArg
         if not arguments.symmetric:
             zero = torch.round(-low / scale) - 2 ** (arguments.num_bits - 1)
             module.weight_zero_point.data.copy_(zero.clamp(-(2 ** (arguments.num_bits - 1)), steps // 2))
-    compressor = ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form)
     compressor.compress_model(model)
     model.save_pretrained(folder)
     compressor.update_config(folder)
@@ -201,138 +148,67 @@ def test_models_by_others(arguments: dict[str, Any], original: Path, original_fl
     assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
 
 
-class TestQuantizedRunner(RunnerConformance):
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        destination = folder.parent / f"{folder.name}-int8"
-        if not destination.exists():
-            try:
-                export(folder, destination, ExportOptions(WeightScheme(8, None)))
-            except Exception:
-                destination = folder  # a damaged source is loaded as it is
-        return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows)
-
-
-class Bfloat16Runner(RunnerConformance):
-    """By our own products where they can be compiled."""
-
-    tolerance = 3e-2  # bfloat16 rounds by 2^-9, at some twenty places of a layer
-
-    scheme: WeightScheme
-
-    @classmethod
-    def load(cls, folder: Path, *, max_seq_len: int, num_rows: int) -> Runner:
-        destination = folder.parent / f"{folder.name}-{cls.__name__}"
-        if not destination.exists():
-            try:
-                export(folder, destination, ExportOptions(cls.scheme))
-            except Exception:
-                destination = folder  # a damaged source is loaded as it is
-        return load(open_model(destination), max_seq_len=max_seq_len, num_rows=num_rows, dtype="bfloat16")
-
-
-class TestBfloat16Int8Channel(Bfloat16Runner):
-    scheme = WeightScheme(8, None)
-
-
-class TestBfloat16Int8Groups(Bfloat16Runner):
-    scheme = WeightScheme(8, 32)
-
-
-class TestBfloat16Int4Groups(Bfloat16Runner):
-    scheme = WeightScheme(4, 32)
-
-
-@pytest.mark.usefixtures("no_compiler")
-class Bfloat16RunnerByTorch(Bfloat16Runner):
-    """Tokens one by one go through torch's operators, a prompt's chunks through widened weights."""
-
-
-class TestBfloat16Int8ChannelByTorch(Bfloat16RunnerByTorch):
-    scheme = WeightScheme(8, None)
-
-
-class TestBfloat16Int8GroupsByTorch(Bfloat16RunnerByTorch):
-    scheme = WeightScheme(8, 32)
-
-
-class TestBfloat16Int4GroupsByTorch(Bfloat16RunnerByTorch):
-    scheme = WeightScheme(4, 32)
-
-
-def test_our_own_products_leave_prompts_as_they_are_cut_elsewhere(original: Path, tmp_path: Path) -> None:
-    if not codes_product.is_available():
-        pytest.skip("no C++ compiler for this processor")
-    folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
-    runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
-    assert span_ends(runner)[:5] == [16, 32, 48, 64, 128]
-    assert list(runner.arithmetic.cpu_sources) == ["codes_product"]
-
-
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize(("multiplies_bfloat16", "ends"), [(True, [128, 256, 300]), (False, [16, 32, 48, 64, 128])])
-def test_chunks_are_longer_where_each_widens_the_weights(
-    multiplies_bfloat16: bool, ends: list[int], original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_w8a8_models_by_others(
+    symmetric: bool, dynamic: bool, original: Path, original_float32: Path, tmp_path: Path
 ) -> None:
-    folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
-    monkeypatch.setattr("llmcli.runners.torch.precision.multiplies_bfloat16", lambda: multiplies_bfloat16)
-    runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
-    assert span_ends(runner)[: len(ends)] == ends
-    assert span_ends(load(open_model(folder), max_seq_len=400))[:5] == [16, 32, 48, 64, 128]
-
-
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize("num_tokens", [300, 520])  # the last chunk is short: 44 tokens; 8, which no form widens
-@pytest.mark.parametrize("scheme", [WeightScheme(8, 32), WeightScheme(4, 128)], ids=str)
-def test_a_span_of_several_chunks_has_their_bits_and_widens_once(
-    scheme: WeightScheme, num_tokens: int, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = export(original, tmp_path / "export", ExportOptions(scheme))
-    monkeypatch.setattr("llmcli.runners.torch.precision.multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(packed_linear, "multiplies_bfloat16", lambda: True)
-    num_widened, scaled = 0, int4_tiles._scaled
-
-    def counted(*arguments: Any) -> torch.Tensor:
-        nonlocal num_widened
-        num_widened += 1
-        return scaled(*arguments)
-
-    monkeypatch.setattr(int4_tiles, "_scaled", counted)
-    prompt, found = [*PROMPT, *PROMPT][:num_tokens], {}
-    for most in (1, 10**9):
-        runner = load(open_model(folder), max_seq_len=600, dtype="bfloat16")
-        num_widened, row, logits, ends = 0, runner.open(prompt, GREEDY), [], [0]
-        while ends[-1] < num_tokens:
-            ends.append(runner.span_end(row, most))
-            choose = "last" if ends[-1] == num_tokens else "none"
-            logits.append(runner.queue([Span(row, tuple(prompt[ends[-2] : ends[-1]]), choose)]).logits(0))
-        found[most] = np.concatenate(logits), go_on(runner, row, 8), ends[1:], num_widened
-    (alone, tokens, chunk_ends, times), (together, same_tokens, span_ends, fewer_times) = found.values()
-    assert same(alone, together)
-    assert tokens == same_tokens
-    assert (chunk_ends, span_ends) == {
-        300: ([128, 256, 300], [300]),
-        520: ([128, 256, 512, 520], [512, 520]),
-    }[num_tokens]
-    num_long = 3 if num_tokens == 520 or scheme.num_bits == 8 else 2  # int4 is widened for no 44 tokens
-    assert times == num_long * fewer_times > 0
+    """Activations stay as they are, so the reference is the model with its weights widened."""
+    arguments = QuantizationArgs(num_bits=8, strategy="channel", symmetric=symmetric)
+    activations = QuantizationArgs(num_bits=8, strategy="token" if dynamic else "tensor", dynamic=dynamic)
+    source = original if symmetric else original_float32
+    folder = tmp_path / "w8a8"
+    write_by_another_hand(source, folder, arguments, ["lm_head"], "int-quantized", activations)
+    model = open_model(folder)
+    assert model.tensors.unused == ()
+    assert model.notes == (
+        "made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits",
+    )
+    assert {layer.format.name for layer in model.tensors.packed.values()} == {"compressed-tensors int-quantized"}
+    expected = widened_logits(folder, source)
+    assert relative_error(our_logits(folder), expected) < 1e-5
+    assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
 
 
 @pytest.mark.parametrize(
-    ("position", "most", "prompt_len", "end"),
+    "arguments",
     [
-        (0, 1, 2000, 128), (0, 255, 2000, 128), (0, 256, 2000, 256), (0, 10**9, 2000, 512), (0, 10**9, 300, 300),
-        (128, 512, 2000, 512), (256, 512, 2000, 768), (512, 511, 2000, 768), (1792, 512, 2000, 2000),
-        (512, 300, 800, 800), (512, 270, 800, 768), (100, 1000, 2000, 512),
+        {"strategy": "tensor"},
+        {"strategy": "channel"},
+        {"strategy": "block", "block_structure": [64, 128]},
     ],
-)  # fmt: skip
-def test_spans_end_with_whole_chunks(position: int, most: int, prompt_len: int, end: int) -> None:
-    """At least one chunk, and never one more than was asked for; asked for again it is the same."""
-    assert span_end(position, most, prompt_len, widens_prompts=True) == end
-    assert span_end(position, end - position, prompt_len, widens_prompts=True) == end
-    sizes = chunks(position, end, widens_prompts=True)
-    assert sum(sizes) == end - position
-    assert all(
-        chunk_end(position + sum(sizes[:index]), True) == position + sum(sizes[: index + 1])
-        for index in range(len(sizes) - 1)
-    )
+    ids=lambda arguments: arguments["strategy"],
+)
+def test_fp8_models_by_others(arguments: dict[str, Any], original: Path, tmp_path: Path) -> None:
+    weights = QuantizationArgs(num_bits=8, type="float", symmetric=True, **arguments)
+    activations = QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True)
+    folder = tmp_path / "fp8"
+    write_by_another_hand(original, folder, weights, ["lm_head"], "float-quantized", activations)
+    model = open_model(folder)
+    assert (model.tensors.unused, len(model.tensors.scaled), len(model.notes)) == ((), 7 * 3, 1)
+    expected = widened_logits(folder, original)
+    assert relative_error(our_logits(folder), expected) < 1e-5
+    assert relative_error(our_logits(folder, "bfloat16"), expected) < 0.1
+    assert relative_error(our_logits(original), expected) > 1e-3
+
+
+def widened_logits(folder: Path, source: Path) -> np.ndarray:
+    """transformers' logits of a model's 8-bit weights alone, (q - zero) * scale in float64, by plain torch."""
+    tensors = load_file(folder / "model.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    widened = 0
+    for name, parameter in model.named_parameters():
+        if f"{name}_scale" in tensors:
+            zero = tensors.get(f"{name}_zero_point", torch.tensor(0))
+            scale = tensors[f"{name}_scale"].double()
+            if scale.ndim == 2:  # of blocks, rows or all; compressed-tensors has blocks of 64 x 128 here
+                rows, inputs = (
+                    size if count == 1 else -(-size // count)
+                    for size, count in zip(parameter.shape, scale.shape, strict=True)
+                )
+                scale = scale.repeat_interleave(rows, 0).repeat_interleave(inputs, 1)
+            parameter.data = ((tensors[name].double() - zero.double()) * scale).float()
+            widened += 1
+    assert widened == 7 * model.config.num_hidden_layers
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT[:60]])).logits[0, -1].numpy()

@@ -14,7 +14,7 @@ from llmcli.checkpoint.widening import widened
 from llmcli.errors import CheckpointError
 from llmcli.runners.host.memory import plan_memory
 from llmcli.runners.numpy.load import _read_weights, load
-from llmcli.runners.torch.weights import read_weights, take_packed_weight
+from llmcli.runners.torch.weights import read_weights
 
 
 def by_numpy(model: Model) -> dict[str, np.ndarray]:
@@ -30,10 +30,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_weights_are_those_of_torch_bit_for_bit(name: str, original: Path, tmp_path: Path) -> None:
     model = open_model(export(original, tmp_path / "export", ExportOptions(SCHEMES[name])))
-    theirs = read_weights(model, torch.float32, lambda read, total: None)
-    for module, layer in model.tensors.packed.items():
-        weight = take_packed_weight(theirs, module, layer).widened(slice(None))
-        theirs[f"{module}.weight"] = weight
+    loaded = read_weights(model, torch.float32, lambda read, total: None)
+    theirs = loaded.plain | {f"{module}.weight": of.weight.widened(slice(None)) for module, of in loaded.packed.items()}
     ours = by_numpy(model)
     assert ours.keys() == theirs.keys()
     for key, weight in ours.items():

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from foreign_models import write_fp8
 from quantized import SIZES, export
 from tiny_models import write_tiny_llama
 
@@ -59,6 +61,15 @@ def test_without_vector_code_of_the_operators(capability: str, processor: pytest
 @pytest.mark.parametrize("dtype", ["F16", "F32"])
 def test_weights_that_bfloat16_would_round_keep_float32(dtype: str, processor: pytest.MonkeyPatch) -> None:
     assert resolve_dtype("auto", with_one_tensor_of(shape_model(LARGE, "bf16"), dtype)) == "float32"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float32")])
+def test_8_bit_floats_follow_the_weights_beside_them(
+    dtype: torch.dtype, expected: str, tmp_path: Path, processor: pytest.MonkeyPatch
+) -> None:
+    processor.setattr(precision, "SMALL_PARAMETERS", 0)
+    source = write_tiny_llama(tmp_path / "source", dtype=dtype, with_tokenizer=False, **SIZES)
+    assert resolve_dtype("auto", open_model(write_fp8(source, tmp_path / "fp8", block=(64, 64)))) == expected
 
 
 def test_a_small_model_keeps_float32(tmp_path: Path, processor: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from llmcli.sampling.params import ResolvedSampling
 from llmcli.timeline import Timeline
 
 if TYPE_CHECKING:
+    from llmcli.engine.drafts import DraftUsage
     from llmcli.measure.energy import EnergyMeter
     from llmcli.tokenizer.base import Tokenizer
 
@@ -20,7 +21,7 @@ class RunFacts:
 
     `model` is the folder or hub id as it was given, `name` what people call it. `lead` is what the texts continue: the
     prompt, or nothing where they answer one. `timeline` and `meter` are there for
-    whoever asked for them.
+    whoever asked for them. `draft_usage` counts while the run lasts; None where nothing drafts.
     """
 
     model: str
@@ -36,6 +37,7 @@ class RunFacts:
     tokenizer: Tokenizer
     timeline: Timeline | None = None
     meter: EnergyMeter | None = None
+    draft_usage: DraftUsage | None = None
 
 
 class Output(Protocol):

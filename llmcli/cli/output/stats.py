@@ -10,6 +10,7 @@ from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Event, Finished, Timings, Token
 
 if TYPE_CHECKING:
+    from llmcli.engine.drafts import DraftUsage
     from llmcli.measure.energy import Reading
 
 
@@ -44,6 +45,7 @@ class StatsOutput:
             "time to first token": f"{first.time_to_first_token_seconds:.3f} s",
             "prefill": _rate(first.prefill_tokens, first.prefill_seconds),
             "decode": _rate(decode_tokens, decode_wall_seconds([item.timings for item in finished])),
+            **draft_rows(facts.draft_usage),
             **self._energy(decode_tokens),
             "finish reason": ", ".join(item.finish_reason for item in finished),
         }
@@ -65,6 +67,22 @@ class StatsOutput:
         joules, watts = energy.joules_per_token(num_tokens), energy.average_watts
         idle = f"{meter.idle_watts:.0f} W just before the run"
         return {"energy": f"{joules:.2g} J/token above the {idle}, {watts:.0f} W in total"}
+
+
+def draft_rows(usage: DraftUsage | None) -> dict[str, str]:
+    """What drafts have brought; nothing where nothing drafts."""
+    if usage is None:
+        return {}
+    rows = {"drafts": f"{usage.num_drafts} drafted"}
+    if usage.num_drafts:
+        share = usage.num_kept / usage.num_drafts
+        rows["drafts"] += f", {usage.num_kept} kept ({share:.0%}); {usage.tokens_per_step:.2f} tokens a step"
+    if usage.gain is not None:
+        with_drafts = usage.seconds_with / usage.steps_with
+        without = usage.seconds_without / (usage.steps - usage.steps_with)
+        rows["step"] = f"{with_drafts * 1e3:.2f} ms with drafts, {without * 1e3:.2f} ms without"
+        rows["gain of drafts"] = f"{usage.gain:.2f} times as fast"
+    return rows
 
 
 def decode_wall_seconds(timings: Iterable[Timings]) -> float:

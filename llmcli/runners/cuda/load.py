@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
@@ -67,6 +68,8 @@ def load(
     with timeline.part("CUDA context"):
         device = device or Device.open(card)
         device.activate()
+    translation = Translation(model)
+    model = translation.model
     stored = StoredModel.of_model(model, dtype, kv_cache)
     plan = fit_memory(
         stored,
@@ -90,7 +93,7 @@ def load(
     # What needs no weights is made ready while the first of them are read.
     with (
         ThreadPoolExecutor(1, "matrix library", initializer=device.activate) as beside,
-        Upload(device, pieces, staging.slots, timeline) as uploading,
+        Upload(device, pieces, staging.slots, timeline, translation.open_reader) as uploading,
     ):
         opening = beside.submit(_open_library, device, BLOCK_TOKENS if beside_rows else 1, timeline)
         _prepare(device, needed_kernels(model, plan, device.facts), on_compile, timeline)
@@ -137,6 +140,7 @@ def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[s
     dry_model = DryModel(plan, card)
     started = dry_model.every_form()
     staging: Staging[Any] = phantoms(plan.staging, 6)
+    model = Translation(model).model
     for piece in WeightPieces(dry_model.device, model, plan.stored, dry_model.weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
     return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}

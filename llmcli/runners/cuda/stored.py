@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors, packed_tensors
+from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
+from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
-from llmcli.quantization.schemes import WeightScheme
+from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
 
 if TYPE_CHECKING:
@@ -50,7 +52,11 @@ class StoredModel:
 
     @classmethod
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
-        """A model whose files are there."""
+        """A model whose files are there.
+
+        Raises: UnsupportedModelError for quantized layers that CUDA does not read
+        """
+        model = Translation(model).model
         infos = model.tensors.tensors
         return cls(
             model.config,
@@ -79,7 +85,7 @@ class StoredModel:
             if tensor.is_linear and scheme is not None:
                 own = scheme if scheme.divides(tensor.shape[1]) else WeightScheme(scheme.num_bits, None)
                 packed[tensor.layer] = own
-                parts = packed_tensors(tensor, own)
+                parts = PackQuantized().tensors(tensor, own)
                 floats += [part.name for part in parts if part.dtypes == WEIGHT_DTYPES]
             else:
                 floats.append(tensor.name)
@@ -116,13 +122,20 @@ class StoredModel:
     @property
     def precision(self) -> str:
         """The precision of the weights for the user: `int8 group 128`, or the type of plain ones."""
-        names = sorted({_scheme_name(scheme) for scheme in self.packed.values()})
-        return " and ".join(names) if names else self.embedding_type
+        return precision_of(self.packed.values(), self.embedding_type)
 
     def _held_type(self, name: str) -> str:
         return self.dtypes[name] if self.dtype == "auto" else self.dtype
 
 
-def _scheme_name(scheme: WeightScheme) -> str:
+def precision_of(schemes: Iterable[WeightScheme | Fp8Scheme], plain_type: str) -> str:
+    """The precision of weights for the user, from the schemes of the quantized ones and the type of plain ones."""
+    names = sorted({_scheme_name(scheme) for scheme in schemes})
+    return " and ".join(names) if names else plain_type
+
+
+def _scheme_name(scheme: WeightScheme | Fp8Scheme) -> str:
+    if isinstance(scheme, Fp8Scheme):
+        return "fp8"
     granularity = "channel" if scheme.group_size is None else f"group {scheme.group_size}"
     return f"int{scheme.num_bits} {granularity}{'' if scheme.is_symmetric else ' asymmetric'}"

@@ -36,12 +36,12 @@ class Piece:
 class Slot:
     """Room for one piece, on the host and on the card. Used by one thread at a time."""
 
-    def __init__(self, device: Device, on_card: Any, timeline: Timeline):
+    def __init__(self, device: Device, on_card: Any, timeline: Timeline, reader: TensorReader):
         self._device = device
         self._on_card = on_card
         self._timeline = timeline
         self._pinned: npt.NDArray[np.uint8] | None = None
-        self._reader = TensorReader()
+        self._reader = reader
         self._is_free = cupy.cuda.Event(disable_timing=True)
 
     def read(self, piece: Piece) -> float:
@@ -76,14 +76,22 @@ class Upload:
     """Pieces on their way to the card, one thread to read for each slot; a `with` block bounds what they do.
 
     The threads fill the slots at once. What the pieces are for is queued by `run`, in their order, so that all of it
-    can be made ready meanwhile. Memory is that of the slots, however many pieces there are.
+    can be made ready meanwhile. Memory is that of the slots, however many pieces there are. `open_reader` opens what a
+    slot reads from.
     Shapes: on_card uint8 arrays, each of at least the largest piece
     """
 
-    def __init__(self, device: Device, pieces: Iterable[Piece], on_card: Sequence[Any], timeline: Timeline):
+    def __init__(
+        self,
+        device: Device,
+        pieces: Iterable[Piece],
+        on_card: Sequence[Any],
+        timeline: Timeline,
+        open_reader: Callable[[], TensorReader] = TensorReader,
+    ):
         self._device = device
         self._timeline = timeline
-        self._slots = [Slot(device, array, timeline) for array in on_card]
+        self._slots = [Slot(device, array, timeline, open_reader()) for array in on_card]
         self._pool = ThreadPoolExecutor(len(self._slots), "read weights", initializer=device.activate)
         self._pieces = iter(pieces)
         self._pending: deque[tuple[Piece, Slot, Future[float]]] = deque()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import DeviceError, LLMCliError
 from llmcli.foreign_errors import foreign_errors_explained
-from llmcli.runners.base import AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
+from llmcli.runners.base import MAX_SPAN, AllLogits, Arithmetic, Chosen, HiddenStates, Limits, pages_of
 from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.sampler import Sampler
@@ -167,6 +167,11 @@ class HostDevice:
         assert work.slot is not None
         slot = self._slots[work.slot]
         history = [*slot.token_ids[: work.position], *token_ids]
+        if work.drafts:
+            assert hidden is not None
+            chosen = self._verify(work, slot, history, hidden)
+            num_kept = len(chosen) if isinstance(chosen, tuple) else 1
+            return _Result(work, token_ids[:num_kept], parts, hidden, chosen)
         if work.logits is not None:
             logits = work.logits[None]
         else:
@@ -185,6 +190,26 @@ class HostDevice:
             return _Result(work, token_ids, parts, hidden, error)
         return _Result(work, token_ids, parts, hidden, tuple(choices))
 
+    def _verify(self, work: Work, slot: _Slot, history: list[int], hidden: Hidden) -> Chosen:
+        """Choose behind each token whose predecessors were chosen, too; see `Span.drafts`."""
+        choices: list[Choice] = []
+        sampler = slot.sampler_at(work.position)
+        try:
+            masks = None if work.masks is None else work.masks()
+        except LLMCliError as error:
+            return error
+        for place, draft in enumerate((*work.drafts, None)):
+            (logits,) = project(self._model, [hidden[place : place + 1]])
+            mask = None if masks is None else masks[place]
+            try:
+                choices.append(choose(logits, history[: work.position + place + 1], sampler, mask=mask))
+            except LLMCliError as error:
+                return tuple(choices) or error
+            sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
+            if choices[-1].token_id != draft:
+                break
+        return tuple(choices)
+
     def _take(self, work: Work, result: _Result) -> None:
         if work.slot is None:
             return
@@ -199,11 +224,11 @@ class HostDevice:
 
     def _token_ids(self, work: Work) -> tuple[int, ...]:
         if work.token_ids or work.num_tokens == 0:
-            return work.token_ids
+            return work.token_ids  # drafts follow a token that the slot knows
         known = [] if work.slot is None else self._slots[work.slot].token_ids
         if len(known) <= work.position:
             raise ValueError("the row has no chosen token to run next")
-        return (known[work.position],)
+        return (known[work.position], *work.drafts)
 
     def _forward(self, work: Work, token_ids: Sequence[int], parts: Sequence[slice]) -> Hidden:
         with foreign_errors_explained("running the model", DeviceError):
@@ -219,7 +244,11 @@ class HostDevice:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a span has left; `hidden` is None if nothing was run, and `parts` of it were computed by themselves."""
+    """What a span has left.
+
+    `token_ids` are those that the row keeps. `hidden` is None if nothing was run, else that of all tokens that ran;
+    `parts` of it were computed by themselves.
+    """
 
     work: Work
     token_ids: tuple[int, ...]
@@ -257,7 +286,7 @@ class HostStep:
 def limits_of(num_rows: int, max_seq_len: int) -> Limits:
     """The limits of a device that has pages for all its rows at full length."""
     num_pages = num_rows * pages_of(max_seq_len)
-    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, takes_masks=True)
+    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, max_drafts=MAX_SPAN - 1, takes_masks=True)
 
 
 def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmcli.checkpoint.layout import EMBEDDING
+from llmcli.checkpoint.arrays import read_floats
+from llmcli.checkpoint.formats.base import read_layer
+from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
-from llmcli.checkpoint.widening import PackedTensors, check_shape, read_floats, read_widened, widened
+from llmcli.checkpoint.widening import widen_layer, widened
 from llmcli.errors import DeviceError
 from llmcli.foreign_errors import foreign_errors_explained
 from llmcli.runners.base import Arithmetic
@@ -70,21 +72,20 @@ def _read_weights(model: Model, on_progress: OnProgress) -> dict[str, Floats]:
     total = sum(info.num_bytes for info in infos.values())
     read = 0
     weights: dict[str, Floats] = {}
-    plain = dict(infos)
     with TensorReader() as reader:
-        for module, layer in model.tensors.packed.items():
-            parts = [plain.pop(f"{module}.weight_{part}") for part in ("packed", "scale", "shape")]
-            codes, scales, shape = parts
-            zero_points = plain.pop(f"{module}.weight_zero_point", None)
-            check_shape(shape, layer.shape, reader)
-            weight = weights[f"{module}.weight"] = np.empty(layer.shape, np.float32)
-            packed = PackedTensors(layer.scheme, codes, scales, zero_points)
-            read_widened(packed, 0, layer.shape[0], reader, weight)
-            read += sum(info.num_bytes for info in (*parts, zero_points) if info is not None)
-            on_progress(read, total)
-        for name, info in plain.items():
-            weights[name] = read_floats(info, 0, info.shape[0], reader)
-            read += info.num_bytes
+        for source, parts in model.tensors.sources.items():
+            if source in model.tensors.packed:
+                layer = model.tensors.packed[source]
+                weight = weights[source + WEIGHT_SUFFIX] = np.empty(layer.shape, np.float32)
+                widen_layer(read_layer(source, layer, infos, reader), layer.scheme, weight)
+            elif source in model.tensors.scaled:
+                scaled = model.tensors.scaled[source]
+                weight = weights[source + WEIGHT_SUFFIX] = np.empty(scaled.shape, np.float32)
+                for begin, rows in scaled.read(source, infos, reader):
+                    weight[begin : begin + len(rows)] = rows
+            else:
+                weights[source] = read_floats(infos[source], 0, infos[source].shape[0], reader)
+            read += sum(info.num_bytes for info in parts)
             on_progress(read, total)
     return weights
 

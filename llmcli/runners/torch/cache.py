@@ -55,11 +55,11 @@ class RowCache:
         first = pages[0]
         self._first = first if list(pages) == list(range(first, first + len(pages))) else None
         self._pages = torch.tensor(pages)
+        self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of this step's parts
 
     def append(self, layer: int, position: int, key: Tensor, value: Tensor) -> None:
         """Store what a layer made of new tokens. Shapes: key, value [num_tokens, num_key_value_heads, head_dim]."""
-        places = torch.arange(position, position + len(key))
-        pages, within = self._pages[places // PAGE_TOKENS], places % PAGE_TOKENS
+        pages, within = self._places_of(position, len(key))
         cache = self._cache
         stored = ((cache._keys, cache._key_scales, key), (cache._values, cache._value_scales, value))
         for array, scales, new in stored:
@@ -67,6 +67,13 @@ class RowCache:
                 array[layer, :, pages, within], scales[layer, :, pages, within] = quantize(new.transpose(0, 1))
             else:
                 array[layer, :, pages, within] = new.transpose(0, 1).to(array.dtype)
+
+    def _places_of(self, position: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Page and place in it of new tokens, which all layers ask for. Shapes: each int64 [num_tokens]"""
+        if (position, num_tokens) not in self._places:
+            places = torch.arange(position, position + num_tokens)
+            self._places[position, num_tokens] = self._pages[places // PAGE_TOKENS], places % PAGE_TOKENS
+        return self._places[position, num_tokens]
 
     def seen(self, layer: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens begin ... end - 1, of codes in float32.

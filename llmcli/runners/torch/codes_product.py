@@ -5,6 +5,7 @@ A token's bits depend on that token alone, and are the same on every processor. 
 
 import ctypes
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,6 +99,10 @@ class CodesProduct:
         y = torch.empty(len(x), self._matrix.num_rows)
         self._multiply(self._matrix, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
         return y[:, : self._output_size]
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to each part. All are multiplied together, which reads the weights once and changes no bit."""
+        return [self(xs[0])] if len(xs) == 1 else list(torch.split(self(torch.cat(tuple(xs))), [len(x) for x in xs]))
 
     @staticmethod
     def takes(weight: PackedWeight) -> bool:

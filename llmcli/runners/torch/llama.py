@@ -18,6 +18,7 @@ from torch import Tensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.torch.cache import RowCache
 from llmcli.runners.torch.packed_linear import PackedLinear
+from llmcli.runners.torch.reordered_linear import ReorderedLinear
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def without_onednn() -> Iterator[None]:
         torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
 
 
-Projection = Linear | PackedLinear
+Projection = Linear | PackedLinear | ReorderedLinear
 
 
 @dataclass(frozen=True)

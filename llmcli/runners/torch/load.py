@@ -1,7 +1,6 @@
 """Loads a model folder onto the CPU: memory is checked first, then weights are read and put in their places."""
 
 import torch
-from torch import Tensor
 
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import Model
@@ -15,14 +14,15 @@ from llmcli.runners.host.device import HostDevice, limits_of
 from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
+from llmcli.runners.torch import codes_product
 from llmcli.runners.torch.cache import PagedCache
-from llmcli.runners.torch.codes_product import STEM
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
-from llmcli.runners.torch.precision import multiplies_codes, resolve_dtype, widens_prompts
+from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
+from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.threads import set_threads
-from llmcli.runners.torch.weights import OnProgress, read_weights, take_packed_weight
+from llmcli.runners.torch.weights import LoadedWeights, OnProgress, read_weights
 from llmcli.timeline import Timeline
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -61,8 +61,11 @@ def load(
             kv_cache=kv_cache,
         )
         timeline = timeline or Timeline()
-        with timeline.part("C++ compiler"):
-            own = {STEM: source_digest(STEM)} if multiplies_codes(model, dtype, on_compile) else {}
+        own: dict[str, str] = {}
+        if model.tensors.packed and dtype == "bfloat16":
+            with timeline.part("C++ compiler"):
+                if codes_product.is_available(on_compile):
+                    own[codes_product.STEM] = source_digest(codes_product.STEM)
         with timeline.part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
             llama = _build(model, weights, DTYPES[dtype])
@@ -82,15 +85,17 @@ def load(
         return SteppingRunner(device)
 
 
-def _build(model: Model, weights: dict[str, Tensor], dtype: torch.dtype) -> Llama:
-    """Arrange tensors under the names the forward pass uses; packed weights leave `weights` for their final form."""
-    config = model.config
+def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
+    """Arrange tensors under the names the forward pass uses; packed weights leave `loaded` for their final form."""
+    config, weights = model.config, loaded.plain
 
     def linear(name: str) -> Projection:
         bias = weights.get(f"{name}.bias")
-        if name not in model.tensors.packed:
+        if name not in loaded.packed:
             return Linear(weights[f"{name}.weight"], bias)
-        return PackedLinear(take_packed_weight(weights, name, model.tensors.packed[name]), bias, dtype)
+        ordered = loaded.packed.pop(name)
+        packed = PackedLinear(ordered.weight, bias, dtype)
+        return packed if ordered.input_order is None else ReorderedLinear(packed, ordered.input_order)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)

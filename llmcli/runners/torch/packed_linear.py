@@ -1,8 +1,9 @@
 """Linear layers over int8 and int4 weights that stay packed in memory.
 
 In float32 the weights are widened a block of rows at a time, which only has to be right: it is the reference for other
-runners. In bfloat16 they go through torch's own packed operators, which read each weight byte once. The operators
-compute in float32, though: where the processor multiplies bfloat16, many tokens are multiplied by widened blocks.
+runners. In bfloat16 they go through our own C++ (`codes_product.py`). Where it cannot be compiled, or does not know a
+group size, torch's packed operators take them. Those compute in float32: where the processor multiplies bfloat16, many
+tokens are multiplied by widened blocks.
 """
 
 import math
@@ -160,7 +161,7 @@ class PackedLinear:
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Apply to each part by itself."""
         product = self._product
-        ys = product.each(xs) if isinstance(product, Int4Product) else [product(x) for x in xs]
+        ys = product.each(xs) if isinstance(product, Int4Product | CodesProduct) else [product(x) for x in xs]
         return ys if self._bias is None else [y + self._bias for y in ys]
 
 

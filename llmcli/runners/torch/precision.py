@@ -3,7 +3,6 @@
 import torch
 
 from llmcli.checkpoint.model import Model, num_parameters
-from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 from llmcli.runners.torch import codes_product
 
@@ -16,8 +15,9 @@ def resolve_dtype(asked: str, model: Model) -> str:
     - A small model: float32, which computes what transformers computes in float32.
     - Quantized weights: bfloat16 if torch's packed operators have vector code for this processor. They need a half to a
       tenth of the time of float32, which widens all weights for each token. Their plain code takes three times as long.
-    - Weights stored as bfloat16: bfloat16 if the processor multiplies in it. Decoding takes less than half of float32's
-      time, prompts two fifths, memory half. Without such instructions prompts take two to three times as long.
+    - Weights stored as bfloat16, beside 8-bit floats or not: bfloat16 if the processor multiplies in it. Decoding takes
+      less than half of float32's time, prompts two fifths, memory half. Without such instructions prompts take two to
+      three times as long.
     - Others: float32, as bfloat16 would round what the files say.
 
     Figures: docs/performance.md. It depends on the model and the processor alone: the same seed, the same text.
@@ -28,19 +28,15 @@ def resolve_dtype(asked: str, model: Model) -> str:
         return "float32"
     if model.tensors.packed:
         return "bfloat16" if has_vector_operators() else "float32"
-    is_stored_so = {info.dtype for info in model.tensors.tensors.values()} == {"BF16"}
+    plain = (infos for source, infos in model.tensors.sources.items() if source not in model.tensors.scaled)
+    is_stored_so = {info.dtype for (info,) in plain} == {"BF16"}
     return "bfloat16" if is_stored_so and multiplies_bfloat16() else "float32"
-
-
-def multiplies_codes(model: Model, dtype: str, on_compile: OnCompile = say_nothing) -> bool:
-    """Whether packed weights are multiplied by `CodesProduct`, which is compiled now unless that was done before."""
-    return bool(model.tensors.packed) and dtype == "bfloat16" and codes_product.is_available(on_compile)
 
 
 def widens_prompts(model: Model, dtype: str) -> bool:
     """Whether prompts are multiplied by weights that are widened from codes for each chunk."""
     is_packed = bool(model.tensors.packed) and dtype == "bfloat16"
-    return is_packed and multiplies_bfloat16() and not multiplies_codes(model, dtype)
+    return is_packed and multiplies_bfloat16() and not codes_product.is_available()
 
 
 def has_vector_operators() -> bool:

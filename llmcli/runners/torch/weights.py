@@ -1,22 +1,21 @@
 """Reads weights into torch tensors, one at a time in the order of the files, each checked for NaN."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.checkpoint.matching import PackedLayer
+from llmcli.checkpoint.arrays import not_finite
+from llmcli.checkpoint.formats.base import PackedLayer, StoredLayer, read_layer
+from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.checkpoint.widening import not_finite
-from llmcli.errors import CheckpointError
-from llmcli.quantization.packing import unpack_zero_points
 from llmcli.runners.torch.packed_weight import PackedWeight
 
-INTEGER_DTYPES = {"I32": torch.int32, "I64": torch.int64}
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SCALE_SUFFIX = ".weight_scale"
 
 # Elements read and converted at a time: the buffer stays in the cache, and every page touched is one that is kept.
 CONVERSION_ELEMENTS = 2**20
@@ -24,27 +23,64 @@ CONVERSION_ELEMENTS = 2**20
 OnProgress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
-def read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> dict[str, Tensor]:
-    """Every tensor the model uses, in `dtype`, read in the order of the files."""
-    infos = model.tensors.tensors
-    in_file_order = sorted(infos, key=lambda name: (infos[name].path, infos[name].offset))
+@dataclass(frozen=True)
+class OrderedWeight:
+    """A quantized weight. `input_order` has the input that column i belongs to; None if that is input i.
+
+    Shapes: input_order int64 [input_size], or None
+    """
+
+    weight: PackedWeight
+    input_order: Tensor | None
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """The weights of a model: plain tensors and widened 8-bit floats by name, layers of codes by module name."""
+
+    plain: dict[str, Tensor]
+    packed: dict[str, OrderedWeight]
+
+
+def read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> LoadedWeights:
+    """Every weight the model uses, plain ones in `dtype`, read in the order of the files.
+
+    Raises: CheckpointError for read errors, NaN and infinity, and layers whose tensors contradict one another
+    """
+    tensors = model.tensors
+    infos, sources = tensors.tensors, tensors.sources
     total = sum(info.num_bytes for info in infos.values())
     read = 0
-    weights: dict[str, Tensor] = {}
+    weights = LoadedWeights({}, {})
     with TensorReader() as reader:
-        for name in in_file_order:
-            info = infos[name]
-            if info.dtype in INTEGER_DTYPES:
-                weights[name] = _read_as_stored(reader, info)
+        for source, parts in sources.items():
+            if source in tensors.packed:
+                layer = tensors.packed[source]
+                weights.packed[source] = _as_tensors(layer, read_layer(source, layer, infos, reader))
+            elif source in tensors.scaled:
+                scaled = tensors.scaled[source]
+                weight = weights.plain[source + WEIGHT_SUFFIX] = torch.empty(scaled.shape, dtype=dtype)
+                for begin, rows in scaled.read(source, infos, reader):
+                    weight[begin : begin + len(rows)] = torch.from_numpy(rows)
             else:
-                # Scales keep their type: what they were rounded to is part of the quantization.
-                weights[name] = _read_tensor(
-                    reader, info, STORED_DTYPES[info.dtype] if name.endswith(SCALE_SUFFIX) else dtype
-                )
-                _check_finite(weights[name], info)
-            read += infos[name].num_bytes
+                weights.plain[source] = _read_tensor(reader, infos[source], dtype)
+                _check_finite(weights.plain[source], infos[source])
+            read += sum(info.num_bytes for info in parts)
             on_progress(read, total)
     return weights
+
+
+def _as_tensors(layer: PackedLayer, stored: StoredLayer) -> OrderedWeight:
+    """The same memory as tensors. Scales keep their type: what they were rounded to is part of the quantization."""
+    scales = stored.scales.view(np.int16) if stored.scale_dtype == "BF16" else stored.scales
+    weight = PackedWeight(
+        layer.scheme,
+        layer.shape,
+        torch.from_numpy(stored.packed.view(np.uint8)),
+        torch.from_numpy(scales).view(STORED_DTYPES[stored.scale_dtype]),
+        None if stored.zero_points is None else torch.from_numpy(stored.zero_points),
+    )
+    return OrderedWeight(weight, None if stored.input_order is None else torch.from_numpy(stored.input_order))
 
 
 def _read_tensor(reader: TensorReader, info: TensorInfo, dtype: torch.dtype) -> Tensor:
@@ -63,13 +99,6 @@ def _read_tensor(reader: TensorReader, info: TensorInfo, dtype: torch.dtype) -> 
     return weight
 
 
-def _read_as_stored(reader: TensorReader, info: TensorInfo) -> Tensor:
-    """An integer tensor, unchanged."""
-    tensor = torch.empty(info.shape, dtype=INTEGER_DTYPES[info.dtype])
-    reader.read_tensor_into(info, _bytes_of(tensor))
-    return tensor
-
-
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor; numpy has no bfloat16, so it is seen as bytes."""
     return tensor.view(-1).view(torch.uint8).numpy().data
@@ -79,19 +108,3 @@ def _check_finite(weight: Tensor, info: TensorInfo) -> None:
     smallest, largest = torch.aminmax(weight)  # one pass, no temporary; NaN wins over every number
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
         raise not_finite(info)
-
-
-def take_packed_weight(weights: dict[str, Tensor], name: str, layer: PackedLayer) -> PackedWeight:
-    """The parts of a quantized layer, taken out of `weights` so that their memory goes where they go.
-
-    Raises: CheckpointError if the stored shape is not the layer's.
-    """
-    codes, scales, shape = (weights.pop(f"{name}.weight_{part}") for part in ("packed", "scale", "shape"))
-    if tuple(shape.tolist()) != layer.shape:
-        raise CheckpointError(f"{name}.weight_shape is {shape.tolist()}, expected {list(layer.shape)}; damaged export?")
-    zero_points = None
-    if not layer.scheme.is_symmetric:
-        packed = weights.pop(f"{name}.weight_zero_point").numpy()
-        unpacked = unpack_zero_points(packed, layer.scheme.num_bits, layer.shape[0])
-        zero_points = torch.from_numpy(unpacked.copy())
-    return PackedWeight(layer.scheme, layer.shape, codes.view(torch.uint8), scales, zero_points)

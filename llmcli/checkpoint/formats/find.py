@@ -1,0 +1,98 @@
+"""Finds the quantized layers of a model: which they are, their scheme and their format, from config and tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from llmcli.checkpoint.formats.awq import AWQ_WORD_COLUMNS, Awq
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.fp8 import FP8_DTYPE, SCALE_SUFFIXES, Fp8Layer
+from llmcli.checkpoint.formats.gptq import Gptq
+from llmcli.checkpoint.formats.int_quantized import IntQuantized
+from llmcli.checkpoint.formats.pack_quantized import PackQuantized
+from llmcli.checkpoint.layout import ExpectedTensor
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.quantization.config import INT_FORMAT, ConfigGroup, QuantizationConfig
+from llmcli.quantization.methods import AwqConfig, Fp8Config, GptqConfig, Quantization
+from llmcli.quantization.schemes import Fp8Scheme
+
+# A module with one of these holds codes instead of a weight.
+CODE_SUFFIXES = (".weight_packed", ".qweight")
+# What models with quantized activations store for them, which are not rounded here.
+ACTIVATION_SUFFIXES = (
+    ".activation_scale",
+    *(f".{side}_{what}" for side in ("input", "output") for what in ("scale", "zero_point")),
+)
+
+Layer = PackedLayer | Fp8Layer
+
+
+def find_layers(
+    quantization: Quantization, linear: Sequence[ExpectedTensor], stored: Mapping[str, TensorInfo], where: str
+) -> dict[str, Layer]:
+    """The quantized ones of the linear layers `linear`, by module name; `stored` are all tensors by the model's names.
+
+    Raises: CheckpointError for groups that do not divide a layer, and for tensors that contradict the config.
+    """
+    found: Iterator[tuple[ExpectedTensor, Layer | None]]
+    if isinstance(quantization, QuantizationConfig):
+        groups = quantization.groups_of([weight.layer for weight in linear], where)
+        found = ((weight, _listed(group, weight, stored)) for weight in linear if (group := groups[weight.layer]))
+    else:
+        # These methods keep layers in 16 bits without listing them, so the tensors of a layer tell what it is.
+        found = ((weight, _told(quantization, weight, stored, where)) for weight in linear)
+    layers = {weight.layer: layer for weight, layer in found if layer is not None}
+    for module, layer in layers.items():
+        if isinstance(layer, PackedLayer) and not layer.scheme.divides(layer.shape[1]):
+            raise CheckpointError(
+                f"{where}: {module} has {layer.shape[1]} inputs, which groups of {layer.scheme.group_size} do not "
+                "divide; its quantization_config belongs to another model"
+            )
+    return layers
+
+
+def _listed(group: ConfigGroup, weight: ExpectedTensor, stored: Mapping[str, TensorInfo]) -> Layer:
+    """A layer that the config of compressed-tensors lists."""
+    output_size, input_size = weight.shape
+    if isinstance(group.scheme, Fp8Scheme):
+        return Fp8Layer(group.scheme, (output_size, input_size), SCALE_SUFFIXES[0])
+    if group.format == INT_FORMAT:
+        return PackedLayer(group.scheme, (output_size, input_size), IntQuantized())
+    # An order that is declared must be there; one that is not declared is read too, as it may contradict.
+    stores_order = group.has_group_index or f"{weight.layer}.weight_g_idx" in stored
+    return PackedLayer(group.scheme, (output_size, input_size), PackQuantized(stores_order, group.has_group_index))
+
+
+def _told(
+    quantization: AwqConfig | GptqConfig | Fp8Config,
+    weight: ExpectedTensor,
+    stored: Mapping[str, TensorInfo],
+    where: str,
+) -> Layer | None:
+    """What the tensors of a layer say that it is; None for a plain one."""
+    module, (output_size, input_size) = weight.layer, weight.shape
+    plain = stored.get(weight.name)
+    if isinstance(quantization, Fp8Config):
+        if plain is None or plain.dtype != FP8_DTYPE:
+            return None
+        scales = [suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
+        if len(scales) > 1:
+            raise CheckpointError(
+                f"{where}: {module} has both {' and '.join(scales)}, expected one of them; download the model again"
+            )
+        return Fp8Layer(quantization.scheme, (output_size, input_size), scales[0] if scales else SCALE_SUFFIXES[0])
+    if f"{module}.qweight" not in stored:
+        return None
+    if plain is not None:
+        raise CheckpointError(
+            f"{where}: {module} has both weight and qweight, expected one of them; download the model again"
+        )
+    if isinstance(quantization, AwqConfig):
+        if output_size % AWQ_WORD_COLUMNS:
+            raise UnsupportedModelError(
+                f"{where}: {module} has {output_size} outputs, which AWQ cannot pack by the {AWQ_WORD_COLUMNS}; "
+                "config.json of another model?"
+            )
+        return PackedLayer(quantization.scheme, (output_size, input_size), Awq())
+    orders_inputs = quantization.orders_inputs
+    form = Gptq(quantization.zero_offset, bool(orders_inputs) or f"{module}.g_idx" in stored, orders_inputs)
+    return PackedLayer(quantization.scheme, (output_size, input_size), form)

@@ -1,0 +1,116 @@
+"""`llmcli serve`: the model for other programs, over OpenAI's protocol."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+from llmcli.cli import lazy
+from llmcli.cli.groups import with_groups
+from llmcli.cli.options import (
+    MessageOptions,
+    SamplerOptions,
+    SamplingNumbers,
+    StoppingOptions,
+    chosen_model,
+    parse_rows,
+)
+from llmcli.cli.run import check_run, open_run
+from llmcli.cli.run_options import RunOptions
+from llmcli.cli.serve_options import ServeOptions
+from llmcli.cli.served_model import SessionModel
+from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.terminal import OutputClosedError, json_line, terminal
+from llmcli.errors import EXIT_INTERRUPTED, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.runners.base import Runner
+
+# The CPU gains little from more rows; but who asks while a long text runs should not wait for its end.
+HOST_ROWS = 4
+
+
+@with_groups
+def serve(
+    *,
+    server: ServeOptions,
+    options: RunOptions,
+    stopping: StoppingOptions,
+    numbers: SamplingNumbers,
+    sampler: SamplerOptions,
+    messages: MessageOptions,
+) -> None:
+    """Serve a model to other programs over OpenAI's protocol.
+
+    What a request leaves out comes from these options. The same seed gives the text of `generate`.
+
+    Examples:
+
+    llmcli serve my-model --port 8080
+
+    llmcli serve my-model --host 0.0.0.0 --api-key-file key
+    """
+    _require_packages()
+    request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
+    key = server.read_key()
+    listener, is_local = server.listen(has_key=key is not None)
+    with listener:
+        run = open_run(request, chosen_model(server.model_argument, options.model))
+        model = SessionModel(
+            run,
+            request.seed,
+            stopping.max_new_tokens,
+            server.chat_template,
+            parse_template_variables(server.template_var),
+        )
+        num_rows = parse_rows(server.rows)
+        runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
+        signals = lazy.run_server(
+            listener,
+            lazy.Scheduler(runner, run.session.tokenizer),
+            model,
+            lazy.ServerOptions(
+                max_waiting=server.max_queue,
+                limits=lazy.Limits(server.max_body_bytes, server.timeout),
+                grace_seconds=server.grace,
+                api_key=key,
+                hosts=(*lazy.LOOPBACK_NAMES, server.host.lower()) if is_local else (),
+                origins=server.cors_origin or (),
+            ),
+            log=_log,
+            log_contents=_log_contents if server.log_contents else None,
+            on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, listener)),
+        )
+    if signal.SIGINT in signals:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _require_packages() -> None:
+    """Raises: UsageError where the extra is not installed."""
+    try:
+        _ = lazy.run_server
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
+
+
+def _start_line(name: str, runner: Runner, context: int, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    limits = runner.limits
+    rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
+    cache = f"KV cache for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
+    return f"Serving {name} at http://{shown}:{port}: {runner.description}, {rows}, context {context}, {cache}"
+
+
+def _log(line: str) -> None:
+    with suppress(OutputClosedError):  # nobody reads; clients are served all the same
+        terminal.info(f"{time.strftime('%H:%M:%S')} {' '.join(line.split())}")
+
+
+def _log_contents(what: str, contents: object) -> None:
+    _log(f"{what} {json_line(contents)}")

@@ -1,0 +1,109 @@
+"""From the bodies of requests to the engine's, with the session's own functions, so that a request tells what
+`generate` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llmcli.cli.run import Run
+from llmcli.cli.sampler_flags import SamplerFlags
+from llmcli.cli.session import EncodedPrompt
+from llmcli.errors import UsageError
+from llmcli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmcli.engine.request import Request
+    from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
+    from llmcli.tokenizer.base import Tokenizer
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class SessionModel:
+    """A `ServedModel`. `seed` and `max_new_tokens` are for requests that give none."""
+
+    run: Run
+    seed: int | None
+    max_new_tokens: int | None
+    chat_template: str | None
+    template_variables: Mapping[str, Any]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The model's name, and as the command line names it."""
+        return tuple(dict.fromkeys((self.run.session.name, self.run.model)))
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and new text together."""
+        return self.run.context
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.run.session.tokenizer
+
+    def answer(self, body: ChatBody) -> Request:
+        """Texts that answer a conversation. Raises: UsageError, TokenizerError"""
+        return self._request(body, self._encode_messages([message.model_dump() for message in body.messages]))
+
+    def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
+        """Texts that continue a prompt. Raises: UsageError"""
+        if isinstance(prompt, str):
+            return self._request(body, self.run.session.encode_prompt(prompt))
+        self._check_ids("prompt", prompt)
+        special = self.tokenizer.special_token_ids
+        is_empty = all(token_id in special for token_id in prompt)
+        return self._request(body, EncodedPrompt("", tuple(prompt), at_start=is_empty))
+
+    def encode(self, prompt: str | Messages) -> Sequence[int]:
+        """The token ids of a prompt or a conversation. Raises: UsageError, TokenizerError"""
+        session = self.run.session
+        encoded = session.encode_prompt(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
+        return encoded.token_ids
+
+    @cached_property
+    def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
+        return self.run.session.message_encoder(self.chat_template, self.template_variables)
+
+    def _request(self, body: TextsBody, prompt: EncodedPrompt) -> Request:
+        session, run = self.run.session, self.run
+        assert body.seed is not None
+        flags = replace(run.flags, logit_bias=self._biases(body), ignore_eos=run.flags.ignore_eos or body.ignore_eos)
+        params = SamplingParams(**{**vars(run.sampling.params), **body.sampling})
+        return session.request(
+            prompt,
+            session.sampler(params, body.seed, prompt, flags),
+            samples=tuple(range(body.n)),
+            max_new_tokens=self._limit(body, prompt, flags),
+            stop_strings=tuple(body.stop) or run.stop_strings,
+            num_alternatives=body.num_alternatives,
+        )
+
+    def _limit(self, body: TextsBody, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
+        num_tokens, context = len(prompt.token_ids), self.run.context
+        room, wanted = context - num_tokens, body.max_new_tokens
+        if room < 1 or (wanted is not None and wanted > room):
+            more = "" if wanted is None else f" and {wanted} new tokens are requested"
+            remedy = "shorten the prompt" if room < 1 else f"request at most {room}"
+            raise UsageError(f"the prompt has {num_tokens} tokens{more}; the context limit is {context}; {remedy}")
+        if wanted is None and self.max_new_tokens is not None:
+            wanted = min(self.max_new_tokens, room)
+        can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
+        return self.run.session.limit_new_tokens(wanted, num_tokens, context, can_end=can_end)
+
+    def _biases(self, body: TextsBody) -> Mapping[int, float]:
+        self._check_ids("logit_bias", body.logit_bias)
+        return {**self.run.flags.logit_bias, **body.logit_bias}
+
+    def _check_ids(self, key: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+        vocab_size = self.run.session.model.config.vocab_size
+        if not token_ids and key == "prompt":
+            raise UsageError("prompt is an empty list of token ids, expected at least one")
+        if token_ids and (largest := max(token_ids)) >= vocab_size:
+            raise UsageError(f"{key} names token {largest}, expected 0 to {vocab_size - 1}")

@@ -1,0 +1,75 @@
+"""What a step runs and chooses for a text: its span with drafts, and then the tokens chosen."""
+
+import time
+from itertools import takewhile
+
+from llmcli.engine.drafts import Drafting
+from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.texts import Queued, Text
+from llmcli.errors import LLMCliError
+from llmcli.runners.base import Chosen, Runner, Span
+
+
+def next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int) -> Span:
+    """The span that chooses the text's next token, in a step of so many rows.
+
+    A sample's masks follow from its tokens, so those chosen by queued steps must have been read.
+    """
+    assert text.row is not None
+    if text.num_queued == 0 and text.shared is not None:
+        return Span(text.row, logits=text.shared.logits, masks=text.sample.masks())
+    is_read = 0 < text.num_queued <= len(text.sample.token_ids)
+    if drafting is None or not is_read:
+        return Span(text.row, masks=text.sample.masks())
+    drafts = text.sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
+    return Span(text.row, drafts=drafts, masks=text.sample.masks(drafts))
+
+
+def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: int) -> tuple[int, ...]:
+    """Guesses of what the text says next, if they are of use. They take no page from another text."""
+    sample = text.sample
+    most = min(runner.limits.max_drafts, sample.max_tokens - len(sample.token_ids) - 1)
+    if most < 1:
+        return ()
+    if text.drafts is None:
+        text.drafts = drafting.begin(sample.request.prompt_token_ids, sample.sampler)
+    if text.drafts is None:
+        return ()
+    drafts = drafting.drafts(text.drafts, sample.token_ids, most, num_rows)
+    drafts = tuple(takewhile(lambda token_id: token_id < runner.config.vocab_size, drafts))
+    return drafts if runner.reserve(row, runner.num_tokens(row) + 1 + len(drafts)) else ()
+
+
+def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, place: int) -> list[Event]:
+    """Give a text what a step has chosen; its `finish_reason` says whether it is over.
+
+    What a draft has chosen behind the text's end is taken out of the row: it holds what it would hold without drafts.
+    """
+    sample = text.sample
+    text.has_unread_drafts = False
+    if isinstance(chosen, LLMCliError):
+        return [Failed(sample.index, chosen, sample.number)]
+    if not sample.token_ids and not sample.prefill_seconds:
+        sample.prefill_seconds = time.perf_counter() - sample.start_time
+    logits = None
+    if sample.request.num_alternatives is not None:
+        logits = queued.step.logits(place, queued.last_tokens[place])
+    text.num_queued += len(chosen) - 1
+    events: list[Event] = []
+    for number, choice in enumerate(chosen):
+        inspect = None if logits is None else sample.inspection(logits[number])
+        inspection = inspect(choice.token_id) if inspect else None
+        new_text = sample.push(choice.token_id, choice.mirostat_mu)
+        events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
+        if sample.finish_reason is not None:
+            if number + 1 < len(chosen) and text.row is not None:
+                runner.keep(text.row, len(sample.request.prompt_token_ids) + len(sample.token_ids) - 1)
+            break
+    return events
+
+
+def learn_drafts(drafting: Drafting, queued: Queued, chosen: list[Chosen]) -> None:
+    """Tell how long a step took that has just been read, and how many drafts it has kept."""
+    if queued.start_time is not None:
+        num_kept = sum(len(one) - 1 for one in chosen if isinstance(one, tuple))
+        drafting.learn(len(chosen), queued.num_drafts, num_kept, time.perf_counter() - queued.start_time)

@@ -1,0 +1,171 @@
+"""`Drafting`: what a run guesses of its texts, so that a step can choose several tokens. A guess changes no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmcli.engine.draft_length import KeptRates, StepTimes, best_length
+from llmcli.errors import LLMCliError
+from llmcli.runners.base import MAX_SPAN
+from llmcli.sampling.sampler import Sampler
+
+MAX_STEP_TOKENS = MAX_SPAN  # of all rows, drafts included
+MAX_DRAFT_ROWS = MAX_STEP_TOKENS // 2  # a step with more rows has no drafts
+_TOKENS_BETWEEN_TRIALS = 32  # where drafts do not pay and cost something to make, one is made now and then
+
+
+class Guesses(Protocol):
+    """The guesses of one text."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take what the text has said since. Raises: LLMCliError"""
+
+    def kind(self) -> int | None:
+        """The kind of the next guess; None if there is none. Guesses of a kind are right about equally often."""
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        """The next tokens, `count` at most, as `kind` has found them. Raises: LLMCliError"""
+
+    def close(self) -> None:
+        """The text is over."""
+
+
+class DraftSource(Protocol):
+    """Where guesses come from. `is_free` says that making one takes no time worth counting."""
+
+    is_free: bool
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
+        """The guesses of a text behind its prompt. Raises: LLMCliError"""
+
+
+@dataclass
+class DraftUsage:
+    """Counts of steps that choose behind tokens, with drafts and without. A step of three rows counts three times."""
+
+    num_drafts: int = 0
+    num_kept: int = 0
+    steps: int = 0
+    steps_with: int = 0
+    seconds_with: float = 0.0
+    seconds_without: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a row got in a step, on average."""
+        return 1 + self.num_kept / self.steps if self.steps else 1.0
+
+    @property
+    def gain(self) -> float | None:
+        """How much faster decoding was than it would have been without drafts; None where one kind of step is missing.
+
+        The time to make drafts is part of it.
+        """
+        steps_without = self.steps - self.steps_with
+        if not self.steps_with or not steps_without or not self.seconds_without:
+            return None
+        plain = self.seconds_without / steps_without
+        return (self.steps + self.num_kept) * plain / (self.seconds_with + self.seconds_without)
+
+
+class TextDrafts:
+    """The drafts of one text."""
+
+    def __init__(self, guesses: Guesses):
+        self._guesses = guesses
+        self._rates = KeptRates()
+        self._num_known = 0
+        self._kind = 0
+        self._latest: tuple[int, ...] = ()
+        self._num_since_trial = 0
+
+    def drafts(
+        self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool
+    ) -> tuple[int, ...]:
+        """Drafts behind the text's tokens so far, as many as are worth it. Raises: LLMCliError"""
+        self._learn(token_ids[self._num_known :])
+        kind = self._guesses.kind()
+        if kind is None or most < 1:
+            return ()
+        length = best_length(self._rates.rate(kind), share, most, least)
+        if length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free:
+            length = 1
+        if length == 0 and not is_free:
+            return ()
+        self._kind, self._latest = kind, self._guesses.guess(max(length, 1))  # what is free is judged unused as well
+        self._num_since_trial = 0
+        return self._latest[:length]
+
+    def close(self) -> None:
+        """The text is over."""
+        self._guesses.close()
+
+    def _learn(self, token_ids: Sequence[int]) -> None:
+        num_judged = min(len(self._latest), len(token_ids))
+        if num_judged:
+            right = [a == b for a, b in zip(self._latest, token_ids, strict=False)]
+            num_right = [*right, False].index(False)
+            self._rates.learn(self._kind, num_right, ends_wrong=num_right < num_judged)
+        self._latest = ()
+        self._guesses.extend(token_ids)
+        self._num_known += len(token_ids)
+        self._num_since_trial += len(token_ids)
+
+
+class Drafting:
+    """Makes the drafts of a run, and measures whether they pay.
+
+    With `least` a step has so many drafts wherever there are guesses; without it drafts stop where they do not pay. An
+    error of the source ends drafting, and is passed to `on_problem`; the texts go on without.
+    """
+
+    def __init__(
+        self, source: DraftSource, *, least: int = 0, on_problem: Callable[[LLMCliError], None] = lambda error: None
+    ):
+        self.usage = DraftUsage()
+        self._source: DraftSource | None = source
+        self._least = least
+        self._on_problem = on_problem
+        self._times = StepTimes()
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> TextDrafts | None:
+        """The drafts of a text; None if there can be none."""
+        try:
+            return None if self._source is None else TextDrafts(self._source.begin(prompt, sampler))
+        except LLMCliError as error:
+            self._stop(error)
+            return None
+
+    def drafts(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> tuple[int, ...]:
+        """Drafts behind the text's tokens so far, `most` at most, for a step of so many rows."""
+        if self._source is None or not self._times.knows(num_rows):
+            return ()
+        most = min(most, MAX_STEP_TOKENS // num_rows - 1)
+        if not self._least and not self._times.is_measured:
+            most = min(most, 1)  # to see what a draft costs
+        share, is_free = self._times.share, self._source.is_free
+        try:
+            return text.drafts(token_ids, most, least=min(self._least, most), share=share, is_free=is_free)
+        except LLMCliError as error:
+            self._stop(error)
+            return ()
+
+    def learn(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
+        """Learn how long a step took, its drafts included, and how many of those were kept."""
+        self._times.learn(num_rows, num_drafts, seconds)
+        usage = self.usage
+        usage.num_drafts += num_drafts
+        usage.num_kept += num_kept
+        usage.steps += num_rows
+        if num_drafts:
+            usage.steps_with += num_rows
+            usage.seconds_with += seconds * num_rows
+        else:
+            usage.seconds_without += seconds * num_rows
+
+    def _stop(self, error: LLMCliError) -> None:
+        if self._source is not None:
+            self._source = None
+            self._on_problem(error)

@@ -1,0 +1,217 @@
+"""OpenAI's forms of an answer: whole, or in the pieces of a stream. Pure functions of events.
+
+Beside OpenAI's keys each object has `seed`, which gives the same texts again.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from llmcli.engine.events import Finished, FinishReason, Token
+from llmcli.engine.request import Request
+from llmcli.sampling.inspect import Inspection, TokenLogprob
+from llmcli.tokenizer.base import Tokenizer
+
+Object = dict[str, Any]
+
+_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+_LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot say
+
+
+@dataclass
+class Choice:
+    """One text: what nobody has been told yet, and its end once that has come."""
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    num_told: int = 0  # characters
+    has_begun: bool = False
+    end: Finished | None = None
+    is_over: bool = False  # its end has been told
+
+    def tell(self) -> None:
+        """Everything so far has been told."""
+        self.num_told += len(self.text)
+        self.text, self.tokens = "", []
+        self.has_begun, self.is_over = True, self.end is not None
+
+
+class Answer(ABC):
+    """What a client is told of its texts. All requests have as many samples; choices are numbered through."""
+
+    prefix: str
+    whole_kind: str
+    piece_kind: str
+
+    def __init__(self, model: str, requests: Sequence[Request], tokenizer: Tokenizer):
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._has_logprobs = requests[0].num_alternatives is not None
+        self._head = {
+            "id": f"{self.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "seed": requests[0].sampler.seed,
+        }
+        self._samples = len(requests[0].samples)
+        self._choices = [Choice() for _ in range(self._samples * len(requests))]
+        self._computed: dict[int, int] = {}  # prompt tokens that were run, by request
+
+    def take(self, request: int, event: Token | Finished) -> None:
+        """Note an event of the request of that index."""
+        choice = self._choices[request * self._samples + event.sample]
+        if isinstance(event, Token):
+            choice.text += event.text
+            if self._has_logprobs and event.token_id not in self._requests[request].sampler.eos_token_ids:
+                choice.tokens.append(event)
+        else:
+            choice.text += event.tail
+            choice.end = event
+            self._computed[request] = event.timings.prefill_tokens
+
+    @property
+    def ends(self) -> list[Finished]:
+        """The ends that have come."""
+        return [choice.end for choice in self._choices if choice.end is not None]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(request.prompt_token_ids) for request in self._requests)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Those of them that did not run, since their pages were there."""
+        return sum(
+            len(self._requests[request].prompt_token_ids) - num_computed
+            for request, num_computed in self._computed.items()
+        )
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens of the texts that have ended."""
+        return sum(len(end.token_ids) for end in self.ends)
+
+    def whole(self) -> Object:
+        """The answer; all its texts have ended."""
+        choices = [self._described(index, self._content(choice)) for index, choice in enumerate(self._choices)]
+        return {**self._head, "object": self.whole_kind, "choices": choices, "usage": self._usage()}
+
+    def pieces(self) -> list[Object]:
+        """What has come since the last call, one piece for each text that has something new."""
+        pieces = []
+        for index, choice in enumerate(self._choices):
+            if not choice.is_over and (choice.text or choice.tokens or choice.end is not None):
+                pieces.append(self._piece([self._described(index, self._new_content(choice))]))
+                choice.tell()
+        return pieces
+
+    def usage_piece(self) -> Object:
+        """The last piece of a stream that includes usage."""
+        return {**self._piece([]), "usage": self._usage()}
+
+    def _piece(self, choices: list[Object]) -> Object:
+        return {**self._head, "object": self.piece_kind, "choices": choices}
+
+    def _usage(self) -> Object:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_new_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+    def _described(self, index: int, content: Object) -> Object:
+        choice = self._choices[index]
+        reason = None if choice.end is None else _REASONS.get(choice.end.finish_reason)
+        logprobs = self._logprobs(choice) if self._has_logprobs else None
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    @abstractmethod
+    def _content(self, choice: Choice) -> Object:
+        """The text of a whole answer."""
+
+    @abstractmethod
+    def _new_content(self, choice: Choice) -> Object:
+        """The text of a piece."""
+
+    @abstractmethod
+    def _logprobs(self, choice: Choice) -> Object:
+        """The probabilities of the tokens that nobody has been told yet."""
+
+    def _shown(self, token_id: int) -> str:
+        """A token as a text; one that is part of a character is written as OpenAI writes it."""
+        piece = self._tokenizer.token_bytes(token_id)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    prefix = "chatcmpl"
+    whole_kind = "chat.completion"
+    piece_kind = "chat.completion.chunk"
+
+    def _content(self, choice: Choice) -> Object:
+        return {"message": {"role": "assistant", "content": choice.text}}
+
+    def _new_content(self, choice: Choice) -> Object:
+        delta: Object = {} if choice.has_begun else {"role": "assistant", "content": ""}
+        return {"delta": {**delta, "content": choice.text} if choice.text else delta}
+
+    def _logprobs(self, choice: Choice) -> Object:
+        content = []
+        for view in map(_inspection, choice.tokens):
+            likeliest = [self._logprob(item) for item in view.alternatives]
+            content.append({**self._logprob(view.chosen), "top_logprobs": likeliest})
+        return {"content": content}
+
+    def _logprob(self, item: TokenLogprob) -> Object:
+        piece = self._tokenizer.token_bytes(item.token_id)
+        return {"token": self._shown(item.token_id), "logprob": _finite(item.logprob), "bytes": list(piece)}
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    prefix = "cmpl"
+    whole_kind = "text_completion"
+    piece_kind = "text_completion"
+
+    def _content(self, choice: Choice) -> Object:
+        return {"text": choice.text}
+
+    def _new_content(self, choice: Choice) -> Object:
+        return {"text": choice.text}
+
+    def _logprobs(self, choice: Choice) -> Object:
+        views = [_inspection(token) for token in choice.tokens]
+        offsets, offset = [], choice.num_told
+        for token in choice.tokens:
+            offsets.append(offset)
+            offset += len(token.text)
+        return {
+            "tokens": [self._shown(view.chosen.token_id) for view in views],
+            "token_logprobs": [_finite(view.chosen.logprob) for view in views],
+            "top_logprobs": [
+                {self._shown(item.token_id): _finite(item.logprob) for item in view.alternatives} for view in views
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _inspection(token: Token) -> Inspection:
+    assert token.inspection is not None
+    return token.inspection
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

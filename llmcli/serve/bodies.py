@@ -1,0 +1,285 @@
+"""What a request may ask: OpenAI's keys and our sampling parameters, as pydantic models.
+
+A key that is not known, or is there twice, is refused by name, never ignored. A null counts as a key that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from llmcli.differences import shown
+from llmcli.errors import UsageError
+from llmcli.reading import parse_json
+from llmcli.sampling.params import SPECS, check_param
+from llmcli.serve.refusal import Refusal
+
+MAX_SAMPLES = 128
+_MAX_SEED = 2**64 - 1
+_MAX_STOPS = 64
+
+
+class Body(BaseModel):
+    """An object of JSON, without conversions: "1" is not a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _text_of_parts(value: Any) -> Any:
+    """The text of OpenAI's list of parts, which must all be texts."""
+    if not isinstance(value, list):
+        return value
+    for part in value:
+        if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
+            raise ValueError(f'{shown(part)}, expected parts such as {{"type": "text", "text": "Hi"}}')
+        if not isinstance(part["text"], str):
+            raise ValueError(f"{shown(part['text'])}, expected a string")
+    return "".join(part["text"] for part in value)
+
+
+def _biases(value: Any) -> Any:
+    """Token ids and biases: JSON's keys are texts, so ids come as such."""
+    problem = ValueError(f"{shown(value)}, expected token ids and numbers, such as {{'50256': -100}}")
+    if not isinstance(value, dict):
+        raise problem
+    biases = {}
+    for key, bias in value.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
+        if not (key.isascii() and key.isdecimal() and len(key) < 19 and is_number):
+            raise problem
+        biases[int(key)] = float(bias)
+    return biases
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text_of_parts)]
+
+
+class StreamOptions(Body):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(Body):
+    """The form of the text; only free text for now."""
+
+    type: Literal["text"] = "text"
+
+
+def _sampling_parameter(name: str) -> Any:
+    def check(value: Any) -> Any:
+        try:
+            return check_param(name, value)
+        except UsageError as error:
+            raise Refusal(400, str(error), param=name) from error
+
+    return Annotated[Any, BeforeValidator(check)], None
+
+
+Sampling = create_model("Sampling", __base__=Body, **{name: _sampling_parameter(name) for name in SPECS})
+
+
+class TextsBody(Sampling):  # type: ignore[misc, valid-type]
+    """What both kinds of texts share. What is not given comes from the server's flags, not from OpenAI's defaults."""
+
+    model: str | None = None
+    seed: Annotated[int, Field(ge=0, le=_MAX_SEED)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(max_length=_MAX_STOPS), BeforeValidator(_as_list)
+    ] = []
+    logit_bias: Annotated[Mapping[int, float], BeforeValidator(_biases)] = {}
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None  # who asks, which changes nothing
+
+    @property
+    def sampling(self) -> dict[str, int | float]:
+        """The sampling parameters that are given."""
+        return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The most tokens of a text."""
+        return self.max_tokens
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """Other tokens that are told for each place; None for no probabilities at all."""
+        return None
+
+
+class ChatBody(TextsBody):
+    """A body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> ChatBody:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            message = "max_tokens and max_completion_tokens set the same limit; give one of them"
+            raise Refusal(400, message, param="max_tokens")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The most tokens of a text."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """Other tokens that are told for each place; None for no probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+def _prompts(value: Any) -> Any:
+    """OpenAI's four forms of a prompt as a list of prompts."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+    return [value] if is_one else value
+
+
+class CompletionBody(TextsBody):
+    """A body of /v1/completions."""
+
+    prompt: Annotated[list[str] | list[TokenIds], Field(min_length=1), BeforeValidator(_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """Other tokens that are told for each place; None for no probabilities at all."""
+        return self.logprobs
+
+
+class TokenizeBody(Body):
+    """A body of /tokenize, as vLLM has it: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            given = "missing" if self.prompt is None else "given"
+            raise Refusal(400, f"prompt and messages are both {given}, expected one of them", param="prompt")
+        return self
+
+
+class DetokenizeBody(Body):
+    """A body of /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+Kind = TypeVar("Kind", bound=Body)
+
+
+def parse_body(kind: type[Kind], content: bytes) -> Kind:
+    """The body of a request.
+
+    Raises: Refusal that names the key and what is expected
+    """
+    try:
+        value = parse_json(content, _object)
+    except ValueError as error:
+        raise Refusal(400, f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is {shown(value)}, expected a JSON object")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(kind, error) from error
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Refusal(400, f"the key {shown(twice)} appears twice; keep one of them", param=twice[:80])
+    return values
+
+
+def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
+    """The first thing that is wrong, in our words."""
+    problem = error.errors(include_url=False)[0]
+    key = _path(problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(sorted(kind.model_fields, key=SPECS.__contains__))  # our sampling parameters come last
+        where = f"; expected {known}" if len(problem["loc"]) == 1 else ""
+        return Refusal(400, f"{shown(key)} is not supported{where}", param=key, code="unknown_key")
+    if problem["type"] == "missing":
+        return Refusal(400, f"{key} is missing", param=key)
+    if problem["type"] == "value_error":  # ours, which says what is there
+        return Refusal(400, f"{key} is {problem['ctx']['error']}", param=key)
+    return Refusal(400, f"{key} is {shown(problem['input'])}, expected {_expected(problem)}", param=key)
+
+
+_TYPES = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "mapping_type": "an object",
+    "too_short": "at least one entry",
+    "string_too_short": "at least one character",
+}
+
+
+def _expected(problem: Any) -> str:
+    """What pydantic expects, in our words."""
+    context = problem.get("ctx", {})
+    bounds = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "max_length": "at most"}
+    for name, words in bounds.items():
+        if name in context:
+            return f"{words} {context[name]}" + (" entries" if name == "max_length" else "")
+    if "expected" in context:  # of a Literal
+        return str(context["expected"])
+    return _TYPES.get(problem["type"], str(problem["msg"]))
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    """A place in a body, such as `messages[0].role`; what pydantic calls the forms of a value is left out."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(("list[", "function-", "constrained-")):
+            path += f".{part}" if path else part
+    return path[:200]

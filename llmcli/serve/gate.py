@@ -1,0 +1,99 @@
+"""`Gate`: who may come in, what became of each request, and every error in OpenAI's form."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmcli.serve.metrics import Metrics
+from llmcli.serve.refusal import Refusal, as_refusal
+from llmcli.serve.texts import CLIENT_LEFT, json_response
+
+# A page of another site may send a browser here under a name of its own: only these are ours without a key.
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_BODY_UNREAD = frozenset({401, 403, 404, 405, 408, 413, 415})
+OPEN_PATHS = frozenset({"/", "/health"})
+
+
+@dataclass(frozen=True)
+class Gate:
+    """ASGI middleware around the routes. Without `api_key`, only requests to one of `hosts` come in; empty is any host.
+
+    `paths` are those that are counted by name; `log` gets one line a request.
+    """
+
+    app: ASGIApp
+    api_key: str | None
+    hosts: Collection[str]
+    metrics: Metrics
+    paths: Collection[str]
+    log: Callable[[str], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as an ASGI application."""
+        if scope["type"] != "http":
+            return
+        state: dict[str, Any] = scope.setdefault("state", {})
+        scope["app"] = self.app  # so that the router raises what it cannot serve
+        start_time, status = time.perf_counter(), CLIENT_LEFT
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check(HttpRequest(scope))
+            await self.app(scope, receive, note_status)
+        except ClientDisconnect:
+            state["status"] = CLIENT_LEFT
+        except Exception as error:
+            if status != CLIENT_LEFT:
+                state["note"] = str(error)
+                raise  # the answer has begun: only closing the connection tells that it is not whole
+            refusal = _refusal(error, scope)
+            state["note"] = refusal.message
+            response = json_response(refusal.as_json(), refusal.status)
+            if refusal.status in _BODY_UNREAD:
+                response.headers["connection"] = "close"  # else the rest of a body without end would be read
+            await response(scope, receive, note_status)
+        finally:
+            status = state.get("status", status)
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests[path, status] += 1
+            seconds = time.perf_counter() - start_time
+            note = f", {state['note']}" if "note" in state else ""
+            raw_path = scope["raw_path"][:200].decode("ascii", "replace")  # as it was sent: it cannot forge a line
+            self.log(f"{scope['method']} {raw_path} {status} {seconds:.2f} s{note}")
+
+    def _check(self, request: HttpRequest) -> None:
+        """Raises: Refusal for who may not come in."""
+        if self.api_key is None:
+            host = request.headers.get("host", "")
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if self.hosts and name.lower() not in self.hosts:
+                raise Refusal(403, f"the host {host[:200]!r} is not served; start the server with --api-key for others")
+            return
+        if request.url.path in OPEN_PATHS or request.method == "OPTIONS":
+            return
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(key.strip().encode(), self.api_key.encode())
+        if kind.lower() != "bearer" or not is_right:
+            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def _refusal(error: Exception, scope: Scope) -> Refusal:
+    if isinstance(error, HTTPException):  # of the router
+        path = scope["path"][:200]
+        what = {404: f"there is nothing at {path!r}", 405: f"{path!r} does not take {scope['method']}"}
+        return Refusal(error.status_code, what.get(error.status_code, error.detail))
+    return as_refusal(error)

@@ -1,0 +1,91 @@
+"""`HttpServer`: uvicorn with our ends: signals, and connections that send or take nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how long an unused one is kept
+CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
+_MAX_HEADER_BYTES = 64 * 1024
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application on a socket until a SIGTERM or Ctrl-C, and then what is under way for `grace_seconds`.
+
+    A second signal ends it at once. `signals` are those that came.
+    """
+
+    def __init__(self, app: ASGIApp, *, grace_seconds: float, max_connections: int, on_ready: Callable[[], None]):
+        """`on_ready` is called once the server listens."""
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL + 1,  # the gate logs
+            access_log=False,
+            server_header=False,
+            limit_concurrency=max_connections,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            timeout_keep_alive=int(HEADER_SECONDS),
+            timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
+        )
+        super().__init__(config)
+        self.signals: list[int] = []
+        self._on_ready = on_ready
+        self._idle_since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
+        self._closing_since: dict[Any, float] = {}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take signals as the class says; uvicorn itself would raise them again at the end."""
+        usual = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal: the first one ends the service, the second one everything."""
+        self.signals.append(sig)
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's tick, every 0.1 s."""
+        if counter % 10 == 0:
+            self._close_stale(time.monotonic())
+        return await super().on_tick(counter)
+
+    def _close_stale(self, now: float) -> None:
+        """Close connections that send no request, and drop closed ones whose client does not read."""
+        connections: Collection[Any] = self.server_state.connections
+        # A connection waits anew behind each answer: that is another `cycle`.
+        idle = {(one, one.cycle) for one in connections if one.cycle is None or one.cycle.response_complete}
+        self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
+        closing = {one for one in connections if one.transport.is_closing()}
+        self._closing_since = {one: self._closing_since.get(one, now) for one in closing}
+        for (one, _), since in self._idle_since.items():
+            if now - since >= HEADER_SECONDS:
+                one.transport.close()
+        for one, since in self._closing_since.items():
+            if now - since >= CLOSE_SECONDS:
+                one.transport.abort()

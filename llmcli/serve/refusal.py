@@ -1,0 +1,37 @@
+"""`Refusal`: a request that is not served, with its HTTP status, and every error in OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmcli.errors import LLMCliError, TokenizerError, UsageError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Refusal(Exception):
+    """Why a request is not served. `param` is the key that is wrong; `code` is a word for programs."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        usual = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, usual)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def as_refusal(error: Exception) -> Refusal:
+    """What a client is told of an error: its own fault is a 400, the device's a 500, and anything else a bug."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, UsageError | TokenizerError):
+        return Refusal(400, str(error))
+    if isinstance(error, LLMCliError):
+        return Refusal(500, str(error))
+    return Refusal(500, f"internal error, please report it: {type(error).__name__}: {error}")

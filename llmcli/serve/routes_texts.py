@@ -1,0 +1,56 @@
+"""/v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llmcli.engine.request import Request
+from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
+from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
+from llmcli.serve.service import Service
+from llmcli.serve.texts import TextsResponse
+
+Kind = TypeVar("Kind", bound=TextsBody)
+
+
+def texts_routes(service: Service) -> list[Route]:
+    """The routes that generate."""
+
+    async def chat(http: HttpRequest) -> TextsResponse:
+        body = _with_seed(await service.read(ChatBody, http), service)
+        _log(service, [message.model_dump() for message in body.messages])
+        requests = [await service.encode(lambda: service.model.answer(body))]
+        return respond(body, requests, ChatAnswer(service.model.names[0], requests, service.model.tokenizer))
+
+    async def complete(http: HttpRequest) -> TextsResponse:
+        body = _with_seed(await service.read(CompletionBody, http), service)
+        _log(service, body.prompt)
+        requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompt])
+        return respond(body, requests, CompletionAnswer(service.model.names[0], requests, service.model.tokenizer))
+
+    def respond(body: TextsBody, requests: Sequence[Request], answer: Answer) -> TextsResponse:
+        return TextsResponse(service, requests, answer, body.stream, body.includes_usage)
+
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", complete, methods=["POST"]),
+    ]
+
+
+def _with_seed(body: Kind, service: Service) -> Kind:
+    """The body with a seed for all its texts."""
+    if body.seed is not None:
+        return body
+    seed = service.model.seed
+    with_seed: Kind = body.model_copy(update={"seed": secrets.randbits(32) if seed is None else seed})
+    return with_seed
+
+
+def _log(service: Service, contents: object) -> None:
+    if service.log_contents is not None:
+        service.log_contents("prompt", contents)

@@ -1,0 +1,48 @@
+"""/tokenize and /detokenize, with vLLM's keys."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llmcli.serve.bodies import DetokenizeBody, TokenizeBody
+from llmcli.serve.refusal import Refusal
+from llmcli.serve.service import Service
+from llmcli.serve.texts import json_response
+from llmcli.tokenizer.stream import StreamDecoder
+
+
+def tokens_routes(service: Service) -> list[Route]:
+    """The routes about tokens."""
+    tokenizer = service.model.tokenizer
+
+    async def tokenize(http: HttpRequest) -> Response:
+        body = await service.read(TokenizeBody, http)
+        messages = [message.model_dump() for message in body.messages or []]
+        token_ids = await service.encode(lambda: list(service.model.encode(body.prompt or messages)))
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": service.model.context,
+            "tokens": token_ids,
+            "token_strs": [tokenizer.piece(token_id) for token_id in token_ids],
+        }
+        return json_response(answer)
+
+    async def detokenize(http: HttpRequest) -> Response:
+        body = await service.read(DetokenizeBody, http)
+        if any(token_id >= tokenizer.vocab_size for token_id in body.tokens):
+            largest = max(body.tokens)
+            message = f"tokens holds {largest}, expected 0 to {tokenizer.vocab_size - 1}"
+            raise Refusal(400, message, param="tokens")
+
+        def decode() -> str:
+            decoder = StreamDecoder(tokenizer, at_start=True)
+            return "".join(map(decoder.push, body.tokens)) + decoder.flush()
+
+        return json_response({"prompt": await service.encode(decode)})
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]

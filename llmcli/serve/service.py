@@ -1,0 +1,79 @@
+"""`Service`: what all routes share: the model, the desk, the limits, and how a body is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from llmcli.serve.bodies import Body, parse_body
+from llmcli.serve.desk import Desk
+from llmcli.serve.metrics import Metrics
+from llmcli.serve.model import ServedModel
+from llmcli.serve.refusal import Refusal
+
+BODY_SECONDS = 60.0  # for a body to arrive
+
+Kind = TypeVar("Kind", bound=Body)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take. `timeout_seconds` is for a whole answer with the wait for a row; None is no limit."""
+
+    max_body_bytes: int
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Service:
+    """See the module. `log` takes the contents of requests and answers, if they are to be logged."""
+
+    model: ServedModel
+    desk: Desk
+    limits: Limits
+    log_contents: Callable[[str, object], None] | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
+    encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encoder"))
+
+    async def encode(self, work: Callable[[], Result]) -> Result:
+        """Do what takes long, outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.encoder, work)
+
+    async def read(self, kind: type[Kind], request: HttpRequest) -> Kind:
+        """The body of a request.
+
+        Raises: Refusal for one that is too long, too slow, not JSON, or asks for what is not supported
+        """
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":  # what a page of another site can send without being asked is refused
+            raise Refusal(415, f"the content type is {media_type[:80]!r}, expected 'application/json'")
+        body = parse_body(kind, await self._content(request))
+        model = getattr(body, "model", None)
+        if model is not None and model not in self.model.names:
+            expected = " or ".join(map(repr, self.model.names))
+            message = f"the model {model[:200]!r} is not served here, expected {expected}"
+            raise Refusal(404, message, param="model", code="model_not_found")
+        return body
+
+    async def _content(self, request: HttpRequest) -> bytes:
+        most = self.limits.max_body_bytes
+        too_long = Refusal(413, f"the body is longer than {most} bytes (--max-body)", code="body_too_long")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_long
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    content += chunk
+                    if len(content) > most:
+                        raise too_long
+        except TimeoutError:
+            raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        return bytes(content)

@@ -1,0 +1,145 @@
+"""`TextsResponse`: runs the texts of one client and sends them, whole or as server-sent events.
+
+A client that goes away, and one that takes longer than it may, gives its rows back before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from llmcli.engine.events import Finished, Token
+from llmcli.engine.request import Request
+from llmcli.errors import DeviceError
+from llmcli.serve.answers import Answer
+from llmcli.serve.desk import Texts
+from llmcli.serve.refusal import Refusal, as_refusal
+from llmcli.serve.service import Service
+
+CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
+_LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy should pass pieces on as they come
+]
+
+
+@dataclass
+class TextsResponse:
+    """See the module. With `is_stream` pieces go out as they come; while a client reads slowly they are joined."""
+
+    service: Service
+    requests: Sequence[Request]
+    answer: Answer
+    is_stream: bool
+    includes_usage: bool
+    _start_time: float = field(default_factory=time.perf_counter)
+    _has_begun: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as an ASGI application. Raises: Refusal, LLMCliError, while no piece has been sent"""
+        state = scope["state"]
+        with self.service.desk.submit(self.requests, in_pieces=self.is_stream) as texts:
+            answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
+            leaving = asyncio.ensure_future(_until_gone(receive))
+            try:
+                timeout = self.service.limits.timeout_seconds
+                await asyncio.wait((answering, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                is_answered, is_gone = answering.done(), leaving.done()
+            finally:
+                answering.cancel()
+                leaving.cancel()
+                await asyncio.gather(answering, leaving, return_exceptions=True)
+        try:
+            if is_answered:
+                self._result(answering)
+            elif is_gone:
+                state["status"] = CLIENT_LEFT
+            else:
+                raise Refusal(504, f"the answer took longer than {timeout:g} s (--timeout)", code="timeout")
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            await self._end_stream(as_refusal(error), state, send)
+        finally:
+            self._count(texts, state)
+
+    async def _answer(self, texts: Texts, scope: Scope, receive: Receive, send: Send) -> None:
+        async for batch in texts.batches():
+            for request, event in batch:
+                if isinstance(event, Token | Finished):
+                    self.answer.take(request, event)
+            if self.is_stream:
+                await self._send_pieces(self.answer.pieces(), send)
+        if not self.is_stream:
+            self._has_begun = True
+            await json_response(self.answer.whole())(scope, receive, send)
+            return
+        if self.includes_usage:
+            await self._send_pieces([self.answer.usage_piece()], send)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def _send_pieces(self, pieces: Sequence[dict[str, Any]], send: Send) -> None:
+        if not pieces:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        usage = {"usage": None} if self.includes_usage else {}
+        body = b"".join(b"data: " + to_json({**usage, **piece}) + b"\n\n" for piece in pieces)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _end_stream(self, refusal: Refusal, state: dict[str, Any], send: Send) -> None:
+        """The status has gone out: the stream's last piece says what happened."""
+        state["status"] = refusal.status
+        body = b"data: " + to_json(refusal.as_json()) + b"\n\n"
+        message = {"type": "http.response.body", "body": body, "more_body": False}
+        try:
+            await asyncio.wait_for(send(message), _LAST_WORD_SECONDS)
+        except TimeoutError:
+            return  # the connection is closed behind an answer that has no end
+
+    def _result(self, answering: asyncio.Future[None]) -> None:
+        """Raises: what has failed; of a fault of the device it is said whether others are served"""
+        try:
+            answering.result()
+        except DeviceError as error:
+            is_over = self.service.desk.worker.fault is not None
+            what = "the server cannot continue; restart it" if is_over else "other requests are served"
+            raise Refusal(500, f"{error}; {what}", code="device_failed") from error
+
+    def _count(self, texts: Texts, state: dict[str, Any]) -> None:
+        answer, metrics = self.answer, self.service.metrics
+        if texts.first_token_time is not None:
+            metrics.first_token_seconds.observe(texts.first_token_time - self._start_time)
+        metrics.request_seconds.observe(time.perf_counter() - self._start_time)
+        metrics.new_tokens += answer.num_new_tokens
+        prompt = f"{answer.num_prompt_tokens} prompt tokens ({answer.num_cached_tokens} cached)"
+        reasons = " ".join(end.finish_reason for end in answer.ends) or "not finished"
+        state["note"] = f"{prompt}, {answer.num_new_tokens} new tokens, {reasons}"
+        if self.service.log_contents is not None:
+            self.service.log_contents("answer", [end.text for end in answer.ends])
+
+
+def to_json(value: object) -> bytes:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A response of JSON."""
+    return Response(to_json(value), status, media_type=JSONResponse.media_type)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

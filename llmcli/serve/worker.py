@@ -1,0 +1,180 @@
+"""`Worker`: runs a scheduler in a thread of its own, so that whoever waits for clients never waits for the device.
+
+Requests come from any thread. Events go out by one call a step, in the worker's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from llmcli.engine.events import Event, Failed, Finished
+from llmcli.engine.request import Request
+from llmcli.engine.texts import Usage
+from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
+from llmcli.runners.base import Runner
+
+
+class Scheduler(Protocol):
+    """The part of the engine's scheduler that a server uses."""
+
+    runner: Runner
+
+    @property
+    def num_waiting(self) -> int:
+        """Texts that have no row yet."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+
+    def submit(self, request: Request) -> int:
+        """Take a request; return its number."""
+
+    def cancel(self, request: int) -> None:
+        """Drop a request; its rows are free at once."""
+
+    def interrupt(self) -> list[Event]:
+        """Drop all requests."""
+
+    def step(self) -> list[Event]:
+        """Run one step; return what has happened."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request and its place in the scheduler. `number` is None before it is there, and after its end."""
+
+    request: Request
+    number: int | None = None
+    num_open: int = 0  # texts that have not ended
+
+
+# What has happened in a step, job by job.
+Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
+
+
+class Worker:
+    """See the module. `deliver` must return soon: no row goes on meanwhile.
+
+    `fault` is set once the device cannot go on. Each request is then answered with it. `free_pages` are those of the
+    KV cache that no text held after the latest step.
+    """
+
+    def __init__(self, scheduler: Scheduler, deliver: Deliver):
+        self.fault: LLMCliError | None = None
+        self.free_pages = scheduler.runner.free_pages
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: dict[int, Job] = {}
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> Job:
+        """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all."""
+        job = Job(request)
+        self._commands.put(lambda: self._begin(job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Drop a request before the next step; events that are on their way may still come."""
+        self._commands.put(lambda: self._drop(job))
+
+    def stop(self, timeout_seconds: float | None = None) -> None:
+        """End the thread after the step that runs; what is under way has no further events."""
+        self._commands.put(None)
+        self._thread.join(timeout_seconds)
+
+    # In the worker's thread
+
+    def _run(self) -> None:
+        while self._obey():
+            try:
+                events = self._scheduler.step()
+            except Exception as error:
+                self._fail(error)
+                continue
+            if delivered := self._sorted(events):
+                self._deliver(delivered)
+
+    def _obey(self) -> bool:
+        """Carry out the commands that are there; wait for one if there is nothing else to do. False for the end."""
+        while True:
+            self.free_pages = self._scheduler.runner.free_pages
+            try:
+                command = self._commands.get(block=self._scheduler.is_idle)
+            except Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _begin(self, job: Job) -> None:
+        if self.fault is not None:
+            self._deliver([(job, Failed(0, self.fault))])
+            return
+        try:
+            job.number = self._scheduler.submit(job.request)
+        except Exception as error:
+            self._deliver([(job, Failed(0, _as_ours(error)))])
+            return
+        job.num_open = len(job.request.samples)
+        self._jobs[job.number] = job
+
+    def _drop(self, job: Job) -> None:
+        if job.number is not None:
+            self._scheduler.cancel(job.number)
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        assert job.number is not None
+        del self._jobs[job.number]
+        job.number = None
+
+    def _sorted(self, events: Sequence[Event]) -> list[tuple[Job, Event]]:
+        """The events with their jobs. A text that fails ends its whole job."""
+        delivered: list[tuple[Job, Event]] = []
+        for event in events:
+            job = self._jobs.get(event.request)
+            if job is None:  # it has failed in this step
+                continue
+            delivered.append((job, event))
+            if isinstance(event, Failed):
+                self._drop(job)
+            elif isinstance(event, Finished):
+                job.num_open -= 1
+                if job.num_open == 0:
+                    self._forget(job)
+        return delivered
+
+    def _fail(self, error: Exception) -> None:
+        """Fail everything under way. Go on only if memory ran out, which leaves device and rows as they were."""
+        ours = _as_ours(error)
+        if not isinstance(ours, InsufficientMemoryError):
+            self.fault = ours
+        try:
+            self._scheduler.interrupt()
+        except Exception as second:
+            self.fault = _as_ours(second)
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            self._forget(job)
+        self._deliver([(job, Failed(0, ours)) for job in jobs])
+
+
+def _as_ours(error: Exception) -> LLMCliError:
+    """The error for a client; one that is not ours is a bug, of which the name of its class is told."""
+    if isinstance(error, LLMCliError):
+        return error
+    return DeviceError(f"internal error, please report it: {type(error).__name__}: {error}")

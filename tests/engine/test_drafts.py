@@ -1,0 +1,292 @@
+"""Texts with drafts are the texts without, however the drafts are made and however they fail."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from page_device import PageDevice
+from scripted_drafts import ScriptedGuesses, ScriptedSource
+from tiny_models import write_byte_tokenizer, write_tiny_llama
+
+from llmcli.checkpoint.model import open_model
+from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage
+from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.ngram import NgramSource
+from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.scheduler import Scheduler
+from llmcli.errors import DeviceError, LLMCliError
+from llmcli.runners.base import Runner
+from llmcli.runners.numpy.load import load
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+PROMPT = (*b"one two three one two three one two",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("drafts") / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+def request(temperature: float = 0.0, samples: Sequence[int] = (0,), most: int | None = 60) -> Request:
+    params = SamplingParams(temperature=temperature, top_p=1.0)
+    return Request(PROMPT, Sampler(params, seed=3, num_prompt_tokens=len(PROMPT)), tuple(samples), most)
+
+
+def run(runner: Runner, tokenizer: Tokenizer, wanted: Request, drafting: Drafting | None = None) -> list[Event]:
+    scheduler = Scheduler(runner, tokenizer, drafting=drafting)
+    scheduler.submit(wanted)
+    events: list[Event] = []
+    while not scheduler.is_idle:
+        events += scheduler.step()
+    return events
+
+
+def told(events: Sequence[Event]) -> list[Event]:
+    """What a client sees of texts, without times."""
+    kept = [event for event in events if isinstance(event, Token | Finished)]
+    ends = {event.sample: event for event in kept if isinstance(event, Finished)}
+    tokens = sorted((event for event in kept if isinstance(event, Token)), key=lambda event: event.sample)
+    return [*tokens, *(replace(ends[sample], timings=None) for sample in sorted(ends))]  # type: ignore[arg-type]
+
+
+def loop(history: Sequence[int], sampler: Sampler) -> int:
+    """A text that repeats itself."""
+    return 65 + len(history) % 9
+
+
+# A draft model
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.3])
+@pytest.mark.parametrize("samples", [(0,), (0, 1, 2)])
+def test_a_draft_model_that_is_the_model_is_always_right(
+    folder: Path, tokenizer: Tokenizer, temperature: float, samples: tuple[int, ...]
+) -> None:
+    """It has the dice of the text, so at any temperature."""
+    model, wanted = open_model(folder), request(temperature, samples)
+    expected = told(run(load(model, max_seq_len=200, num_rows=3), tokenizer, wanted))
+    runner = load(model, max_seq_len=200, num_rows=3)
+    drafting = Drafting(DraftModel(load(model, max_seq_len=200, num_rows=3)), least=7)
+    assert told(run(runner, tokenizer, wanted, drafting)) == expected
+    usage = drafting.usage
+    assert usage.num_kept == usage.num_drafts > 0
+    assert usage.tokens_per_step == pytest.approx({1: 8, 3: 2}[len(samples)], rel=0.2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_another_draft_model(folder: Path, tmp_path: Path, tokenizer: Tokenizer, temperature: float) -> None:
+    other = write_tiny_llama(tmp_path / "other", num_hidden_layers=1)
+    wanted = request(temperature)
+    expected = told(run(load(open_model(folder), max_seq_len=200), tokenizer, wanted))
+    # Its context is shorter than the text.
+    drafting = Drafting(DraftModel(load(open_model(other), max_seq_len=70)), least=3)
+    assert told(run(load(open_model(folder), max_seq_len=200), tokenizer, wanted, drafting)) == expected
+    assert drafting.usage.num_drafts > 10
+
+
+def test_a_draft_model_goes_on_with_a_conversation(folder: Path, tokenizer: Tokenizer) -> None:
+    model, drafter = open_model(folder), load(open_model(folder), max_seq_len=300)
+    drafting, prompt = Drafting(DraftModel(drafter), least=5), PROMPT
+    for turn in range(3):
+        wanted = replace(request(1.0, most=20), prompt_token_ids=prompt)
+        wanted = replace(wanted, sampler=replace(wanted.sampler, num_prompt_tokens=len(prompt), seed=turn))
+        expected = told(run(load(model, max_seq_len=300), tokenizer, wanted))
+        assert told(run(load(model, max_seq_len=300), tokenizer, wanted, drafting)) == expected
+        said = next(event.token_ids for event in expected if isinstance(event, Finished))
+        prompt = (*prompt, *said, *b" and")
+    assert drafting.usage.num_kept == drafting.usage.num_drafts
+    assert len(drafter._rows) == 1
+
+
+# n-grams
+
+
+def test_a_text_that_repeats_itself_needs_few_steps(tokenizer: Tokenizer) -> None:
+    expected = told(run(SteppingRunner(PageDevice(loop)), tokenizer, request(most=100)))
+    device, drafting = PageDevice(loop), Drafting(NgramSource(), least=7)
+    assert told(run(SteppingRunner(device), tokenizer, request(most=100), drafting)) == expected
+    assert drafting.usage.steps < 35
+    assert len(device.works) < 40
+
+
+def test_many_rows_have_no_drafts(tokenizer: Tokenizer) -> None:
+    for num_rows, least_drafts, most_drafts in ((1, 1, 7), (2, 1, 6), (4, 1, 4), (5, 0, 0), (9, 0, 0)):
+        device = PageDevice(loop, num_rows=num_rows)
+        source = ScriptedSource(loop, 0.5)
+        run(SteppingRunner(device), tokenizer, request(1.0, range(num_rows)), Drafting(source, least=7))
+        drafts = [sum(len(work.drafts) for work in works) for works in device.works if len(works) == num_rows]
+        assert least_drafts <= max(drafts) <= most_drafts
+        assert source.num_open == 0
+
+
+# The end of a text
+
+
+@pytest.mark.parametrize("place", range(1, 10))
+@pytest.mark.parametrize("how", ["eos", "stop", "length", "context"])
+def test_a_text_ends_in_the_middle_of_a_span(tokenizer: Tokenizer, how: str, place: int) -> None:
+    """The row it keeps holds what it would hold without drafts."""
+    wanted, max_seq_len = request(most=None), 300
+    if how == "eos":
+        wanted = replace(wanted, sampler=replace(wanted.sampler, eos_token_ids=frozenset({200})))
+    elif how == "stop":
+        wanted = replace(wanted, stop_strings=("z!",))
+    elif how == "length":
+        wanted = replace(wanted, max_new_tokens=10 + place)
+    else:
+        max_seq_len = len(PROMPT) + 10 + place
+
+    def next_token(history: Sequence[int], sampler: Sampler) -> int:
+        ending = {"eos": [200], "stop": [*b"z!"]}.get(how, [])
+        num_said = len(history) - len(PROMPT) - 10 - place
+        return ending[num_said] if 0 <= num_said < len(ending) else loop(history, sampler)
+
+    found = []
+    for drafting in (None, Drafting(ScriptedSource(next_token, 1.0), least=7)):
+        kept, runner = KeptRow(), SteppingRunner(PageDevice(next_token, max_seq_len=max_seq_len))
+        events = run(runner, tokenizer, replace(wanted, kept_row=kept), drafting)
+        assert kept.row is not None
+        found.append((told(events), list(runner.token_ids(kept.row)), runner.num_tokens(kept.row)))
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert end.finish_reason == how
+    assert found[0] == found[1]
+    assert drafting is not None
+    assert drafting.usage.num_kept > 5
+
+
+# Room
+
+
+def test_drafts_take_no_page_from_a_text(tokenizer: Tokenizer) -> None:
+    """With a page less than both texts need, the same one waits, for as long."""
+    preemptions = []
+    for drafting in (None, Drafting(ScriptedSource(loop, 0.0), least=3)):
+        runner = SteppingRunner(PageDevice(loop, num_rows=2, max_seq_len=160, num_pages=7))
+        scheduler = Scheduler(runner, tokenizer, drafting=drafting)
+        for sample in range(2):
+            scheduler.submit(request(samples=(sample,), most=40))
+        while not scheduler.is_idle:
+            scheduler.step()
+        preemptions.append(scheduler.usage.preemptions)
+        assert runner.free_pages == 7
+    assert preemptions == [1, 1]
+
+
+# Faults
+
+
+class Faulty(ScriptedSource):
+    """Fails at the n-th thing that it is asked."""
+
+    def __init__(self, fails_at: int):
+        super().__init__(loop, 1.0)
+        self.left = fails_at
+
+    def ask(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise DeviceError("the draft model is out of memory")
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> ScriptedGuesses:
+        self.ask()
+        return FaultyGuesses(self, prompt, sampler)
+
+
+class FaultyGuesses(ScriptedGuesses):
+    source: Faulty
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        self.source.ask()
+        super().extend(token_ids)
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        self.source.ask()
+        return super().guess(count)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 10])
+def test_a_fault_of_a_draft_never_costs_the_text(tokenizer: Tokenizer, fails_at: int) -> None:
+    problems: list[LLMCliError] = []
+    expected = told(run(SteppingRunner(PageDevice(loop, num_rows=2)), tokenizer, request(samples=(0, 1))))
+    drafting = Drafting(Faulty(fails_at), least=2, on_problem=problems.append)
+    found = told(run(SteppingRunner(PageDevice(loop, num_rows=2)), tokenizer, request(samples=(0, 1)), drafting))
+    assert found == expected
+    assert [str(problem) for problem in problems] == ["the draft model is out of memory"]
+
+
+def test_a_draft_model_that_gives_nan(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(folder)
+    expected = told(run(load(model, max_seq_len=200), tokenizer, request()))
+    drafter = load(model, max_seq_len=200)
+    logits = type(drafter._device._model).logits  # type: ignore[attr-defined]
+    broken = drafter._device._model  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        type(broken), "logits", lambda self, hidden: logits(self, hidden) * (float("nan") if self is broken else 1)
+    )
+    problems: list[LLMCliError] = []
+    drafting = Drafting(DraftModel(drafter), least=3, on_problem=problems.append)
+    assert told(run(load(model, max_seq_len=200), tokenizer, request(), drafting)) == expected
+    assert len(problems) == 1
+    assert "NaN" in str(problems[0])
+
+
+def test_a_runner_that_verifies_nothing_is_given_no_drafts(tokenizer: Tokenizer) -> None:
+    device, source = PageDevice(loop, max_drafts=0), ScriptedSource(loop, 1.0)
+    events = run(SteppingRunner(device), tokenizer, request(), Drafting(source, least=7))
+    assert isinstance(events[-1], Finished)
+    assert not any(work.drafts for works in device.works for work in works)
+
+
+# What is measured
+
+
+class SlowSource:
+    """A source whose drafts cost something; counts how often it is asked."""
+
+    is_free = False
+
+    def __init__(self, inner: DraftSource):
+        self.inner = inner
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler):  # type: ignore[no-untyped-def]
+        return self.inner.begin(prompt, sampler)
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool) -> None:
+    """Also where they would be free. What costs something is tried again now and then."""
+    device = PageDevice(loop)
+    source: DraftSource = ScriptedSource(loop, 0.0)
+    run(SteppingRunner(device), tokenizer, request(most=500), Drafting(source if is_free else SlowSource(source)))
+    with_drafts = [bool(work.drafts) for works in device.works for work in works]
+    assert sum(with_drafts[:40]) > 0
+    assert sum(with_drafts[100:]) <= (2 if is_free else 20)
+
+
+def test_what_a_draft_costs_is_measured_before_there_are_many(tokenizer: Tokenizer) -> None:
+    """With `auto`: one draft a step, three times."""
+    device = PageDevice(loop)
+    run(SteppingRunner(device), tokenizer, request(most=60), Drafting(ScriptedSource(loop, 1.0)))
+    lengths = [len(work.drafts) for works in device.works for work in works if work.drafts]
+    assert lengths[:3] == [1, 1, 1]
+
+
+def test_gain_compares_with_steps_without_drafts() -> None:
+    usage = DraftUsage(num_drafts=30, num_kept=20, steps=20, steps_with=10, seconds_with=0.12, seconds_without=0.1)
+    assert usage.tokens_per_step == 2
+    assert usage.gain == pytest.approx(40 * 0.01 / 0.22)
+    assert DraftUsage(steps=3, seconds_without=1.0).gain is None

@@ -1,0 +1,41 @@
+"""Schedulers over a device without a model, and what each request's texts must be, told by nothing but a function."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from page_device import PageDevice
+from tiny_models import EOS_ID
+
+from llmcli.engine.request import Request
+from llmcli.engine.scheduler import Scheduler
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.base import Tokenizer
+
+ENDLESS = 1_000_000  # a seed
+
+
+def next_token(history: Sequence[int], sampler: Sampler) -> int:
+    """A token that hangs on everything before it; one in 50 ends the text, but none with the seed ENDLESS."""
+    rng = random.Random(f"{list(history)} {sampler.seed} {sampler.sample_index}")
+    return EOS_ID if rng.random() < 0.02 and sampler.seed != ENDLESS else rng.randrange(97, 123)
+
+
+def ids_alone(request: Request, sample: int) -> list[int]:
+    """The tokens of one text, by the function alone."""
+    sampler, token_ids = replace(request.sampler, sample_index=sample), []
+    while len(token_ids) < (request.max_new_tokens or 0) and token_ids[-1:] != [EOS_ID]:
+        token_ids.append(next_token([*request.prompt_token_ids, *token_ids], sampler))
+    return token_ids
+
+
+def open_scheduler(tokenizer: Tokenizer, *, num_rows: int = 4, works_ahead: bool = False) -> Scheduler:
+    device = PageDevice(next_token, num_rows=num_rows, works_ahead=works_ahead)
+    return Scheduler(SteppingRunner(device), tokenizer)
+
+
+def make_request(prompt: Sequence[int], seed: int, num_samples: int = 1, most: int = 30) -> Request:
+    sampler = Sampler(SamplingParams(), seed=seed, num_prompt_tokens=len(prompt), eos_token_ids=frozenset({EOS_ID}))
+    return Request(tuple(prompt), sampler, tuple(range(num_samples)), most)

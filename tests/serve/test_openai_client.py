@@ -1,0 +1,229 @@
+"""OpenAI's own client against the server: texts as `generate` tells them, streams as the whole, refusals by name."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from server import ROOT, ServerProcess, running_server
+
+MODEL = "storyteller"
+MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def generate(*arguments: object) -> list[dict[str, Any]]:
+    """The objects of `generate --json`."""
+    command = [sys.executable, "-m", "llmcli", "generate", "--device", "cpu", "--json", *arguments]
+    result = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def samples_of(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (one,) = objects
+    return one.get("samples", [one])
+
+
+def test_a_seed_tells_what_generate_tells(client: Any) -> None:
+    told = generate(MESSAGES[0]["content"], "--chat", "--seed", 5, "-n", 3, "--max-new-tokens", 40)
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=5, n=3, max_completion_tokens=40)
+    assert [choice.message.content for choice in answer.choices] == [one["text"] for one in samples_of(told)]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.message.role for choice in answer.choices} == {"assistant"}
+    assert answer.usage.completion_tokens == sum(len(one["token_ids"]) for one in samples_of(told))
+
+
+def test_a_completion_is_that_of_generate(client: Any) -> None:
+    (told,) = generate("Once upon a time", "--seed", 2, "--max-new-tokens", 30)
+    answer = client.completions.create(model=MODEL, prompt="Once upon a time", seed=2, max_tokens=30)
+    assert answer.choices[0].text == told["text"]
+    assert answer.usage.prompt_tokens == len(told["prompt_token_ids"])
+    ids = client.completions.create(model=MODEL, prompt=told["prompt_token_ids"], seed=2, max_tokens=30)
+    assert ids.choices[0].text == told["text"]
+
+
+def test_sampling_parameters_reach_the_sampler(client: Any) -> None:
+    flags = ("--temperature", 1.3, "--top-k", 20, "--min-p", 0.02, "--presence-penalty", 0.5, "--logit-bias", "263=-4")
+    (told,) = generate("The cloud", "--seed", 9, "--max-new-tokens", 30, *flags)
+    answer = client.completions.create(
+        model=MODEL,
+        prompt="The cloud",
+        seed=9,
+        max_tokens=30,
+        temperature=1.3,
+        presence_penalty=0.5,
+        logit_bias={"263": -4},
+        extra_body={"top_k": 20, "min_p": 0.02},
+    )
+    assert answer.choices[0].text == told["text"]
+    (plain,) = generate("The cloud", "--seed", 9, "--max-new-tokens", 30)
+    assert plain["text"] != told["text"]
+
+
+def test_several_prompts_are_numbered_through(client: Any) -> None:
+    answer = client.completions.create(model=MODEL, prompt=["Once", "The dog"], n=2, seed=4, max_tokens=12)
+    alone = [
+        choice.text
+        for prompt in ("Once", "The dog")
+        for choice in client.completions.create(model=MODEL, prompt=prompt, n=2, seed=4, max_tokens=12).choices
+    ]
+    assert [choice.text for choice in answer.choices] == alone
+    assert len(set(alone)) == 4
+
+
+@pytest.mark.parametrize("with_logprobs", [False, True])
+def test_the_pieces_of_a_stream_are_the_whole(client: Any, with_logprobs: bool) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "seed": 6, "n": 3, "max_tokens": 40, "stop": ["."]}
+    if with_logprobs:
+        asked |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked)
+    texts: dict[int, str] = defaultdict(str)
+    logprobs: dict[int, list[Any]] = defaultdict(list)
+    reasons: dict[int, str] = {}
+    *pieces, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    for piece in pieces:
+        assert piece.usage is None
+        (choice,) = piece.choices
+        assert choice.index not in reasons
+        texts[choice.index] += choice.delta.content or ""
+        logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    if with_logprobs:
+        assert logprobs == {choice.index: choice.logprobs.content for choice in whole.choices}
+    assert len(pieces) > 3
+
+
+def test_a_completion_streams_too(client: Any) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once", "seed": 3, "max_tokens": 25, "logprobs": 2}
+    whole = client.completions.create(**asked).choices[0]
+    pieces = [piece.choices[0] for piece in client.completions.create(**asked, stream=True)]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert sum((piece.logprobs.tokens for piece in pieces), []) == whole.logprobs.tokens
+    assert sum((piece.logprobs.text_offset for piece in pieces), []) == whole.logprobs.text_offset
+    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
+        assert whole.text[offset:].startswith(token)
+
+
+def test_log_probabilities_are_the_models(client: Any) -> None:
+    """They are those of `generate --logprobs`; the chosen token is the likeliest, as nothing is sampled."""
+    question = MESSAGES[0]["content"]
+    (told,) = generate(question, "--chat", "--temperature", 0, "--max-new-tokens", 15, "--logprobs", 3)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=15, temperature=0, logprobs=True, top_logprobs=3
+    )
+    content = answer.choices[0].logprobs.content
+    assert [token.logprob for token in content] == [token["logprob"] for token in told["logprobs"]]
+    likeliest = [[item.logprob for item in token.top_logprobs] for token in content]
+    assert likeliest == [[item["logprob"] for item in token["top_logprobs"]] for token in told["logprobs"]]
+    assert "".join(token.token for token in content).strip() == answer.choices[0].message.content.strip()
+    for token in content:
+        assert bytes(token.bytes).decode() == token.token
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].logprob == token.logprob == max(item.logprob for item in token.top_logprobs)
+        assert sum(math.exp(item.logprob) for item in token.top_logprobs) <= 1 + 1e-6
+
+
+def test_a_stop_string_is_not_part_of_the_text(client: Any) -> None:
+    whole = client.completions.create(model=MODEL, prompt="Once upon a time", seed=1, max_tokens=60)
+    stopped = client.completions.create(model=MODEL, prompt="Once upon a time", seed=1, max_tokens=60, stop=" his home")
+    assert " his home" in whole.choices[0].text
+    assert stopped.choices[0].text == whole.choices[0].text.partition(" his home")[0]
+    assert (stopped.choices[0].finish_reason, whole.choices[0].finish_reason) == ("stop", "length")
+
+
+def test_a_text_can_be_kept_from_its_end(client: Any) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once", "seed": 1, "max_tokens": 20, "logit_bias": {"2": 30}}
+    (told,) = generate("Once", "--seed", 1, "--max-new-tokens", 20, "--ignore-eos", "--logit-bias", "2=30")
+    ended = client.completions.create(**asked).choices[0]
+    endless = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0]
+    assert (ended.finish_reason, endless.finish_reason) == ("stop", "length")
+    assert endless.text == told["text"] != ended.text
+
+
+def test_a_text_can_be_told_again_by_its_seed(client: Any) -> None:
+    first = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)
+    again = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, seed=first.seed)
+    other = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)
+    assert again.choices[0].message.content == first.choices[0].message.content
+    assert other.seed != first.seed
+
+
+def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
+    """And its text is that of a server that has seen nothing before."""
+    talk: list[Any] = [{"role": "user", "content": "Tell me of an owl and a lamp on a long evening. " * 12}]
+    answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
+    talk += [answer.choices[0].message.to_dict(), {"role": "user", "content": "And then?"}]
+    turn = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=20, seed=1)
+    assert turn.usage.prompt_tokens_details.cached_tokens >= 64
+    with running_server() as fresh:
+        alone = openai.OpenAI(base_url=f"{fresh.url}/v1", api_key="none").chat.completions.create(
+            model=MODEL, messages=talk, max_tokens=20, seed=1
+        )
+    assert alone.usage.prompt_tokens_details.cached_tokens == 0
+    assert alone.choices[0].message.content == turn.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "words"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools' is not supported"),
+        ({"temperature": -1}, "temperature", "expected a number >= 0"),
+        ({"n": 0}, "n", "expected >= 1"),
+        ({"n": 1000}, "n", "expected <= 128"),
+        ({"logit_bias": {"one": 1}}, "logit_bias", "expected token ids and numbers"),
+        ({"logit_bias": {"999999": 1}}, None, "logit_bias names token 999999"),
+        ({"max_tokens": 5000}, None, "request at most"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "give one of them"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "expected 'text'"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"extra_body": {"top_k": 1.5}}, "top_k", "expected an integer"),
+        ({"extra_body": {"sprinkles": 1}}, "sprinkles", "'sprinkles' is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    client: Any, asked: dict[str, Any], param: str | None, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+    assert caught.value.param == param
+    assert words in str(caught.value)
+
+
+def test_models_and_what_there_is_not(client: Any) -> None:
+    (model,) = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here, expected 'storyteller'"):
+        client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+    with pytest.raises(openai.NotFoundError, match="no embeddings"):
+        client.embeddings.create(model=MODEL, input="Hi")
+
+
+def test_tokens_there_and_back(server: ServerProcess, client: Any) -> None:
+    text = "Zwölf Boxkämpfer jagen 🦊 über den Deich"
+    tokens = client.post("/../tokenize", body={"prompt": text}, cast_to=object)
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    assert client.post("/../detokenize", body={"tokens": tokens["tokens"]}, cast_to=object) == {"prompt": text}
+    asked = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=1)
+    tokens = client.post("/../tokenize", body={"messages": MESSAGES}, cast_to=object)
+    assert tokens["count"] == asked.usage.prompt_tokens

@@ -1,0 +1,178 @@
+"""The command: whom it lets in, how it ends, and what it refuses before a weight is read."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raw_client import get, open_socket, post, read_answer, request_bytes
+from server import ROOT, ServerProcess, running_server
+
+COMPLETE = "/v1/completions"
+STORY = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 20}
+LONG = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 300, "ignore_eos": True, "stream": True}
+KEY = "Zl7-secret"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    path = tmp_path_factory.mktemp("key") / "key"
+    path.write_text(f"{KEY}\n")
+    flags = ("--temperature", 0, "--max-new-tokens", 7, "--log-contents")
+    with running_server("--api-key-file", path, "--cors-origin", "https://example.org", *flags) as server:
+        yield server
+
+
+def refused(*arguments: object) -> str:
+    """What `serve` says when it does not begin."""
+    command = [sys.executable, "-m", "llmcli", "serve", "--device", "cpu", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("header", ["", "Authorization: Bearer wrong\r\n", f"Authorization: Basic {KEY}\r\n"])
+def test_without_the_key_nobody_comes_in(guarded: ServerProcess, header: str) -> None:
+    for path in (COMPLETE, "/tokenize", "/v1/embeddings"):
+        status, answer = post(guarded.port, path, STORY, more=header)
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    assert get(guarded.port, "/metrics", more=header)[0] == 401
+    assert get(guarded.port, "/health", more=header)[0] == 200
+
+
+def test_with_the_key_the_servers_own_flags_hold(guarded: ServerProcess) -> None:
+    more = f"Authorization: Bearer {KEY}\r\n"
+    status, first = post(guarded.port, COMPLETE, {"prompt": "The cloud"}, more=more)
+    _, second = post(guarded.port, COMPLETE, {"prompt": "The cloud"}, more=more)
+    assert status == 200
+    assert first["seed"] != second["seed"]
+    assert first["choices"] == second["choices"]  # temperature 0
+    assert first["usage"]["completion_tokens"] == 7
+    guarded.wait_for_line(r'prompt \["The cloud"\]')
+    assert KEY not in "".join(guarded.lines)
+
+
+def test_only_the_named_site_may_ask_from_a_browser(guarded: ServerProcess) -> None:
+    for origin, is_allowed in (("https://example.org", True), ("https://evil.example", False)):
+        connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=30)
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        connection.request("OPTIONS", COMPLETE, headers={**headers, "Access-Control-Request-Headers": "authorization"})
+        answer = connection.getresponse()
+        assert (answer.getheader("access-control-allow-origin") == origin) == is_allowed
+        connection.close()
+
+
+def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
+    with running_server() as server:
+        assert post(server.port, COMPLETE, {**STORY, "prompt": "Kaspar the snail"})[0] == 200
+        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)):
+            assert get(server.port, "/v1/models", host=host)[0] == status
+        status, answer = post(server.port, COMPLETE, STORY, more="Origin: https://evil.example\r\n")
+        assert status == 200  # a browser shows it to nobody: there is no CORS header, and JSON is asked for before
+        assert server.end() == 0
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == ""
+    said = "".join(server.lines)
+    assert "Kaspar" not in said
+    assert answer["choices"][0]["text"].strip() not in said
+    assert " 200 " in said
+
+
+def start_long(server: ServerProcess, **changes: Any) -> socket.socket:
+    connection = open_socket(server.port, seconds=60)
+    connection.sendall(request_bytes(COMPLETE, json.dumps({**LONG, **changes}).encode()))
+    assert connection.recv(1)  # the text has begun
+    return connection
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_lets_texts_end(number: int, code: int) -> None:
+    with running_server() as server:
+        connection = start_long(server)
+        server.process.send_signal(number)
+        time.sleep(0.5)
+        with pytest.raises(OSError):  # noqa: PT011
+            open_socket(server.port)
+        rest = b""
+        while part := connection.recv(65536):
+            rest += part
+        assert b"data: [DONE]" in rest
+        assert server.end(0) == code
+
+
+@pytest.mark.parametrize("grace", [0.5, 60])
+def test_the_grace_ends_and_so_does_a_second_signal(grace: float) -> None:
+    with running_server("--grace", grace) as server:
+        connection = start_long(server, max_tokens=900)
+        start_time = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        if grace > 1:
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+        assert server.end(0) == 0
+        assert time.monotonic() - start_time < 6
+        rest = b""
+        try:
+            while part := connection.recv(65536):
+                rest += part
+        except ConnectionError:
+            pass
+        assert b"data: [DONE]" not in rest
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    assert refused("--host", "0.0.0.0").startswith("others can reach 0.0.0.0: add --api-key")
+    assert "has no address" in refused("--host", "no.such.host.invalid")
+    assert refused("--api-key", "a", "--api-key-file", "b") == "--api-key and --api-key-file cannot be combined"
+    assert "cannot be read" in refused("--api-key-file", tmp_path / "none")
+    assert "holds no usable key" in refused("--api-key", "")
+    assert "expected an origin" in refused("--cors-origin", "example.org")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused("--port", port)
+    assert line.startswith(f"cannot listen at 127.0.0.1 port {port}: ")
+    assert line.endswith("choose another --port")
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')\n")
+    command = [sys.executable, "-m", "llmcli", "serve"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert result.stderr == "error: serve needs the package uvicorn: run `pip install 'llmcli[serve]'`\n"
+    assert result.returncode == 2
+
+
+def test_a_queue_that_is_full_says_so() -> None:
+    with running_server("--rows", 1, "--max-queue", 0) as server:
+        connection = start_long(server, max_tokens=900)
+        status, answer = post(server.port, COMPLETE, STORY)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        connection.close()
+        end = time.monotonic() + 20
+        while post(server.port, COMPLETE, STORY)[0] != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_ipv6_is_shown_as_an_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("needs IPv6")
+    with running_server("--host", "::1") as server:
+        assert server.url.startswith("http://[::1]:")
+        with socket.create_connection(("::1", server.port), timeout=30) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: [::1]\r\n\r\n")
+            assert read_answer(connection)[0] == 200

@@ -1,0 +1,187 @@
+"""One client's texts as an ASGI application: slow readers, times that run out, faults of the device."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from paged import ENDLESS, ids_alone, make_request, open_scheduler
+
+from llmcli.engine.scheduler import Scheduler
+from llmcli.errors import DeviceError, InsufficientMemoryError
+from llmcli.serve.answers import CompletionAnswer
+from llmcli.serve.desk import Desk
+from llmcli.serve.gate import Gate
+from llmcli.serve.service import Limits, Service
+from llmcli.serve.texts import TextsResponse
+from llmcli.tokenizer.base import Tokenizer
+
+SECONDS = 30
+
+
+class NoModel:
+    """Nothing here asks the model anything."""
+
+
+@dataclass
+class Client:
+    """The other side of an ASGI application. It reads while `reads` is set, and leaves when `leaves` is."""
+
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
+    leaves: asyncio.Event = field(default_factory=asyncio.Event)
+    status: int = 0
+    body: bytes = b""
+    num_messages: int = 0
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+        self.num_messages += 1
+
+    def pieces(self) -> list[Any]:
+        """The objects of a stream."""
+        parts = self.body.split(b"\n\n")
+        return [json.loads(part.removeprefix(b"data: ")) for part in parts if part.startswith(b"data: {")]
+
+
+class Server:
+    """A desk over a scheduler without a model, behind the gate."""
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, timeout: float | None = None):
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.desk = Desk(scheduler, max_waiting=100)
+        self.service = Service(NoModel(), self.desk, Limits(1000, timeout))  # type: ignore[arg-type]
+        self.lines: list[str] = []
+
+    async def serve(self, client: Client, requests: list[Any], *, is_stream: bool) -> None:
+        answer = CompletionAnswer("pages", requests, self.tokenizer)
+        response = TextsResponse(self.service, requests, answer, is_stream, includes_usage=False)
+        gate = Gate(response, None, (), self.service.metrics, ("/texts",), self.lines.append)
+        scope = {"type": "http", "method": "POST", "path": "/texts", "raw_path": b"/texts", "headers": []}
+        await asyncio.wait_for(gate(scope, client.receive, client.send), SECONDS)
+
+
+@pytest.fixture
+def run_test(tokenizer: Tokenizer) -> Callable[..., None]:
+    """Run a coroutine with a server, whose worker ends with it and has all its pages then."""
+
+    def run(test: Callable[[Server, Client], Any], timeout: float | None = None) -> None:
+        async def body() -> None:
+            server, client = Server(open_scheduler(tokenizer), tokenizer, timeout), Client()
+            server.desk.worker.start()
+            try:
+                await test(server, client)
+            finally:
+                await asyncio.to_thread(server.desk.worker.stop, SECONDS)
+            assert server.desk.num_texts == 0
+            runner = server.scheduler.runner
+            assert runner.free_pages == runner.limits.num_pages
+
+        asyncio.run(body())
+
+    return run
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+def test_a_slow_reader_holds_no_row_and_gets_fewer_longer_pieces(run_test: Callable[..., None]) -> None:
+    async def test(server: Server, client: Client) -> None:
+        requests = [make_request([97, 98], 5, num_samples=3, most=60)]
+        serving = asyncio.create_task(server.serve(client, requests, is_stream=True))
+        await until(lambda: server.scheduler.usage.steps > 0 and server.scheduler.is_idle)
+        assert client.body == b""
+        client.reads.set()
+        await serving
+        texts, num_pieces = ["", "", ""], 0
+        for piece in client.pieces():
+            (choice,) = piece["choices"]
+            texts[choice["index"]] += choice["text"]
+            num_pieces += 1
+        expected = [bytes(token for token in ids_alone(requests[0], k) if token < 256).decode() for k in range(3)]
+        assert texts == expected
+        assert num_pieces <= 3 * 3 < min(map(len, expected))
+        assert client.body.endswith(b"data: [DONE]\n\n")
+
+    run_test(test)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_ends_its_texts(run_test: Callable[..., None], is_stream: bool) -> None:
+    async def test(server: Server, client: Client) -> None:
+        client.reads.set()
+        serving = asyncio.create_task(
+            server.serve(client, [make_request([97], ENDLESS, 2, most=900)], is_stream=is_stream)
+        )
+        await until(lambda: server.scheduler.usage.steps > 0)
+        client.leaves.set()
+        await serving
+        await until(lambda: server.scheduler.is_idle)
+        assert " 499 " in server.lines[0]
+
+    run_test(test)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_time_runs_out(run_test: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_stream: bool) -> None:
+    """An answer that has not begun is a 504; a stream ends with an error in place of its end."""
+
+    async def test(server: Server, client: Client) -> None:
+        client.reads.set()
+        step = server.scheduler.step
+        monkeypatch.setattr(server.scheduler, "step", lambda: time.sleep(0.05) or step())
+        await server.serve(client, [make_request([97], ENDLESS, most=900)], is_stream=is_stream)
+        assert client.status == (200 if is_stream else 504)
+        error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
+        assert error["message"] == "the answer took longer than 0.3 s (--timeout)"
+        assert b"[DONE]" not in client.body
+        assert " 504 " in server.lines[0]
+
+    run_test(test, timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (DeviceError("the card is gone"), "the card is gone; the server cannot continue; restart it"),
+        (InsufficientMemoryError("out of memory"), "out of memory; other requests are served"),
+        (KeyError("row"), "internal error, please report it: KeyError: 'row'; the server cannot continue; restart it"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_fault_is_told_with_what_follows(
+    run_test: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: Exception, what: str, is_stream: bool
+) -> None:
+    async def test(server: Server, client: Client) -> None:
+        client.reads.set()
+        step, faults = server.scheduler.step, [fault]
+
+        def fail_once() -> Any:
+            has_begun = client.body if is_stream else server.scheduler.usage.steps > 10
+            if has_begun and faults:
+                raise faults.pop()
+            return step()
+
+        monkeypatch.setattr(server.scheduler, "step", fail_once)
+        await server.serve(client, [make_request([97], ENDLESS, most=900)], is_stream=is_stream)
+        error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
+        assert (error["message"], error["code"]) == (what, "device_failed")
+        assert client.status == (200 if is_stream else 500)
+        after = Client()
+        after.reads.set()
+        await server.serve(after, [make_request([97], 4)], is_stream=is_stream)
+        assert after.status == (200 if isinstance(fault, InsufficientMemoryError) else 503)
+
+    run_test(test)
