@@ -50,6 +50,12 @@ class DifferentTextError(LLMCliError):
     exit_code = 6
 
 
+class UnfinishedTextError(LLMCliError):
+    """A text ended before it was what its schema asks for, and --require-complete was given (exit 7)."""
+
+    exit_code = 7
+
+
 class FailedLinesError(LLMCliError):
     """Some lines of a batch failed while they ran; the output says which and why, and holds the others (exit 1)."""
 

@@ -59,6 +59,12 @@ def num_batch_prompts(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--batch-evidence"))
 
 
+@pytest.fixture
+def num_schemas(request: pytest.FixtureRequest) -> int:
+    """How many JSON Schemas hold texts; two fifths as many expressions."""
+    return int(request.config.getoption("--schemas"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Longer runs of tests that draw their cases; without an option each runs a few of them."""
     number: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -73,6 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-seconds", **number, default=4, help="for N seconds")
     parser.addoption("--draft-evidence", **number, default=19, help="N runs with every source of drafts")
     parser.addoption("--batch-evidence", **number, default=60, help="a batch of N prompts, killed N / 100 times")
+    parser.addoption("--schemas", **number, default=160, help="N JSON Schemas that texts are held to")
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import Run, check_run, open_run
 from llmcli.cli.run_options import RunOptions
+from llmcli.cli.schema_options import CompletenessNotice, SchemaInMaking, SchemaOptions
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
@@ -159,6 +160,7 @@ def generate(
     numbers: SamplingNumbers,
     samples: SampleOptions,
     sampler: SamplerOptions,
+    schema: SchemaOptions,
     output: OutputOptions,
     messages: MessageOptions,
 ) -> None:
@@ -172,6 +174,9 @@ def generate(
     """
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
+    grammar = schema.read(ignore_eos=stopping.ignore_eos)
+    if grammar is not None and output.receipt is not None:
+        raise UsageError(f"--receipt and {grammar.name} cannot be combined: a receipt does not hold a schema yet")
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos, timeline=timeline)
     kernels = read_kernels(options.kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
@@ -183,6 +188,7 @@ def generate(
     num_prompt_tokens = len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(stopping.max_new_tokens, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
+    in_making = None if grammar is None else SchemaInMaking(grammar, run, chosen_sampler)
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
@@ -200,8 +206,11 @@ def generate(
         num_alternatives=output.num_alternatives,
         keeps_pages=num_roads > 0,
     )
+    if in_making is not None:
+        wanted = replace(wanted, schema=in_making.result())
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
-    outputs = [*open_outputs(output, facts, roads), cut_notice]
+    completeness = CompletenessNotice()
+    outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
     if receipt is not None:
         outputs.append(receipt.begin(loaded.runner, wanted))
     generation = session.generation(loaded.runner, wanted, loaded.drafting)
@@ -209,6 +218,8 @@ def generate(
         terminal.show_prompt(facts.lead)
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if schema.require_complete:
+        completeness.require_complete()
     if kernels:
         show_change(run.devices, loaded.runner, num_prompt_tokens)
 

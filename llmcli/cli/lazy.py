@@ -49,16 +49,20 @@ PLACES = {
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
+    "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
     "ServerOptions": "serve.server:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
     "TorchProbes": "runners.torch.probes:TorchProbes",
+    "Vocabulary": "schema.vocabulary:Vocabulary",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
+    "any_json_grammar": "schema.grammar:any_json_grammar",
     "cached_repo_ids": "checkpoint.hub_library:cached_repo_ids",
     "card_of": "lab.walk:card_of",
     "check_own_kernel": "lab.own_checks:check_own_kernel",
+    "choice_grammar": "schema.grammar:choice_grammar",
     "choose_call": "lab.profile:choose_call",
     "choose_waiting": "cli.thread_waiting:choose_waiting",
     "compare": "measure.evaluate:compare",
@@ -91,7 +95,9 @@ PLACES = {
     "free_bytes": "runners.cuda.arena:free_bytes",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
+    "json_schema_grammar": "schema.grammar:json_schema_grammar",
     "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
+    "lark_grammar": "schema.grammar:lark_grammar",
     "list_cached_models": "checkpoint.hub_cache:list_cached_models",
     "list_presets": "config.presets:list_presets",
     "load_chat_template": "tokenizer.chat_template:load_chat_template",
@@ -126,6 +132,7 @@ PLACES = {
     "read_own_kernels": "lab.own_kernel:read_own_kernels",
     "read_rung": "lab.ladder:read_rung",
     "refuse_existing": "checkpoint.export_destination:refuse_existing",
+    "regex_grammar": "schema.grammar:regex_grammar",
     "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
@@ -224,6 +231,15 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
     from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
+    from llmcli.schema.grammar import (
+        any_json_grammar,
+        choice_grammar,
+        json_schema_grammar,
+        lark_grammar,
+        regex_grammar,
+    )
+    from llmcli.schema.schema import Schema
+    from llmcli.schema.vocabulary import Vocabulary
     from llmcli.serve.gate import LOOPBACK_NAMES
     from llmcli.serve.server import ServerOptions, run_server
     from llmcli.serve.service import Limits

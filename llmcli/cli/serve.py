@@ -14,7 +14,6 @@ from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import (
     MessageOptions,
-    RunOptions,
     SamplerOptions,
     SamplingNumbers,
     StoppingOptions,
@@ -22,6 +21,7 @@ from llmcli.cli.options import (
     parse_rows,
 )
 from llmcli.cli.run import check_run, open_run
+from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import SessionModel
 from llmcli.cli.template_variables import parse_template_variables

@@ -62,7 +62,8 @@ class Finished:
     """A sample has ended.
 
     `tail` is text that was held back until now; `text` is all of it. `token_ids` are the sampled ids, the
-    end-of-sequence id and those of a stop string included, which `text` leaves out.
+    end-of-sequence id and those of a stop string included, which `text` leaves out. Of a text that is held to a schema
+    `is_complete` says whether the schema allows it to end where it does; it is None for any other.
     """
 
     sample: int
@@ -72,6 +73,7 @@ class Finished:
     finish_reason: FinishReason
     timings: Timings
     request: int = 0
+    is_complete: bool | None = None
 
 
 @dataclass(frozen=True)

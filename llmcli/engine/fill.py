@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Runner, Span
+from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Masks, Runner, Span
 
 _FIRST_FILL_TOKENS, MOST_FILL_TOKENS = 256, 8192
 
@@ -37,8 +37,8 @@ class Fill(Generic[Owner]):
         """Whether all tokens have run."""
         return self.num_run == len(self.prompt) + len(self._said)
 
-    def next_span(self, runner: Runner, most: int) -> Span:
-        """The span to run next, of about `most` tokens at most."""
+    def next_span(self, runner: Runner, most: int, masks: Masks | None = None) -> Span:
+        """The span to run next, of about `most` tokens at most. `masks` are those of the token chosen at the end."""
         if self.num_run < len(self.prompt):
             end = runner.span_end(self.row, most)
             token_ids = self.prompt[self.num_run : end]
@@ -47,7 +47,9 @@ class Fill(Generic[Owner]):
             token_ids = self._said[first : first + MAX_SPAN]
             end = self.num_run + len(token_ids)
         is_last = end == len(self.prompt) + len(self._said)
-        return Span(self.row, tuple(token_ids), "last" if self._chooses and is_last else "none")
+        if not (self._chooses and is_last):
+            return Span(self.row, tuple(token_ids), "none")
+        return Span(self.row, tuple(token_ids), masks=masks)
 
     def take(self, span: Span) -> bool:
         """Count a span as run. True if it was behind the prompt."""

@@ -1,8 +1,14 @@
 """Requests to a scheduler: texts behind a prompt, or the scores of a text."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmcli.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from llmcli.schema.schema import Schema
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Request:
     - With `keeps_pages` the cache keeps the pages of finished texts until it needs room. A request with the same
       prompt, whose `said` begins like such a text, then does not run these tokens again.
     - `kept_row` is the row in which a lone sample runs, and which stays open afterwards.
+    - With `schema` each text is held to it. The runner must take masks.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -42,6 +49,12 @@ class Request:
     kept_row: KeptRow | None = None
     said: tuple[int, ...] = ()
     keeps_pages: bool = False
+    schema: Schema | None = None
+
+    @property
+    def must_read_choices(self) -> bool:
+        """Whether a choice is read before the next: a mask follows from it, and a view of it from its logits."""
+        return self.num_alternatives is not None or self.schema is not None
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,9 @@ class Scheduler:
             if fill is None or (is_alone and events):
                 return
             most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
-            span = fill.next_span(self.runner, _SCORED_TOKENS if isinstance(fill.owner, Score) else most)
+            most = _SCORED_TOKENS if isinstance(fill.owner, Score) else most
+            masks = fill.owner.sample.masks() if isinstance(fill.owner, Text) else None
+            span = fill.next_span(self.runner, most, masks)
             num_tokens = len(span.token_ids)
             if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
                 return
@@ -394,5 +396,5 @@ class Scheduler:
         text.leave_row()
 
     def _works_ahead(self) -> bool:
-        is_inspected = any(text.sample.request.num_alternatives is not None for text in self._running)
-        return self.runner.limits.works_ahead and not is_inspected
+        must_read = any(text.sample.request.must_read_choices for text in self._running)
+        return self.runner.limits.works_ahead and not must_read

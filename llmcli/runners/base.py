@@ -6,7 +6,7 @@ bits of a row's logits depend only on its tokens and on where its prompt ends. T
 it, nor on its pages, nor on how its tokens were cut into spans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -20,6 +20,9 @@ from llmcli.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]
 AllLogits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
+# What a text held to a schema may go on with: a mask for each choice of a span, uint32 [num_choices, words], see
+# `llmcli.sampling.mask`. A runner calls it once for a step, as late as it can, so that masks are made while it works.
+Masks = Callable[[], npt.NDArray[np.uint32]]
 HiddenStates = npt.NDArray[np.float32]  # [num_hidden_layers + 1, num_tokens, hidden_size]
 
 MAX_ROWS = 256  # rows that choose tokens side by side
@@ -62,7 +65,7 @@ class Limits:
 
     `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
     the method `queue` returns while the device still works: queue the next step before you read this one. A span may
-    have up to `max_drafts` drafts; 0 where the runner cannot verify them.
+    have up to `max_drafts` drafts; 0 where the runner cannot verify them. With `takes_masks` a span may have masks.
     """
 
     num_rows: int
@@ -70,6 +73,7 @@ class Limits:
     num_pages: int
     works_ahead: bool
     max_drafts: int = 0
+    takes_masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Span:
     it. A token is chosen behind it, and behind each draft as long as the draft before equals the choice made there:
     the row keeps those drafts, and the last choice is its latest. A choice that fails behind a kept draft is left to
     the row's next span. Read the choices before the row has another span.
+
+    With `masks` only what they allow is chosen; what they raise, if it is an error of ours, is the span's.
     """
 
     row: int
@@ -91,6 +97,7 @@ class Span:
     choose: Choose = "last"
     logits: Logits | None = None
     drafts: tuple[int, ...] = ()
+    masks: Masks | None = None
 
 
 class Step(Protocol):

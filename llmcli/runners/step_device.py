@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Step
+from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Masks, Step
 from llmcli.sampling.sampler import Sampler
 
 # The method of every token outside a prompt: each gets the bits of a step of its own, however long its span is.
@@ -22,6 +22,7 @@ class Work:
     - `token_ids`: the new tokens; () means the one token that the slot chose last.
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
     - `drafts`: tokens that run behind the slot's last one, each kept while it equals the choice before it; see `Span`.
+    - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
     """
 
     slot: int | None
@@ -32,6 +33,7 @@ class Work:
     choose: Choose
     logits: Logits | None = None
     drafts: tuple[int, ...] = ()
+    masks: Masks | None = None
 
     @property
     def num_tokens(self) -> int:

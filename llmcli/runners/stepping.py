@@ -244,7 +244,19 @@ class SteppingRunner:
             raise ValueError("the choices of the row's drafts have not been read")
         if span.drafts:
             self._check_drafts(row, span)
-        work = Work(row.slot, row.pages, row.num_tokens, span.token_ids, SINGLE, span.choose, span.logits, span.drafts)
+        if span.masks is not None and not self.limits.takes_masks:
+            raise ValueError("this runner takes no masks")
+        work = Work(
+            slot=row.slot,
+            pages=row.pages,
+            position=row.num_tokens,
+            token_ids=span.token_ids,
+            method=SINGLE,
+            choose=span.choose,
+            logits=span.logits,
+            drafts=span.drafts,
+            masks=span.masks,
+        )
         end = row.num_tokens + work.num_tokens
         if span.logits is None and row.num_tokens < len(row.prompt):
             if end > len(row.prompt) or list(span.token_ids) != row.prompt[row.num_tokens : end]:

@@ -2,14 +2,15 @@
 
 Order:
 
-    logit_bias -> sequence_bias -> begin_suppress -> eos_ban
+    schema -> logit_bias -> sequence_bias -> begin_suppress -> eos_ban
     -> encoder_repetition_penalty -> repetition_penalty -> presence_penalty -> frequency_penalty -> dry
     -> temperature -> top_n_sigma -> top_k -> top_p -> min_p -> typical_p -> xtc -> mirostat -> draw
 
 - What transformers has stands in transformers' order, so that a model's generation_config means what its author tuned.
   (llama.cpp has the temperature last, so that there it does not move what the filters cut off. `Sampler.order` puts
   the filters in another order or leaves some out.)
-- The biases come first, as in llama.cpp too: the penalties weigh the biased score.
+- A schema comes before all others, so that each sees only what the text may go on with. It is there if a mask is given.
+- The biases come next, as in llama.cpp too: the penalties weigh the biased score.
 - Bans come before everything that counts candidates, so that top_k = 1 finds another token when the likeliest is
   banned. transformers bans bad words, the end and suppressed tokens after the repetition penalties, which comes to
   the same.
@@ -25,7 +26,7 @@ At temperature 0 it is the steps up to DRY -> the highest score; wherever scores
 filters are left out, XTC too: who asks for the likeliest token does not ask for its exclusion, and the random number
 would make greedy text depend on the seed.
 
-At `forced_eos_position` one step, forced_eos, stands for all up to DRY.
+At `forced_eos_position` one step, forced_eos, stands for all from logit_bias to DRY.
 
 Mirostat alone depends on what came before beyond the history: on mu, one number. It is an argument and a result like
 any other, `Sampler.mirostat_mu` and `Choice.mirostat_mu`, so that the chain stays a function: the same logits, history
@@ -47,6 +48,7 @@ from numpy.typing import NDArray
 
 from llmcli.sampling.candidates import Candidates, History, gather_candidates
 from llmcli.sampling.filters import min_p, temperature, top_k, top_n_sigma, top_p, typical_p, xtc
+from llmcli.sampling.mask import TokenMask, schema
 from llmcli.sampling.mirostat import mirostat, next_mu
 from llmcli.sampling.penalties import (
     begin_suppress,
@@ -113,13 +115,18 @@ def steps_of(sampler: Sampler, position: int) -> tuple[Step, ...]:
     return (*before, *(_FILTERS_BY_NAME[name] for name in sampler.order))
 
 
-def run_steps(logits: NDArray[np.float32], history: History, sampler: Sampler) -> Iterator[tuple[str, Candidates]]:
+def run_steps(
+    logits: NDArray[np.float32], history: History, sampler: Sampler, mask: TokenMask | None = None
+) -> Iterator[tuple[str, Candidates]]:
     """Yield `logits` and then each step's name, with the candidates that are left after it.
 
     Shapes and errors as in `choose`.
     """
     candidates = gather_candidates(logits, len(history))
     yield "logits", candidates
+    if mask is not None:
+        candidates = schema(candidates, mask, len(history))
+        yield "schema", candidates
     for step in steps_of(sampler, len(history)):
         candidates = step.apply(candidates, sampler, history)
         yield step.name, candidates
@@ -149,16 +156,22 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-def choose(logits: NDArray[np.float32], history: History, sampler: Sampler, with_logprob: bool = False) -> Choice:
+def choose(
+    logits: NDArray[np.float32],
+    history: History,
+    sampler: Sampler,
+    with_logprob: bool = False,
+    mask: TokenMask | None = None,
+) -> Choice:
     """Choose the token that follows `history`, the ids of the prompt and of all tokens generated so far.
 
     Its length is the position of the chosen token and part of the key of the noise. The log-probability costs a pass
     of exponentials over the vocabulary, so it is computed only on request.
 
-    Shapes: logits [vocab_size] float32; history [position] integers.
-    Raises: CheckpointError for logits with NaN or +inf, or all -inf; UsageError if bias and bans leave no token.
+    Shapes: logits [vocab_size] float32; history [position] integers; mask as `TokenMask`, all tokens without one.
+    Raises: CheckpointError for logits with NaN or +inf, or all -inf; UsageError if mask, bias and bans leave no token.
     """
-    *_, (_, candidates) = run_steps(logits, history, sampler)
+    *_, (_, candidates) = run_steps(logits, history, sampler, mask)
     token_id = draw(candidates, sampler, len(history))
     logprob = float(log_probabilities(logits)[token_id]) if with_logprob else None
     return Choice(token_id, logprob, next_mu(candidates, sampler, token_id))

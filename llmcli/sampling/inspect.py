@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from llmcli.sampling.candidates import Candidates, History
 from llmcli.sampling.chain import log_probabilities, run_steps
+from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.sampler import Sampler
 
 
@@ -71,7 +72,12 @@ def likeliest_tokens(logits: NDArray[np.float32], num_alternatives: int) -> tupl
 
 
 def inspect_choice(
-    logits: NDArray[np.float32], history: History, sampler: Sampler, token_id: int, num_alternatives: int
+    logits: NDArray[np.float32],
+    history: History,
+    sampler: Sampler,
+    token_id: int,
+    num_alternatives: int,
+    mask: TokenMask | None = None,
 ) -> Inspection:
     """Follow a choice of `token_id` through the chain, with up to num_alternatives tokens in each list.
 
@@ -79,7 +85,7 @@ def inspect_choice(
     Shapes: logits [vocab_size] float32; history [position] integers, without the chosen token.
     Raises: as `choose`.
     """
-    chain = run_steps(logits, history, sampler)
+    chain = run_steps(logits, history, sampler, mask)
     _, candidates = next(chain)
     before = _Stage(candidates, candidates.probabilities())
     steps: list[StepEffect] = []

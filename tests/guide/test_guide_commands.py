@@ -1,4 +1,4 @@
-"""The commands of the tutorial and of the recipes run as written; commands and options on all pages exist.
+"""The commands of tutorial, recipes and the page of schemas run as written; commands and options on all pages exist.
 
 A line with the comment `# needs ...` is left out where that is missing. Tests have no network, so its lines never run.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 import typer
@@ -108,6 +109,22 @@ def test_the_recipes_run_as_written(folder: Path) -> None:
     assert len((folder / "texts.jsonl").read_text(encoding="utf-8").splitlines()) == 3
     assert not (folder / "more.jsonl").exists()
     assert (folder / "diff.html").is_file()
+
+
+def test_the_schemas_run_as_written(folder: Path) -> None:
+    lines = lines_to_run((GUIDE / "schema.md").read_text(encoding="utf-8"))
+    assert len(lines) == 9
+    run_lines(lines, folder)
+    schema = json.loads((folder / "story.json").read_text())
+    jsonschema.validate(json.loads((folder / "story-1.json").read_text()), schema)
+    samples = json.loads((folder / "stories.json").read_text())["samples"]
+    assert len(samples) == 3
+    for sample in samples:
+        assert sample["is_complete"]
+        jsonschema.validate(json.loads(sample["text"]), schema)
+    fair = (folder / "fair.txt").read_text()
+    assert re.fullmatch(r" [0-3][0-9]\. (May|June|July) at [0-9]{1,2} o'clock\n", fair)
+    assert re.fullmatch(r"(The [a-z]{3,8} and the [a-z]{3,8}\. ){2}\n", (folder / "poem.txt").read_text())
 
 
 def test_only_what_is_missing_is_left_out(tmp_path: Path) -> None:

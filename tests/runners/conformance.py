@@ -13,6 +13,7 @@ import pytest
 from draft_conformance import DraftConformance
 from layer_conformance import LayerConformance
 from loading_conformance import LoadingConformance
+from mask_conformance import MaskConformance
 from page_conformance import MAX_SEQ_LEN, NUM_ROWS, PageConformance
 from row_steps import (
     GREEDY,
@@ -36,7 +37,7 @@ from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
 
-class RunnerConformance(LoadingConformance, PageConformance, LayerConformance, DraftConformance):
+class RunnerConformance(LoadingConformance, PageConformance, LayerConformance, DraftConformance, MaskConformance):
     """Subclasses define `load` and, if their rounding is coarser, `tolerance`."""
 
     tolerance = 1e-5  # between two ways to compute the same logits, relative to the largest

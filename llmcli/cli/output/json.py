@@ -75,6 +75,7 @@ class JsonLinesOutput:
                     "sample": event.sample + 1,
                     "text": event.tail,  # what was held back: all texts of a sample in a row are its whole text
                     "finish_reason": event.finish_reason,
+                    **_completeness(event),
                     "timings": _timings_json(event.timings, self._facts.load_seconds),
                 }
             )
@@ -91,8 +92,14 @@ def sample_json(item: Finished, load_seconds: float) -> dict[str, Any]:
         "text": item.text,
         "token_ids": list(item.token_ids),
         "finish_reason": item.finish_reason,
+        **_completeness(item),
         "timings": _timings_json(item.timings, load_seconds),
     }
+
+
+def _completeness(item: Finished) -> dict[str, bool]:
+    """Whether a text that is held to a schema is complete; nothing for any other."""
+    return {} if item.is_complete is None else {"is_complete": item.is_complete}
 
 
 def _logprobs_json(inspection: Inspection) -> dict[str, Any]:

@@ -180,8 +180,11 @@ class HostDevice:
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
         try:
+            masks = None if work.masks is None else work.masks()
             for index, of_token in enumerate(logits):
-                choices.append(choose(of_token, history[: len(history) - len(logits) + 1 + index], sampler))
+                place = len(history) - len(logits) + 1 + index
+                mask = None if masks is None else masks[index]
+                choices.append(choose(of_token, history[:place], sampler, mask=mask))
                 sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
         except LLMCliError as error:
             return _Result(work, token_ids, parts, hidden, error)
@@ -191,10 +194,15 @@ class HostDevice:
         """Choose behind each token whose predecessors were chosen, too; see `Span.drafts`."""
         choices: list[Choice] = []
         sampler = slot.sampler_at(work.position)
+        try:
+            masks = None if work.masks is None else work.masks()
+        except LLMCliError as error:
+            return error
         for place, draft in enumerate((*work.drafts, None)):
             (logits,) = project(self._model, [hidden[place : place + 1]])
+            mask = None if masks is None else masks[place]
             try:
-                choices.append(choose(logits, history[: work.position + place + 1], sampler))
+                choices.append(choose(logits, history[: work.position + place + 1], sampler, mask=mask))
             except LLMCliError as error:
                 return tuple(choices) or error
             sampler = replace(sampler, mirostat_mu=choices[-1].mirostat_mu)
@@ -278,7 +286,7 @@ class HostStep:
 def limits_of(num_rows: int, max_seq_len: int) -> Limits:
     """The limits of a device that has pages for all its rows at full length."""
     num_pages = num_rows * pages_of(max_seq_len)
-    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, max_drafts=MAX_SPAN - 1)
+    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, max_drafts=MAX_SPAN - 1, takes_masks=True)
 
 
 def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:

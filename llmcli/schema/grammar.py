@@ -1,0 +1,109 @@
+"""`Grammar`: what a text is held to, as llguidance reads it, made from what the user gave.
+
+Refuses what llguidance cannot hold exactly, and what no text can fit, by the user's own words for it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+
+from llmcli.errors import UsageError
+from llmcli.reading import parse_json
+from llmcli.schema.json_schema import CheckedSchema
+from llmcli.schema.lark import check_lark
+from llmcli.schema.regex import check_regex
+
+# Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
+# lines of a user's grammar keep their numbers.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+
+# White space in a JSON value. Models fill their texts with it where nothing bounds it, so there is what json.dumps
+# writes or nothing: one space behind a comma or a colon.
+_LITTLE_SPACE = {"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+_ANY_SPACE = {"whitespace_pattern": r"[ \n\r\t]+"}
+
+# Without \u every string has one form. With it a key could be written in a second one, which llguidance takes for a
+# key that is not listed. Lost are only control characters that have no letter.
+_ESCAPES = 'nrbtf\\"'
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """`name` is what the user knows it by, such as `--regex`; `lark` is the grammar for llguidance."""
+
+    name: str
+    lark: str
+
+    def __post_init__(self) -> None:
+        """Raises: UsageError for what llguidance does not read."""
+        if (fault := _fault(self.lark)) is not None:
+            raise UsageError(f"{self.name}: {fault}")
+
+
+def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Grammar:
+    """JSON values that fit a JSON Schema, in its text form; `any_space` allows all the white space of JSON.
+
+    Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
+    """
+    try:
+        schema = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is not valid JSON: {error}") from error
+    checked = CheckedSchema(name, schema)
+    lark = _json_lark(checked.document(), any_space)
+    if _fault(lark) is not None:
+        place = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
+        reason = (_fault(_json_lark(checked.document(place), any_space)) or "").partition("JSON schema: ")
+        raise UsageError(f"{name}: {place} cannot be held: {reason[2] or reason[0]}")
+    return Grammar(name, lark)
+
+
+def any_json_grammar(name: str, *, any_space: bool = False) -> Grammar:
+    """Any JSON value."""
+    return Grammar(name, _json_lark({}, any_space))
+
+
+def regex_grammar(name: str, regex: str) -> Grammar:
+    r"""Texts that match a regular expression from end to end; `\d`, `\w` and `\s` are ASCII, as with Python's re.ASCII.
+
+    Raises: UsageError for one that Python's `re` and llguidance do not both read, or read alike.
+    """
+    check_regex(name, regex)
+    return Grammar(name, f"start: /{llguidance.regex_to_lark(regex, 'dws')}/{_NO_FORCING}")
+
+
+def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
+    """One of some texts, none of them empty. Raises: UsageError for an empty one"""
+    if not all(choices):
+        raise UsageError(f"{name} is empty; give it a text")
+    return Grammar(name, f"start: {' | '.join(json.dumps(choice) for choice in choices)}{_NO_FORCING}")
+
+
+def lark_grammar(name: str, text: str) -> Grammar:
+    """Texts of a grammar in Lark's syntax, as llguidance has it.
+
+    Raises: UsageError for what it does not read, and for special tokens.
+    """
+    check_lark(name, text)
+    return Grammar(name, text + _NO_FORCING)
+
+
+def first_line(message: str) -> str:
+    """What llguidance says, without the backtraces and states behind it."""
+    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
+    of_regex = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*of_regex, *lines, "no reason given"][0][:300]
+
+
+def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
+    options = {**(_ANY_SPACE if any_space else _LITTLE_SPACE), "json_allowed_escapes": _ESCAPES}
+    return f"start: %json {json.dumps({**schema, 'x-guidance': options})}{_NO_FORCING}"
+
+
+def _fault(lark: str) -> str | None:
+    """What llguidance says against a grammar, None if it reads it."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
+    return first_line(matcher.get_error()) if matcher.is_error() else None

@@ -1,0 +1,110 @@
+"""`Schema`: what texts are held to, in the tokens of a model; `HeldText`: how far one text has come in it."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UsageError
+from llmcli.sampling.mask import TokenMask, mask_words, pack_mask, unpack_mask
+from llmcli.schema.grammar import Grammar, first_line
+from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
+
+
+class Schema:
+    """A grammar in the tokens of a model."""
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
+        """Raises: UsageError for a grammar that is too large."""
+        self.vocabulary = vocabulary
+        self._matcher = llguidance.LLMatcher(vocabulary.library, grammar.lark, log_level=0)
+        if self._matcher.is_error():
+            raise UsageError(f"{grammar.name}: {first_line(self._matcher.get_error())}")
+
+    def begin(self, *, at_start: bool) -> "HeldText":
+        """A text that is still empty. `at_start` says that nothing visible comes before it."""
+        return HeldText(self._matcher.deep_copy(), self.vocabulary, at_start=at_start)
+
+
+class HeldText:
+    """One text, token by token."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, *, at_start: bool):
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._first_token_ids = vocabulary.first_token_ids if at_start else None
+        self._mask: TokenMask | None = None
+        self._has_ended = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text may end here."""
+        return self._has_ended or self._matcher.is_accepting()
+
+    def mask(self) -> TokenMask:
+        """What the next token may be. Shapes: result [ceil(vocab_size / 32)] uint32
+
+        Raises: UsageError if nothing may come, or llguidance gives up.
+        """
+        if self._mask is None:
+            self._mask = self._compute_mask()
+        return self._mask
+
+    def num_fitting(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens may follow, one behind the other. None of them ends the text."""
+        if self._first_token_ids is not None:
+            return 0  # a text's first token may stand for another one
+        ends = self._vocabulary.eos_token_ids
+        return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
+
+    def masks(self, token_ids: Sequence[int] = ()) -> NDArray[np.uint32]:
+        """What may come next, and behind each of some tokens, which fit. A mask that cannot be made allows nothing.
+
+        Shapes: result [len(token_ids) + 1, words]
+        Raises: as `mask`, for the first
+        """
+        masks = np.zeros((len(token_ids) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
+        masks[0] = self.mask()
+        if not token_ids:
+            return masks
+        unchanged, num_taken = self._matcher.deep_copy(), 0  # one that has failed cannot be rolled back
+        try:
+            for token_id in token_ids:
+                if not self._matcher.consume_token(token_id):
+                    raise ValueError(f"the schema does not allow token {token_id}")
+                num_taken += 1
+                masks[num_taken] = self._compute_mask()
+        except UsageError:
+            pass  # the text may never come there
+        finally:
+            if not self._matcher.rollback(num_taken):
+                self._matcher = unchanged
+        return masks
+
+    def push(self, token_id: int) -> None:
+        """Take the next token. Raises: ValueError for one that the mask does not allow"""
+        first_token_ids, self._first_token_ids, self._mask = self._first_token_ids, None, None
+        stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
+        if stands_for == NOTHING:
+            return
+        if stands_for == NOT_ALLOWED or not self._matcher.consume_token(stands_for):
+            raise ValueError(f"the schema does not allow token {token_id}")
+        self._has_ended = token_id in self._vocabulary.eos_token_ids
+
+    def _compute_mask(self) -> TokenMask:
+        words = np.zeros(mask_words(self._vocabulary.vocab_size), "<u4")
+        found = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: len(words)]
+        if self._matcher.is_error():
+            raise UsageError(f"the schema is too complex: {first_line(self._matcher.get_error())}")
+        words[: len(found)] = found
+        mask = words.astype(np.uint32, copy=False)
+        if self._first_token_ids is not None:
+            is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
+            mask = pack_mask(
+                (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
+            )
+        if not mask.any():
+            raise UsageError("the schema lets nothing follow, and the text is not complete: no text fits the schema")
+        return mask

@@ -1,0 +1,162 @@
+"""Texts held to a schema, on a model: what they are does not depend on how they run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
+
+from llmcli.checkpoint.model import open_model
+from llmcli.engine.events import Finished, Token
+from llmcli.engine.generation import Generation
+from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.scheduler import Scheduler
+from llmcli.runners.base import Runner
+from llmcli.runners.numpy.load import load
+from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.params import SamplingParams
+from llmcli.sampling.sampler import Sampler
+from llmcli.schema.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmcli.schema.schema import Schema
+from llmcli.schema.vocabulary import Vocabulary
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 12},
+        "hero": {"enum": ["Tom", "Lily", "Änne"]},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 150}, "maxItems": 3},
+    },
+    "required": ["title", "hero", "ages"],
+    "additionalProperties": False,
+}
+WARM = Sampler(SamplingParams(temperature=1.5), seed=3, num_prompt_tokens=2, eos_token_ids=frozenset({EOS_ID}))
+
+
+class Model:
+    """A tiny random model, whose tokens are bytes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.tokenizer: Tokenizer = load_tokenizer(folder)
+        self.vocabulary = Vocabulary(self.tokenizer, {EOS_ID}, 288)
+        self.schema = Schema(json_schema_grammar("--schema", json.dumps(SCHEMA)), self.vocabulary)
+
+    def load(self, num_rows: int = 1, max_seq_len: int = 320) -> Runner:
+        return load(open_model(self.folder), max_seq_len=max_seq_len, num_rows=num_rows)
+
+    def request(self, **changes: object) -> Request:
+        return replace(Request((BOS_ID, 65), WARM, (0,), None, schema=self.schema), **changes)  # type: ignore[arg-type]
+
+    def texts(self, runner: Runner, request: Request) -> dict[int, Finished]:
+        events = Generation(runner, self.tokenizer, request).events()
+        return {event.sample: event for event in events if isinstance(event, Finished)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(write_tiny_llama(tmp_path_factory.mktemp("held") / "model"))
+
+
+def test_finished_texts_are_valid(model: Model) -> None:
+    for finished in model.texts(model.load(4), model.request(samples=tuple(range(12)))).values():
+        assert (finished.finish_reason, finished.is_complete) == ("eos", True)
+        jsonschema.validate(json.loads(finished.text), SCHEMA)
+
+
+def test_a_sample_is_the_same_alone(model: Model) -> None:
+    together, alone = model.texts(model.load(4), model.request(samples=tuple(range(6)))), model.load()
+    for index, finished in together.items():
+        assert model.texts(alone, model.request(samples=(index,)))[index].token_ids == finished.token_ids
+
+
+def test_a_text_that_gave_its_pages_back_goes_on_in_its_schema(model: Model) -> None:
+    requests = [model.request(samples=(index,)) for index in range(4)]
+    device = model.load(4)._device  # type: ignore[attr-defined]
+    device.limits = replace(device.limits, num_pages=10)
+    scheduler, texts = Scheduler(SteppingRunner(device), model.tokenizer), {}
+    for request in requests:
+        scheduler.submit(request)
+    while not scheduler.is_idle:
+        texts |= {event.sample: event for event in scheduler.step() if isinstance(event, Finished)}
+    assert scheduler.usage.preemptions > 0
+    for index, request in enumerate(requests):
+        assert texts[index].token_ids == model.texts(model.load(), request)[index].token_ids
+
+
+def test_a_cut_text_says_so(model: Model) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    assert len(whole.token_ids) > 30
+    for length in range(1, 30):
+        cut = model.texts(model.load(), model.request(max_new_tokens=length))[0]
+        assert (cut.finish_reason, cut.is_complete) == ("length", False)
+        assert whole.text.startswith(cut.text)  # never half a character
+    last = model.texts(model.load(), model.request(max_new_tokens=len(whole.token_ids) - 1))[0]
+    assert (last.text, last.finish_reason, last.is_complete) == (whole.text, "length", True)
+    stopped = model.texts(model.load(), model.request(stop_strings=('"hero"',)))[0]
+    assert (stopped.finish_reason, stopped.is_complete) == ("stop", False)
+
+
+def test_no_schema_says_nothing_of_completeness(model: Model) -> None:
+    assert model.texts(model.load(), model.request(schema=None, max_new_tokens=5))[0].is_complete is None
+
+
+def test_half_a_character_is_dropped(model: Model) -> None:
+    held = Schema(choice_grammar("--choice", ["日本"]), model.vocabulary)
+    for length, text in ((1, ""), (2, ""), (3, "日"), (5, "日"), (6, "日本")):
+        finished = model.texts(model.load(), model.request(schema=held, max_new_tokens=length))[0]
+        assert (finished.text, finished.is_complete) == (text, length == 6)
+
+
+def test_what_was_said_counts(model: Model) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    said = whole.token_ids[:9]
+    assert model.texts(model.load(), model.request(said=said))[0].token_ids == whole.token_ids
+
+
+def test_an_end_that_the_model_is_forced_to_waits_for_the_schema(model: Model) -> None:
+    forced = replace(WARM, forced_eos_token_ids=frozenset({EOS_ID}))
+    finished = model.texts(model.load(), model.request(sampler=forced, max_new_tokens=8))[0]
+    assert (len(finished.token_ids), finished.is_complete) == (8, False)
+    assert EOS_ID not in finished.token_ids
+
+
+def test_the_view_of_a_choice_has_the_schema_first(model: Model) -> None:
+    events = Generation(model.load(), model.tokenizer, model.request(num_alternatives=3)).events()
+    views = [event for event in events if isinstance(event, Token)]
+    text = b""
+    for view in views:
+        assert view.inspection is not None
+        step = view.inspection.steps[0]
+        assert (step.name, step.num_left + step.num_removed) == ("schema", 288)
+        assert step.chosen_probability > 0
+        if text.endswith(b'"he'):
+            assert step.num_left == 1
+        text += model.tokenizer.token_bytes(view.token_id)
+
+
+def test_rows_with_and_without_a_schema_side_by_side(model: Model) -> None:
+    runner = model.load(3)
+    held = model.request(kept_row=None)
+    free = model.request(schema=None, max_new_tokens=40)
+    digits = model.request(schema=Schema(regex_grammar("--regex", "[0-9]{4}"), model.vocabulary))
+    scheduler, texts = Scheduler(runner, model.tokenizer), {}
+    numbers = [scheduler.submit(request) for request in (held, free, digits)]
+    while not scheduler.is_idle:
+        texts |= {event.request: event for event in scheduler.step() if isinstance(event, Finished)}
+    for number, request in zip(numbers, (held, free, digits), strict=True):
+        assert texts[number].token_ids == model.texts(model.load(), request)[0].token_ids
+    assert texts[numbers[2]].text.isdecimal()
+
+
+def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
+    kept, runner = KeptRow(), model.load()
+    first = model.texts(runner, model.request(kept_row=kept))[0]
+    held = Schema(choice_grammar("--choice", ["yes", "no"]), model.vocabulary)
+    second = model.texts(runner, model.request(kept_row=kept, schema=held))[0]
+    assert first.is_complete
+    assert second.text in ("yes", "no")

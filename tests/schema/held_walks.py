@@ -1,0 +1,136 @@
+"""Texts drawn under masks without a model, and vocabularies with awkward tokens."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from llmcli.sampling.mask import unpack_mask
+from llmcli.schema.schema import HeldText, Schema
+from llmcli.schema.vocabulary import Vocabulary
+from llmcli.tokenizer.base import Tokenizer
+
+EOS_ID, OTHER_EOS_ID, SPECIAL_ID = 256, 257, 258
+VOCAB_SIZE = 351  # with ids that no token has
+# Words, JSON's pieces, spaces, and pieces of characters; the same bytes twice.
+PIECES = (
+    '{"', '":', '", "', '"}', "}]", "[]", "true", "null", "false", " {", " [", ' "', " a", "  ", " ", "ab", "abc", "é",
+    "日本", "12", "-1", ".5", "e", "\n", "\\n", '\\"', "a", "e1", "2024-", "0",
+)  # fmt: skip
+TORN = (b"\xc3", b"\xa9", b"\xe6\x97", b"\xa5", b'\xa9"', b"\xf0\x9f\x8e", b"\x88", b"\xff", b'"\xc3')
+
+
+# Bytes that bring most texts to an end, those that close what is open first.
+CLOSING = (
+    b'"', b"}", b"]", b"null", b"0", b"1", b"x", b"a", b"b", b"@", b".", b":", b"-", b"[", b"/", b",", b"{", b" ",
+    b"D", b"S", b"M", b"Y", b"T", b"Z", b"_",
+)  # fmt: skip
+
+
+class ListedTokenizer(Tokenizer):
+    """A tokenizer of which only the bytes of its tokens are known."""
+
+    def __init__(self, tokens: list[bytes], special: frozenset[int], *, strips_leading_space: bool = False):
+        self.tokens = tokens
+        self.vocab_size = len(tokens)
+        self.special_token_ids = special
+        self.eos_token_ids = frozenset()
+        self.bos_token_id = None
+        self.strips_leading_space = strips_leading_space
+
+    def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
+        raise NotImplementedError
+
+    def token_id(self, content: str) -> int | None:
+        raise NotImplementedError
+
+    def piece(self, token_id: int) -> str:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        in_range = 0 <= token_id < len(self.tokens) and token_id not in self.special_token_ids
+        return self.tokens[token_id] if in_range else b""
+
+
+def awkward_tokenizer(*, strips_leading_space: bool = False) -> ListedTokenizer:
+    """Every byte, special tokens, and PIECES and TORN."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += [b"</s>", b"<|turn|>", b"<|tool|>", *(piece.encode() for piece in PIECES), *TORN]
+    special = frozenset({EOS_ID, OTHER_EOS_ID, SPECIAL_ID})
+    return ListedTokenizer(tokens, special, strips_leading_space=strips_leading_space)
+
+
+def awkward_vocabulary(*, strips_leading_space: bool = False) -> Vocabulary:
+    """With two end tokens."""
+    tokenizer = awkward_tokenizer(strips_leading_space=strips_leading_space)
+    return Vocabulary(tokenizer, [EOS_ID, OTHER_EOS_ID], VOCAB_SIZE)
+
+
+def allowed_ids(held: HeldText) -> np.ndarray:
+    """The ids that may come next."""
+    return np.flatnonzero(unpack_mask(held.mask()))
+
+
+@cache
+def all_pieces(tokenizer: Tokenizer, vocab_size: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """Each token's bytes, whether they close something, and their place in CLOSING or -1."""
+    pieces = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+    closes = np.array([piece.startswith((b'"', b"}", b"]")) for piece in pieces])
+    return pieces, closes, np.array([CLOSING.index(piece) if piece in CLOSING else -1 for piece in pieces])
+
+
+@dataclass
+class Walk:
+    """A text that was drawn: `ended` says that its end was drawn too."""
+
+    token_ids: list[int]
+    text: bytes
+    ended: bool
+
+
+def walk(schema: Schema, tokenizer: Tokenizer, seed: int, most: int, *, at_start: bool = False) -> Walk:
+    """Draw allowed tokens of random logits at temperature 1.5.
+
+    Ends and closing marks are likelier than others: random logits alone would hardly ever close a long string.
+    """
+    generator, held = np.random.default_rng(seed), schema.begin(at_start=at_start)
+    drawn = Walk([], b"", False)
+    pieces, closes, _ = all_pieces(tokenizer, schema.vocabulary.vocab_size)
+    for _ in range(most):
+        ids = allowed_ids(held)
+        is_end = np.isin(ids, list(schema.vocabulary.eos_token_ids))
+        logits = generator.standard_normal(len(ids)) * 2 + 4.0 * is_end + 2.0 * closes[ids]
+        place = int((logits / 1.5 + generator.gumbel(size=len(ids))).argmax())
+        held.push(int(ids[place]))
+        if is_end[place]:
+            drawn.ended = True
+            break
+        drawn.token_ids.append(int(ids[place]))
+        drawn.text += pieces[int(ids[place])]
+    return drawn
+
+
+def extend(schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool = False) -> bytes | None:
+    """What brings an unfinished text to its end, found by trying; None if nothing was found."""
+    pieces, _, ranks = all_pieces(tokenizer, schema.vocabulary.vocab_size)
+    for attempt in range(60):
+        generator, held, text = np.random.default_rng(attempt), schema.begin(at_start=at_start), b""
+        for token_id in begun.token_ids:
+            held.push(token_id)
+        for _ in range(100):
+            if held.is_complete:
+                return text
+            ids = allowed_ids(held)
+            known = ids[ranks[ids] >= 0]
+            closing = known[ranks[known] < 4]
+            some = closing if len(closing) and generator.random() < 0.5 else known if len(known) else ids
+            token_id = int(generator.choice(some))
+            held.push(token_id)
+            text += pieces[token_id]
+    return None
+
+
+def shared(name: str) -> Path:
+    """A folder beside the project, which may not be there."""
+    return Path(__file__).resolve().parents[3] / "shared" / name

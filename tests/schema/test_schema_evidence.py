@@ -1,0 +1,106 @@
+"""Texts drawn under masks are what they are held to: jsonschema and re say so of the whole ones.
+
+One that was cut is brought to an end by further tokens, and then checked too.
+"""
+
+import decimal
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from held_walks import awkward_tokenizer, awkward_vocabulary, extend, shared, walk
+from made_schemas import make_regexes, make_schemas
+
+from llmcli.resources import STORYTELLER, resource_folder
+from llmcli.schema.grammar import json_schema_grammar, regex_grammar
+from llmcli.schema.schema import Schema
+from llmcli.schema.vocabulary import Vocabulary
+from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.load import load_tokenizer
+
+NUM_SEEDS = 5
+LONGEST = 60
+
+
+@pytest.fixture(autouse=True)
+def exact_numbers():
+    """jsonschema divides by multipleOf: exactly, with decimals of enough digits."""
+    with decimal.localcontext() as context:
+        context.prec = 3000
+        yield
+
+
+def validator(schema: dict) -> jsonschema.protocols.Validator:
+    exact = json.loads(json.dumps(schema), parse_float=decimal.Decimal)
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    kind.check_schema(schema)
+    return kind(exact, format_checker=kind.FORMAT_CHECKER)
+
+
+def check_json(schema: dict, held: Schema, tokenizer: Tokenizer, seeds: range) -> tuple[int, int]:
+    """Numbers of texts that ended by themselves and that were cut."""
+    check, ended = validator(schema), 0
+    for seed in seeds:
+        drawn = walk(held, tokenizer, seed, LONGEST)
+        rest = b"" if drawn.ended else extend(held, tokenizer, drawn)
+        assert rest is not None, (schema, drawn.text)
+        text = (drawn.text + rest).decode()
+        check.validate(json.loads(text, parse_float=decimal.Decimal))
+        ended += drawn.ended
+    return ended, len(seeds) - ended
+
+
+def test_json_is_valid(num_schemas: int) -> None:
+    tokenizer, vocabulary = awkward_tokenizer(), awkward_vocabulary()
+    schemas = make_schemas(num_schemas)
+    grammars = [json_schema_grammar("--schema", json.dumps(schema)) for schema in schemas]
+    counts = [
+        check_json(schema, Schema(grammar, vocabulary), tokenizer, range(NUM_SEEDS))
+        for schema, grammar in zip(schemas, grammars, strict=True)
+    ]
+    ended, cut = (sum(column) for column in zip(*counts, strict=True))
+    assert ended > cut > 0
+
+
+def test_texts_match_their_expressions(num_schemas: int) -> None:
+    tokenizer, vocabulary, ended = awkward_tokenizer(), awkward_vocabulary(), 0
+    regexes = make_regexes(num_schemas * 2 // 5)
+    for regex in regexes:
+        held = Schema(regex_grammar("--regex", regex), vocabulary)
+        for seed in range(NUM_SEEDS):
+            drawn = walk(held, tokenizer, seed, 40)
+            rest = b"" if drawn.ended else extend(held, tokenizer, drawn)
+            assert rest is not None, (regex, drawn.text)
+            text = (drawn.text + rest).decode()
+            assert re.fullmatch(regex, text, re.ASCII), (regex, text)
+            ended += drawn.ended
+    assert ended > len(regexes)
+
+
+@pytest.mark.parametrize("name", ["storyteller", "llama2", "llama3", "qwen2", "stories260K"])
+def test_real_tokenizers(name: str) -> None:
+    """Byte-fallback and byte-level ones; the first space of a text is dropped where the tokenizer puts one there."""
+    folder = resource_folder(STORYTELLER) if name == "storyteller" else find(name)
+    tokenizer = load_tokenizer(folder)
+    eos = tokenizer.eos_token_ids or {min(tokenizer.special_token_ids)}
+    vocabulary = Vocabulary(tokenizer, eos, tokenizer.vocab_size + 3)
+    for schema in make_schemas(16, seed=3):
+        held = Schema(json_schema_grammar("--schema", json.dumps(schema)), vocabulary)
+        check_json(schema, held, tokenizer, range(1))
+
+
+def find(name: str) -> Path:
+    folder = shared(f"models/{name}" if name == "stories260K" else f"tokenizers/{name}")
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not in a folder `shared` beside the project")
+    return folder
+
+
+def test_without_a_mask_the_same_walk_is_not_valid() -> None:
+    """The check can fail: a schema that allows less than the text is held to."""
+    tokenizer, vocabulary = awkward_tokenizer(), awkward_vocabulary()
+    held = Schema(json_schema_grammar("--schema", '{"type": "integer"}'), vocabulary)
+    with pytest.raises(jsonschema.ValidationError):
+        check_json({"type": "integer", "maximum": 3}, held, tokenizer, range(20))

@@ -1,0 +1,113 @@
+"""Masks equal brute force: every token is tried, byte by byte, in a vocabulary that has nothing but bytes."""
+
+import json
+
+import llguidance
+import numpy as np
+import pytest
+from held_walks import EOS_ID, OTHER_EOS_ID, SPECIAL_ID, VOCAB_SIZE, allowed_ids, awkward_tokenizer, awkward_vocabulary
+from made_schemas import make_regexes, make_schemas
+
+from llmcli.sampling.mask import mask_words
+from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llmcli.schema.schema import Schema
+from llmcli.schema.vocabulary import Vocabulary
+
+LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
+GRAMMARS = [
+    *(json_schema_grammar("--schema", json.dumps(schema)) for schema in make_schemas(120, seed=1)),
+    *(json_schema_grammar("--schema", json.dumps(schema), any_space=True) for schema in make_schemas(16, seed=2)),
+    *(regex_grammar("--regex", regex) for regex in make_regexes(60, seed=1)),
+    choice_grammar("--choice", ["a", "ab", "abc", "é", "日本", ' "quoted"', "{"]),
+    choice_grammar("--choice", [" a", "  ", " ab"]),
+    lark_grammar("--grammar", LARK),
+    lark_grammar("--grammar", 'start: "é"+ | "日" "本"? | /[^a]/'),
+]
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def brute_force(grammar: Grammar, text: bytes, tokens: list[bytes], ends: set[int]) -> set[int]:
+    """The tokens that may follow a text."""
+    matcher = llguidance.LLMatcher(BYTES, grammar.lark, log_level=0)
+    assert matcher.try_consume_tokens([*text]) == len(text)
+    allowed = set(ends) if matcher.is_accepting() else set()
+    for token_id, piece in enumerate(tokens):
+        if piece and matcher.validate_tokens([*piece]) == len(piece):
+            allowed.add(token_id)
+    return allowed
+
+
+@pytest.mark.parametrize("number", range(len(GRAMMARS)))
+def test_a_mask_is_what_trying_every_token_finds(number: int) -> None:
+    grammar, tokenizer, vocabulary = GRAMMARS[number], awkward_tokenizer(), awkward_vocabulary()
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    generator, held, text = np.random.default_rng(number), Schema(grammar, vocabulary).begin(at_start=False), b""
+    for _ in range(6):
+        mask = held.mask()
+        assert (mask.dtype, mask.shape) == (np.uint32, (mask_words(VOCAB_SIZE),))
+        allowed = allowed_ids(held)
+        assert set(allowed.tolist()) == brute_force(grammar, text, tokens, {EOS_ID, OTHER_EOS_ID}), text
+        assert (EOS_ID in allowed) == held.is_complete
+        following = [int(token_id) for token_id in allowed if token_id not in (EOS_ID, OTHER_EOS_ID)]
+        if not following:
+            break
+        chosen = int(generator.choice(following))
+        held.push(chosen)
+        text += tokens[chosen]
+
+
+@pytest.mark.parametrize("number", range(0, len(GRAMMARS), 5))
+def test_a_first_space_that_is_dropped_is_not_text(number: int) -> None:
+    """Of the first token counts what is seen of it; a later one counts whole."""
+    grammar, tokenizer = GRAMMARS[number], awkward_tokenizer(strips_leading_space=True)
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    seen = [piece.removeprefix(b" ") for piece in tokens]
+    schema = Schema(grammar, awkward_vocabulary(strips_leading_space=True))
+    held = schema.begin(at_start=True)
+    allowed, ends = set(allowed_ids(held).tolist()), {EOS_ID, OTHER_EOS_ID}
+    expected = brute_force(grammar, b"", seen, ends)
+    expected |= {token_id for token_id, piece in enumerate(tokens) if piece == b" "}
+    # Left out are those whose rest is no token of its own.
+    assert allowed == {one for one in expected if one in ends or seen[one] in tokens or not seen[one]}
+    held.push(tokens.index(b" "))
+    assert set(allowed_ids(held).tolist()) == brute_force(grammar, b"", tokens, ends)
+    if quoted := [token_id for token_id in sorted(allowed) if tokens[token_id].startswith(b" ") and seen[token_id]]:
+        held = schema.begin(at_start=True)
+        held.push(quoted[0])
+        assert set(allowed_ids(held).tolist()) == brute_force(grammar, seen[quoted[0]], tokens, ends)
+    assert set(allowed_ids(schema.begin(at_start=False)).tolist()) == brute_force(grammar, b"", tokens, ends)
+
+
+def test_special_tokens_are_never_text() -> None:
+    held = Schema(regex_grammar("--regex", "(?s).*"), awkward_vocabulary()).begin(at_start=False)
+    allowed = set(allowed_ids(held).tolist())
+    assert SPECIAL_ID not in allowed
+    assert {EOS_ID, OTHER_EOS_ID} <= allowed
+    assert max(allowed) < awkward_tokenizer().vocab_size  # ids that no token has
+    held.push(OTHER_EOS_ID)
+    assert held.is_complete
+
+
+def test_an_end_token_that_is_a_word_is_never_text() -> None:
+    vocabulary = Vocabulary(awkward_tokenizer(), [ord("z")], VOCAB_SIZE)
+    held = Schema(regex_grammar("--regex", "[x-z]{2}"), vocabulary).begin(at_start=False)
+    assert allowed_ids(held).tolist() == [ord("x"), ord("y")]
+    held.push(ord("x"))
+    held.push(ord("y"))
+    assert allowed_ids(held).tolist() == [ord("z")]
+
+
+def test_a_token_that_is_not_allowed_is_refused() -> None:
+    held = Schema(choice_grammar("--choice", ["yes"]), awkward_vocabulary()).begin(at_start=False)
+    with pytest.raises(ValueError, match="does not allow token 65"):
+        held.push(65)
+
+
+def test_texts_of_one_schema_do_not_meet() -> None:
+    schema = Schema(choice_grammar("--choice", ["ab", "cd"]), awkward_vocabulary())
+    first, second = schema.begin(at_start=False), schema.begin(at_start=False)
+    first.push(ord("a"))
+    second.push(ord("c"))
+    assert ord("b") in allowed_ids(first)
+    assert ord("b") not in allowed_ids(second)
+    assert ord("a") in allowed_ids(schema.begin(at_start=False))

@@ -1,0 +1,172 @@
+"""What is refused before a model is read: by keyword and place, or by line; and the library's faults that we avoid."""
+
+import itertools
+import json
+import re
+
+import llguidance
+import pytest
+
+from llmcli.errors import UsageError
+from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+
+OLD = {"$schema": "http://json-schema.org/draft-07/schema#"}
+ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+SCHEMAS = [
+    ({"requird": ["a"]}, "'requird' at # cannot be held exactly"),
+    ({"properties": {"a/b": {"not": {}}}}, "'not' at #/properties/a~1b cannot be held exactly"),
+    ({"items": {"uniqueItems": True}}, "'uniqueItems' at #/items"),
+    ({"x-guidance": {"lenient": True}}, "'x-guidance' at #"),
+    ({"$defs": {"a": {"nullable": True}}}, "'nullable' at #/\\$defs/a is not of JSON Schema"),
+    ({"anyOf": [{}, {"if": {}}]}, "'if' at #/anyOf/1"),
+    ({"properties": [1]}, "#/properties is a list, expected an object of schemas"),
+    ({"anyOf": {}}, "#/anyOf is a dict, expected a list of schemas"),
+    ({"additionalProperties": 3}, "#/additionalProperties is a int, expected a schema"),
+    ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
+    ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
+    ({"pattern": "(?x)a # ["}, "expected no \\(\\?x\\)"),
+    ({"pattern": "(?=a)b"}, "# cannot be held: look-around"),
+    ({"properties": {"a": {"pattern": r"\bx"}}}, "#/properties/a cannot be held: lookarounds"),
+    ({"items": [{}]}, "'items' at # is of older drafts"),
+    ({**OLD, "prefixItems": [{}]}, "'prefixItems' at # is of draft 2020-12"),
+    ({"$schema": "http://example.com"}, "expected JSON Schema draft 4, 6, 7, 2019-09 or 2020-12"),
+    ({"properties": {"a": {"$id": "x"}}}, "'\\$id' at #/properties/a: only the whole schema"),
+    ({"$ref": "http://example.com/x"}, "#/\\$ref is 'http://example.com/x', expected a place here"),
+    ({"$ref": "#/$defs/a"}, "#/\\$ref is '#/\\$defs/a', and there is no schema"),
+    ({"minProperties": 2}, "'minProperties' at # is 2, and required properties are 0"),
+    ({"exclusiveMinimum": True}, "'exclusiveMinimum' at # is True, expected a number"),
+    ({"type": "text"}, "# cannot be held: Invalid type"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "# cannot be held: oneOf"),
+    # No value fits.
+    (False, "# cannot be held: Unsatisfiable"),
+    ({"minimum": 5, "maximum": 3, "type": "integer"}, "# cannot be held: Unsatisfiable"),
+    ({"properties": {"a": {"enum": []}}, "required": ["a"], "type": "object"}, "#/properties/a cannot be held: Unsat"),
+    ({"type": "object", "required": ["a"], "additionalProperties": False}, "# cannot be held: Unsat.*'a'"),
+    (ENDLESS, "no value fits: # requires itself"),
+    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "no value fits: # requires itself"),
+    ({"$ref": "#"}, "no value fits"),
+    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}},
+      "$ref": "#/$defs/a"}, "no value fits: .* requires itself"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "problem"), SCHEMAS)
+def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem) as caught:
+        json_schema_grammar("--schema", json.dumps(schema))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("--schema: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a int"), ("[" * 99 + "]" * 99, "nested")]
+)
+def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        json_schema_grammar("--schema", text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"x-order": 1, "title": "T", "description": "D", "default": 3, "examples": [1], "deprecated": True},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},  # recursion that may end
+        {"properties": {"not": {"type": "null"}, "items": {}}},  # names, not keywords
+        {"enum": [{"not": 1}], "default": {"not": 1}},  # values, not schemas
+        {"$defs": {"50% ü": {"type": "null"}}, "$ref": "#/$defs/50%25%20%C3%BC"},
+        {"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]},
+    ],
+)
+def test_what_is_not_refused(schema: object) -> None:
+    json_schema_grammar("--schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("regex", "problem"),
+    [
+        ("[", "no regular expression: unterminated"),
+        ("[[a]b]", "no regular expression: Possible nested set"),
+        ("(?=a)b", "look-around"),
+        (r"(a)\1", "backreferences"),
+        (r"\bfoo", "lookarounds"),
+    ],
+)
+def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        regex_grammar("--regex", regex)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ('start: "a"\nb: <|tool|>', "line 2: a special token is not supported"),
+        ('start: "a"\n\nb: %json {}', "line 3: %json is"),
+        ('start: b\nb[stop="x"]: /a/', "line 2: a rule's options"),
+        ("start: A\nA: /b/ & ~/c/", "line 2: ~ for"),
+        ("start: @other", "line 1: another grammar"),
+        ('start: "a" b', 'at 1\\(8\\).*unknown name: "b"'),
+        ("", "no start rule"),
+    ],
+)
+def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        lark_grammar("--grammar", grammar)
+
+
+def test_quoted_text_of_a_grammar_is_not_looked_at() -> None:
+    lark_grammar("--grammar", 'start: "<x> @" /<~@>/ "\\"<" // <x>\n  | "b"~2 | "%json"\n# <y>\n')
+
+
+def test_an_empty_choice() -> None:
+    with pytest.raises(UsageError, match="--choice is empty"):
+        choice_grammar("--choice", ["a", ""])
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
+    return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("2024-02-29", True), ("2023-02-29", False), ("1900-02-29", False), ("2000-02-29", True), ("2024-04-31", False),
+        ("2024-12-31", True), ("0000-01-01", False), ("0004-02-29", True), ("2024-1-01", False),
+    ],
+)  # fmt: skip
+def test_dates_are_those_of_the_calendar(text: str, is_allowed: bool) -> None:
+    assert accepts(json_schema_grammar("--schema", '{"type": "string", "format": "date"}'), f'"{text}"') == is_allowed
+
+
+def test_a_listed_key_cannot_be_written_in_another_form() -> None:
+    grammar = json_schema_grammar("--schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    assert accepts(grammar, '{"a": 1, "b": "x"}')
+    assert not accepts(grammar, '{"\\u0061": "x"}')
+
+
+def test_white_space_is_bounded() -> None:
+    schema = '{"type": "array", "items": {"type": "object", "additionalProperties": {"type": "null"}}}'
+    little, any_space = json_schema_grammar("-", schema), json_schema_grammar("-", schema, any_space=True)
+    for text in ('[{"a":null},{}]', '[{"a": null, "b": null}, {}]'):
+        assert accepts(little, text)
+        assert accepts(any_space, text)
+    for text in ('[ {"a":null}]', '[{"a":  null}]', '[{"a":\nnull}]', '[{"a" : null}]', "[{}\t]"):
+        assert not accepts(little, text)
+        assert accepts(any_space, text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        '^[^"]{0,5}$', r"^[^\\]*$", "^[^a]*$", r"^[^\n]*$", "^.*$", '^[^"\\\\]*$', '^[^"\\\\\\n]{0,5}$', '[^"]',
+        "^[ -!#-~]*$", '^([^"]|x)*$', '^[^]"]*$', '^[\\x00-!#-~]*$', r"^[\s\S]*$", r"^[\]\"]+$", '^\\[[^"]*\\]$', r"\\",
+    ],
+)  # fmt: skip
+def test_a_pattern_holds_for_values_not_for_their_json(pattern: str) -> None:
+    grammar = json_schema_grammar("--schema", json.dumps({"type": "string", "pattern": pattern}))
+    for length in range(3):
+        for characters in itertools.product('"\\\n\taé🎈[]!', repeat=length):
+            value = "".join(characters)
+            matches = re.search(pattern.replace("$", r"\Z"), value) is not None
+            assert accepts(grammar, json.dumps(value, ensure_ascii=False)) == matches, value
