@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounded_torch import load_rounded
 from row_steps import GREEDY, PROMPT, relative_error, run_prompt, single_steps
-from side_by_side import tell
+from side_by_side import check_rows_together, tell
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.cuda
 LENGTHS = (1, 8, 40, 100)  # a token alone, and each way of products
 
 
-def load_on_card(folder: Path) -> Any:
+def load_on_card(folder: Path, num_rows: int = 1) -> Any:
     from llmcli.runners.cuda.load import load
 
-    return load(open_model(folder), device=Device.open(0), max_seq_len=200)
+    return load(open_model(folder), device=Device.open(0), max_seq_len=200, num_rows=num_rows)
 
 
 def follow(runner: Runner, length: int, answer: list[int]) -> list[Any]:
@@ -67,3 +67,12 @@ def test_the_storyteller(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_shape(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shape("Llama-3.2-1B", form, tmp_path / "model", lambda done, total: None)
     check(tmp_path / "model", f"Llama-3.2-1B {form}", monkeypatch)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "bf16"])
+def test_many_rows_of_a_real_shape_have_the_bits_of_each_alone(form: str, tmp_path: Path) -> None:
+    """Blocks that race are right in small models, where they are few."""
+    write_shape("Llama-3.2-1B", form, tmp_path / "model", lambda done, total: None)
+    runner = load_on_card(tmp_path / "model", num_rows=256)
+    for num_rows in (256, 40):
+        check_rows_together(runner, num_rows, 12)
