@@ -176,9 +176,9 @@ def sample_token(
     check(NAME, "history", history, dtype=np.int32, shape=(num_rows, max_seq_len), aligned=4)
     check(NAME, "state", state, dtype=np.uint8, shape=(num_rows, row_bytes), aligned=128)
     check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, 2, NUM_RESULTS))
-    if next_row is not None:
-        for name, array in (("next_row", next_row), ("draft", draft)):
-            check(NAME, name, array, dtype=np.int32, shape=(1,), aligned=4)
+    if next_row is not None and draft is not None:
+        check(NAME, "next_row", next_row, dtype=np.int32, shape=(1,), aligned=4)
+        check(NAME, "draft", draft, dtype=np.int32, shape=(1,), aligned=4)
         if num_tokens != 1:
             raise ValueError(f"sample_token: {num_tokens} lanes with a draft, 1 is the most")
     most = lanes_per_launch(device.num_multiprocessors)
