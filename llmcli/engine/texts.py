@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llmcli.engine.drafts import TextDrafts
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.runners.base import Logits, Runner, Step
+from llmcli.runners.base import Chosen, Logits, Runner, Step
 
 
 @dataclass
@@ -52,6 +52,19 @@ class Text:
     num_queued: int = 0  # tokens chosen by queued steps, with those that have been read; a step with drafts counts one
     drafts: TextDrafts | None = None
     has_unread_drafts: bool = False
+    latest: tuple[Step, int] | None = None  # the queued step that chooses for it, with the place of its span
+
+    def take_queued(self, step: Step, place: int, *, has_drafts: bool = False) -> None:
+        """Note a queued step that chooses for it."""
+        self.num_queued += 1
+        self.has_unread_drafts = has_drafts
+        self.latest = step, place
+
+    def read_latest(self) -> Chosen:
+        """Wait for the latest step that chooses for it. It stays queued, and is told later."""
+        assert self.latest is not None
+        step, place = self.latest
+        return step.choices()[place]
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it was asked for earlier."""
@@ -62,6 +75,7 @@ class Text:
         self.row = None
         self.turn += 1
         self.has_unread_drafts = False
+        self.latest = None
         if self.drafts is not None:
             self.drafts.close()
             self.drafts = None
