@@ -17,7 +17,7 @@ def next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: i
         return Span(text.row, logits=text.shared.logits, masks=text.sample.masks())
     is_read = 0 < text.num_queued <= len(text.sample.token_ids)
     if not is_read:
-        return Span(text.row, masks=text.sample.masks(text.read_latest))
+        return Span(text.row, masks=text.sample.masks(text.read_ahead))
     if drafting is None:
         return Span(text.row, masks=text.sample.masks())
     drafts = text.sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
@@ -46,6 +46,7 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
     """
     sample = text.sample
     text.has_unread_drafts = False
+    text.unread.popleft()
     if isinstance(chosen, LLMCliError):
         return [Failed(sample.index, chosen, sample.number)]
     if not sample.token_ids and not sample.prefill_seconds:

@@ -4,13 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmcli.engine.events import Finished, FinishReason, Timings
 from llmcli.engine.request import Request
 from llmcli.engine.stop_strings import StopStrings
-from llmcli.runners.base import Chosen, Logits, Masks
+from llmcli.runners.base import Logits, Masks
 from llmcli.sampling.inspect import Inspection, inspect_choice
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.stream import StreamDecoder
@@ -77,21 +74,15 @@ class Sample:
         """The first drafts, as far as the text can go on with them."""
         return drafts if self._held_text is None else drafts[: self._held_text.num_fitting(drafts)]
 
-    def masks(self, read: Callable[[], Chosen] = tuple, *, drafts: tuple[int, ...] = ()) -> Masks | None:
+    def masks(
+        self, read_ahead: Callable[[], tuple[int, ...] | None] = tuple, *, drafts: tuple[int, ...] = ()
+    ) -> Masks | None:
         """What may come next and behind each fitting draft, for the span that chooses; None if every token may.
 
-        `read` waits for the choice before, if it has been queued and not yet been told.
+        `read_ahead` waits for the choices that are queued, and not yet told; None if one has failed.
         """
         held_text = self._held_text
-        if held_text is None:
-            return None
-
-        def make() -> NDArray[np.uint32]:
-            chosen = read()
-            token_ids = [choice.token_id for choice in chosen] if isinstance(chosen, tuple) else None
-            return held_text.masks(token_ids, drafts)
-
-        return make
+        return None if held_text is None else lambda: held_text.masks(read_ahead(), drafts)
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
         """A function that inspects the choice made from these logits; None if the request wants no alternatives."""
