@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, LLMCliError, UsageError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
@@ -19,6 +20,7 @@ from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
+from llmcli.sampling.mask import TokenMask, mask_words
 from llmcli.sampling.sampler import Sampler
 
 # Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
@@ -115,27 +117,28 @@ class CudaDevice:
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
+        masks = [_StepMasks(work, self.config.vocab_size) for work in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
         lanes.sort(key=lambda place: works[place].slot or 0)
         if lanes:
-            self._run_lanes([works[place] for place in lanes])
+            self._run_lanes([works[place] for place in lanes], [masks[place] for place in lanes])
             for place in lanes:
                 runs[place].append(self._count_run(works[place], works[place].position + 1))
         for place, work in enumerate(works):
             if work.logits is not None:
-                self._choose_from(work, work.logits)
+                self._choose_from(work, work.logits, masks[place])
                 runs[place].append(self._count_run(work, work.position))
         spans = [place for place, work in enumerate(works) if not _is_lane(work) and work.logits is None]
         if not spans:  # a moment takes the host some microseconds, and decoding is not timed
-            return CudaStep(self, works, runs, lanes, None, None, self.num_steps)
+            return CudaStep(self, works, runs, masks, lanes, None, None, self.num_steps)
         begin = self._forward.device.now()
         for place in spans:
-            runs[place] = self._run_span(works[place])
+            runs[place] = self._run_span(works[place], masks[place])
         timed = begin, self._forward.device.now()
-        return CudaStep(self, works, runs, lanes, spans[-1], timed, self.num_steps)
+        return CudaStep(self, works, runs, masks, lanes, spans[-1], timed, self.num_steps)
 
-    def _run_lanes(self, works: Sequence[Work]) -> None:
+    def _run_lanes(self, works: Sequence[Work], masks: Sequence[_StepMasks]) -> None:
         slots = []
         for work in works:
             assert work.slot is not None
@@ -145,9 +148,18 @@ class CudaDevice:
                 token_ids = np.array(work.token_ids, np.int32)
                 self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
                 self._send_history(work.slot, work.position, work.token_ids)
-        self._lanes.queue(slots, [work.position for work in works])
+        held = [work.masks is not None for work in works]
+        for slot, is_held in zip(slots, held, strict=True):
+            if not is_held:
+                self._sampler.allow(slot, None)
+        self._lanes.queue(slots, [work.position for work in works], held)
+        if any(held):  # the card works, and the masks are made
+            for slot, is_held, made in zip(slots, held, masks, strict=True):
+                if is_held:
+                    self._sampler.allow(slot, made.mask(0))
+            self._lanes.choose_held()
 
-    def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
+    def _run_span(self, work: Work, masks: _StepMasks) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
         for _ in self._span_by_layer(work):
@@ -160,7 +172,8 @@ class CudaDevice:
         runs = []
         for place in range(first, count):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
-            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1])
+            mask = masks.mask(place - first)
+            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1], mask)
             runs.append(self._count_run(work, work.position + place + 1))
             if place + 1 < count and work.slot is not None:
                 self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
@@ -186,15 +199,16 @@ class CudaDevice:
         way = way_of(number) if number > 0 else WAYS[work.method - 1]
         return self._forward.chunk_by_layer(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
 
-    def _choose_from(self, work: Work, logits: Any) -> None:
+    def _choose_from(self, work: Work, logits: Any, masks: _StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
         self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
         self._mailbox.send(position, np.array([work.position - 1], np.int32))
-        self._sample(work, on_card, position)
+        self._sample(work, on_card, position, masks.mask(0))
 
-    def _sample(self, work: Work, logits: Any, positions: Any) -> None:
+    def _sample(self, work: Work, logits: Any, positions: Any, mask: TokenMask | None) -> None:
         assert work.slot is not None
         workspace = self._workspace
+        self._sampler.allow(work.slot, mask)
         self._sampler.enqueue(
             logits=logits,
             rows=workspace.slot_numbers[work.slot : work.slot + 1],
@@ -242,6 +256,31 @@ class CudaDevice:
         return self._forward.logits_of_span(first, count)
 
 
+class _StepMasks:
+    """The masks of a work's choices. They are made once they are asked for: the card then works on the step.
+
+    Attributes: error: what they raised; then no choice is allowed anything
+    """
+
+    def __init__(self, work: Work, vocab_size: int):
+        self.error: LLMCliError | None = None
+        self._make = work.masks
+        self._masks: NDArray[np.uint32] | None = None
+        self._num_words = mask_words(vocab_size)
+
+    def mask(self, choice: int) -> TokenMask | None:
+        """The mask of a choice; None if it may be any token."""
+        if self._make is None or self.error is not None:
+            return None if self._make is None else np.zeros(self._num_words, np.uint32)
+        try:
+            self._masks = self._make() if self._masks is None else self._masks
+        except LLMCliError as error:
+            self.error = error
+            return self.mask(choice)
+        mask: TokenMask = self._masks[choice]
+        return mask
+
+
 class CudaStep:
     """A step that has been queued."""
 
@@ -250,6 +289,7 @@ class CudaStep:
         device: CudaDevice,
         works: Sequence[Work],
         runs: Sequence[Sequence[tuple[int, int, int]]],
+        masks: Sequence[_StepMasks],
         lanes: Sequence[int],
         last_span: int | None,
         timed: tuple[Moment, Moment] | None,
@@ -263,6 +303,7 @@ class CudaStep:
         self._device = device
         self._works = works
         self._runs = runs
+        self._masks = masks
         self._lanes = list(lanes)
         self._last_span = last_span
         self._timed = timed
@@ -272,7 +313,8 @@ class CudaStep:
         """See `Step.choices`. A step that chooses nothing is waited for."""
         if not any(self._runs):
             self._device.wait()
-        return [self._device.read_choices(runs) for runs in self._runs]
+        chosen = [self._device.read_choices(runs) for runs in self._runs]
+        return [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`. Raises: ValueError if they have been overwritten"""

@@ -126,7 +126,7 @@ def load(
             sampler,
             workspace,
             mailbox,
-            limits=Limits(plan.num_rows, max_seq_len, plan.num_pages, works_ahead=True),
+            limits=Limits(plan.num_rows, max_seq_len, plan.num_pages, works_ahead=True, takes_masks=True),
             is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
