@@ -12,18 +12,17 @@ from llmcli.runners.base import Chosen, Runner, Span
 
 
 def next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int) -> Span:
-    """The span that chooses the text's next token, in a step of so many rows.
-
-    A sample's masks follow from its tokens, so those chosen by queued steps must have been read.
-    """
+    """The span that chooses the text's next token, in a step of so many rows."""
     assert text.row is not None
     if text.num_queued == 0 and text.shared is not None:
         return Span(text.row, logits=text.shared.logits, masks=text.sample.masks())
     is_read = 0 < text.num_queued <= len(text.sample.token_ids)
-    if drafting is None or not is_read:
+    if not is_read:
+        return Span(text.row, masks=text.sample.masks(text.read_ahead))
+    if drafting is None:
         return Span(text.row, masks=text.sample.masks())
     drafts = text.sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
-    return Span(text.row, drafts=drafts, masks=text.sample.masks(drafts))
+    return Span(text.row, drafts=drafts, masks=text.sample.masks(drafts=drafts))
 
 
 def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> bool:
@@ -74,6 +73,7 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
     """
     sample = text.sample
     text.has_unread_drafts = False
+    text.unread.popleft()
     if isinstance(chosen, LLMCliError):
         return [Failed(sample.index, chosen, sample.number)]
     if not sample.token_ids and not sample.prefill_seconds:

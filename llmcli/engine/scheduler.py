@@ -260,7 +260,7 @@ class Scheduler:
                 owner.prefill_tokens = fill.num_computed
                 owner.prefill_seconds = time.perf_counter() - owner.start_time
             else:
-                owner.num_queued += 1
+                owner.take_queued(step, 0)
                 insort(self._running, owner)
                 self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1], []))
                 if not owner.sample.token_ids:
@@ -292,9 +292,8 @@ class Scheduler:
         spans = [next_span(self.runner, text, self._drafting, len(ready)) for text in ready]
         is_timed = not self._filled and all(span.logits is None for span in spans)
         step = self.runner.queue(spans)
-        for text, span in zip(ready, spans, strict=True):
-            text.num_queued += 1
-            text.has_unread_drafts = bool(span.drafts)
+        for place, (text, span) in enumerate(zip(ready, spans, strict=True)):
+            text.take_queued(step, place, has_drafts=bool(span.drafts))
         places = [(place, text, text.turn) for place, text in enumerate(ready)]
         drafts, begun = sum(len(span.drafts) for span in spans), start_time if is_timed else None
         self._queued.append(Queued(step, places, [0] * len(ready), self._filled, drafts, begun))

@@ -75,6 +75,7 @@ ROW_SAMPLER = np.dtype(
         ("suppresses_begin", np.int32),
         ("forced_position", np.int32),
         ("num_sequences", np.int32),
+        ("uses_mask", np.int32),
         ("step", np.uint32),
         ("steps", np.uint8, MAX_STEPS),
     ],
@@ -90,12 +91,14 @@ class RowLayout:
     Units: bytes
 
     Attributes:
+        uses_mask_start: the ROW_SAMPLER's uses_mask
         sequences_start: up to MAX_SEQUENCE_IDS + 1 of SEQUENCE, by token id, the last with token id -1
         sequence_ids_start: up to MAX_SEQUENCE_IDS int32, the ids before each sequence's last
     """
 
     vocab_size: int
 
+    uses_mask_start: ClassVar[int] = 720
     sequences_start: ClassVar[int] = 88320
     sequence_ids_start: ClassVar[int] = 219408
     _BEFORE_TOKENS: ClassVar[int] = 252288
@@ -111,9 +114,14 @@ class RowLayout:
         return self._BEFORE_TOKENS + 24 * self._num_tokens
 
     @property
+    def mask_start(self) -> int:
+        """A bit for each token, in words of 32, after the marks."""
+        return self._BEFORE_TOKENS + 25 * self._num_tokens
+
+    @property
     def row_bytes(self) -> int:
         """All of a row, padded so that the next begins with a line of its own."""
-        return -(-(self._BEFORE_TOKENS + 25 * self._num_tokens) // 128) * 128
+        return -(-(self.mask_start + -(-self.vocab_size // 32) * 4) // 128) * 128
 
     @property
     def _num_tokens(self) -> int:

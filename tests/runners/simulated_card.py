@@ -124,6 +124,7 @@ class SimulatedSampler:
     def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
         self._vocab_size = vocab_size
         self._samplers: dict[int, Sampler] = {}
+        self._masks: dict[int, np.ndarray | None] = {}
         self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
         self._num_runs: Counter[int] = Counter()
         self._num_counted: Counter[int] = Counter()
@@ -132,6 +133,10 @@ class SimulatedSampler:
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
         pack_sampler(sampler, self._vocab_size)  # for what it refuses
         self._samplers[slot] = sampler
+        self._masks[slot] = None
+
+    def allow(self, slot: int, mask: np.ndarray | None) -> None:
+        self._masks[slot] = None if mask is None else mask.copy()
 
     def count_run(self, slot: int) -> int:
         self._num_counted[slot] += 1
@@ -165,7 +170,9 @@ class SimulatedSampler:
             position = int(on_host(positions)[lane]) + 1
             tokens = on_host(history)[row]
             try:
-                choice = choose(floats(logits[lane]), tokens[:position].tolist(), self._samplers[row])
+                choice = choose(
+                    floats(logits[lane]), tokens[:position].tolist(), self._samplers[row], mask=self._masks[row]
+                )
             except LLMCliError as error:
                 self._results[row, run] = error
                 continue

@@ -12,14 +12,16 @@ from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
-from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes
+from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import WAYS, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
+from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.sampler import Sampler
 
 # Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
@@ -121,41 +123,51 @@ class CudaDevice:
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
+        masks = [StepMasks(work, self.config.vocab_size) for work in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
         lanes.sort(key=lambda place: works[place].slot or 0)
-        lanes, passes = _with_drafts(works, lanes)
+        lanes, passes = with_drafts(works, lanes)
         if lanes:
-            self._run_lanes([works[place] for place in lanes])
+            self._run_lanes([works[place] for place in lanes], [masks[place] for place in lanes])
             for place in lanes:
                 runs[place].append(self._count_run(works[place], works[place].position + 1))
         for place, work in enumerate(works):
             if work.logits is not None:
-                self._choose_from(work, work.logits)
+                self._choose_from(work, work.logits, masks[place])
                 runs[place].append(self._count_run(work, work.position))
         drafted: dict[int, DraftChoices] = {}
         for places in passes:
-            drafted |= self._run_drafts({place: works[place] for place in places})
+            drafted |= self._run_drafts({place: works[place] for place in places}, masks)
         spans = [place for place, work in enumerate(works) if _is_span(work)]
         if not spans:  # a moment takes the host some microseconds, and decoding is not timed
-            return CudaStep(self, works, runs, drafted, lanes, passes[-1:], None, None, self.num_steps)
+            return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], None, None, self.num_steps)
         begin = self._forward.device.now()
         for place in spans:
-            runs[place] = self._run_span(works[place])
+            runs[place] = self._run_span(works[place], masks[place])
         timed = begin, self._forward.device.now()
-        return CudaStep(self, works, runs, drafted, lanes, (), spans[-1], timed, self.num_steps)
+        return CudaStep(self, works, runs, drafted, masks, lanes, (), spans[-1], timed, self.num_steps)
 
-    def _run_lanes(self, works: Sequence[Work]) -> None:
+    def _run_lanes(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         slots = [self._prepare_slot(work) for work in works]
-        self._lanes.queue(slots, [work.position for work in works])
+        held = [work.masks is not None for work in works]
+        for slot, is_held in zip(slots, held, strict=True):
+            if not is_held:
+                self._sampler.allow(slot, None)
+        self._lanes.queue(slots, [work.position for work in works], held)
+        if any(held):  # the card works, and the masks are made
+            for slot, is_held, made in zip(slots, held, masks, strict=True):
+                if is_held:
+                    self._sampler.allow(slot, made.mask(0))
+            self._lanes.choose_held()
 
-    def _run_drafts(self, works: Mapping[int, Work]) -> dict[int, DraftChoices]:
+    def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
         """Queue one pass of lanes with drafts, and their choices; returns these by the work's place."""
         drafted = {}
         for place, work in works.items():
             slot = self._prepare_slot(work)
             drafted[place] = self._drafted[slot] = DraftChoices(self._sampler, work)
-        self._draft_lanes.queue(list(works.values()))
+        self._draft_lanes.queue(list(works.values()), [masks[place] for place in works])
         return drafted
 
     def _prepare_slot(self, work: Work) -> int:
@@ -169,7 +181,7 @@ class CudaDevice:
             self._send_history(work.slot, work.position, work.token_ids)
         return work.slot
 
-    def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
+    def _run_span(self, work: Work, masks: StepMasks) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
         for _ in self._span_by_layer(work):
@@ -182,7 +194,8 @@ class CudaDevice:
         runs = []
         for place in range(first, count):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
-            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1])
+            mask = masks.mask(place - first)
+            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1], mask)
             runs.append(self._count_run(work, work.position + place + 1))
             if place + 1 < count and work.slot is not None:
                 self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
@@ -208,15 +221,16 @@ class CudaDevice:
         way = way_of(number) if number > 0 else WAYS[work.method - 1]
         return self._forward.chunk_by_layer(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
 
-    def _choose_from(self, work: Work, logits: Any) -> None:
+    def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
         self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
         self._mailbox.send(position, np.array([work.position - 1], np.int32))
-        self._sample(work, on_card, position)
+        self._sample(work, on_card, position, masks.mask(0))
 
-    def _sample(self, work: Work, logits: Any, positions: Any) -> None:
+    def _sample(self, work: Work, logits: Any, positions: Any, mask: TokenMask | None) -> None:
         assert work.slot is not None
         workspace = self._workspace
+        self._sampler.allow(work.slot, mask)
         self._sampler.enqueue(
             logits=logits,
             rows=workspace.slot_numbers[work.slot : work.slot + 1],
@@ -284,6 +298,7 @@ class CudaStep:
         works: Sequence[Work],
         runs: Sequence[Sequence[tuple[int, int, int]]],
         drafted: Mapping[int, DraftChoices],
+        masks: Sequence[StepMasks],
         lanes: Sequence[int],
         last_pass: Sequence[Sequence[int]],
         last_span: int | None,
@@ -300,6 +315,7 @@ class CudaStep:
         self._works = works
         self._runs = runs
         self._drafted = drafted
+        self._masks = masks
         self._lanes = list(lanes)
         self._last_pass = [place for places in last_pass for place in places]
         self._last_span = last_span
@@ -310,10 +326,11 @@ class CudaStep:
         """See `Step.choices`. A step that chooses nothing is waited for."""
         if not any(self._runs) and not self._drafted:
             self._device.wait()
-        return [
+        chosen = [
             self._drafted[place].read() if place in self._drafted else self._device.read_choices(runs)
             for place, runs in enumerate(self._runs)
         ]
+        return [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`. Raises: ValueError if they have been overwritten"""
@@ -348,22 +365,3 @@ def _is_lane(work: Work) -> bool:
 def _is_span(work: Work) -> bool:
     """Whether a work runs by itself."""
     return work.logits is None and not work.drafts and not _is_lane(work)
-
-
-def _with_drafts(works: Sequence[Work], lanes: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """The lanes that run by themselves, and the passes of works with drafts; lanes join those if all fit in one pass.
-
-    A work is told by its place.
-    """
-    drafted = [place for place, work in enumerate(works) if work.drafts]
-    if drafted and sum(works[place].num_tokens for place in (*drafted, *lanes)) <= MAX_SPAN:
-        return [], [[*drafted, *lanes]]
-    passes: list[list[int]] = []
-    room = 0
-    for place in drafted:
-        if works[place].num_tokens > room:
-            passes.append([])
-            room = MAX_SPAN
-        passes[-1].append(place)
-        room -= works[place].num_tokens
-    return list(lanes), passes

@@ -17,6 +17,7 @@ from llmcli.runners.cuda.arena import Mailbox, copy
 from llmcli.runners.cuda.forward import Forward, Lanes
 from llmcli.runners.cuda.graphs import StepGraphs
 from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import Work
@@ -45,10 +46,10 @@ class DraftLanes:
         self._mailbox = mailbox
         self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
 
-    def queue(self, works: Sequence[Work]) -> None:
+    def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
-        The slots hold the latest tokens and the page tables.
+        The slots hold the latest tokens and the page tables. The masks are asked for once the card works.
         """
         lanes = np.zeros((3, MAX_SPAN), np.int32)
         firsts, count = [], 0
@@ -66,8 +67,8 @@ class DraftLanes:
             assert work.slot is not None
             copy(self._forward.device, token_ids[first : first + 1], latest[work.slot : work.slot + 1])
         self._graphs.start(count)
-        for first, work in zip(firsts, works, strict=True):
-            self._choose(first, len(work.drafts))
+        for first, work, made in zip(firsts, works, masks, strict=True):
+            self._choose(first, work, made)
 
     def _launch(self, count: int) -> None:
         token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
@@ -75,12 +76,14 @@ class DraftLanes:
         self._forward.run_lanes(Lanes(token_ids, None, rows, positions, page_table, is_span=True))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
 
-    def _choose(self, first: int, num_drafts: int) -> None:
-        workspace = self._workspace
+    def _choose(self, first: int, work: Work, masks: StepMasks) -> None:
+        assert work.slot is not None
+        workspace, num_drafts = self._workspace, len(work.drafts)
         token_ids, rows, positions = (workspace.drafted[place] for place in range(3))
         for lane in range(first, first + num_drafts + 1):
             this, following = slice(lane, lane + 1), slice(lane + 1, lane + 2)
             has_draft = lane < first + num_drafts
+            self._sampler.allow(work.slot, masks.mask(lane - first))
             self._sampler.enqueue(
                 logits=self.logits[this],
                 rows=rows[this],
@@ -126,3 +129,22 @@ class DraftChoices:
             if choices[-1].token_id != draft:
                 break
         return tuple(choices)
+
+
+def with_drafts(works: Sequence[Work], lanes: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The lanes that run by themselves, and the passes of works with drafts; lanes join those if all fit in one pass.
+
+    A work is told by its place.
+    """
+    drafted = [place for place, work in enumerate(works) if work.drafts]
+    if drafted and sum(works[place].num_tokens for place in (*drafted, *lanes)) <= MAX_SPAN:
+        return [], [[*drafted, *lanes]]
+    passes: list[list[int]] = []
+    room = 0
+    for place in drafted:
+        if works[place].num_tokens > room:
+            passes.append([])
+            room = MAX_SPAN
+        passes[-1].append(place)
+        room -= works[place].num_tokens
+    return list(lanes), passes

@@ -61,7 +61,8 @@ class Workspace(Generic[A]):
       [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
-    - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
+    - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
+      lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes
     - For lanes with drafts: drafted int32 [3, MAX_SPAN]: each lane's token id, row and position
@@ -87,6 +88,8 @@ class Workspace(Generic[A]):
     norm_factors: A | None
     lane_rows: A
     lane_positions: A
+    free_rows: A
+    held_rows: A
     lane_logits: A
     partials: A
     counters: A
@@ -142,6 +145,8 @@ def plan_workspace(
         norm_factors=norm_factors,
         lane_rows=of_lanes,
         lane_positions=of_lanes,
+        free_rows=of_lanes,
+        held_rows=of_lanes,
         lane_logits=Region((num_lanes(num_rows), config.vocab_size), FLOAT32),
         partials=Region((together, config.num_attention_heads, splits, partial_size), FLOAT32),
         counters=Region((together, grid_heads(qkv, itemsize)), UINT32),
