@@ -164,8 +164,8 @@ class LateDevice(PageDevice):
 
 
 def shuffled(history: Sequence[int], sampler: Sampler) -> int:
-    """A text that says many pairs of tokens again, and goes on in another way each time."""
-    return 65 + int(np.random.default_rng([len(history), sampler.sample_index]).integers(8))
+    """A text that says some pairs of tokens again, and goes on in another way each time."""
+    return 65 + int(np.random.default_rng([len(history), sampler.sample_index]).integers(64))
 
 
 def drafting_at(share: float) -> Drafting:
