@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from llmcli.engine.choosing import learn_drafts, next_span, take_choices
+from llmcli.engine.choosing import learn_drafts, next_span, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
 from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
@@ -282,16 +282,15 @@ class Scheduler:
     def _queue_choices(self) -> bool:
         """Queue the next token of every text that has room for one; False if no text has."""
         start_time = time.perf_counter()
-        texts = [one for one in self._running if one.num_queued < one.sample.max_tokens and not one.has_unread_drafts]
-        ready: list[Text] = []
-        for text in texts:  # the oldest first
-            if text.row is not None and self._reserve_choice(text):
-                ready.append(text)
+        texts = [one for one in self._running if one.num_queued < one.sample.max_tokens]
+        if wait_for_choices(self.runner, texts, self._drafting):
+            return False
+        ready = [text for text in texts if text.row is not None and self._reserve_choice(text)]  # the oldest first
         ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
         spans = [next_span(self.runner, text, self._drafting, len(ready)) for text in ready]
-        is_timed = not self._queued and all(span.logits is None for span in spans)
+        is_timed = not self._filled and all(span.logits is None for span in spans)
         step = self.runner.queue(spans)
         for place, (text, span) in enumerate(zip(ready, spans, strict=True)):
             text.take_queued(step, place, has_drafts=bool(span.drafts))

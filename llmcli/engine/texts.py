@@ -108,7 +108,7 @@ class Queued:
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
     num_drafts: int = 0
-    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing
+    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing of drafts
 
 
 def number_of(one: Text | Score | Shared) -> int:

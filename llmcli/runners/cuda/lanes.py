@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.device import device_errors
 from llmcli.runners.cuda.arena import Mailbox
 from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.graphs import StepGraphs
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace, num_lanes
 
@@ -36,8 +36,7 @@ class DecodeLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._uses_graphs = uses_graphs
-        self._graphs: dict[tuple[bool, int], Any] = {}  # by whether own kernels are in them, and lanes
+        self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
@@ -47,15 +46,7 @@ class DecodeLanes:
         count = num_lanes(len(slots))
         self._place(list(slots), list(positions), list(held), count)
         self._positions = [position + 1 for position in positions]
-        if not self._uses_graphs:
-            self._launch(count)
-            return
-        key = self._forward.device.uses_own, count
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._graphs[key] = self._capture(count)
-        with device_errors():
-            graph.launch(self._forward.device.stream)
+        self._graphs.start(count)
 
     def choose_held(self) -> None:
         """Choose behind the lanes that are held to a mask, once the slots have theirs."""
@@ -79,16 +70,6 @@ class DecodeLanes:
             places[: len(slots)] = positions
             self._mailbox.send(workspace.lane_positions[:count], places)
         self._slots, self._held = slots, held
-
-    def _capture(self, count: int) -> Any:
-        stream = self._forward.device.stream
-        with device_errors():
-            stream.begin_capture()
-            try:
-                self._launch(count)
-            finally:
-                graph = stream.end_capture()
-        return graph
 
     def _launch(self, count: int) -> None:
         workspace = self._workspace

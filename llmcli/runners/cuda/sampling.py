@@ -95,11 +95,21 @@ class DeviceSampler:
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
 
-    def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
+    def enqueue(
+        self,
+        *,
+        logits: Any,
+        rows: Any,
+        positions: Any,
+        token_ids: Any,
+        history: Any,
+        next_row: Any = None,
+        draft: Any = None,
+    ) -> None:
         """Launch one step; arguments as in `sample_token`."""
         sample_token(
             self._device, logits=logits, rows=rows, positions=positions, token_ids=token_ids, history=history,
-            state=self._state, results=self._results_on_card,
+            state=self._state, results=self._results_on_card, next_row=next_row, draft=draft,
         )  # fmt: skip
 
     def has_result(self, slot: int, run: int) -> bool:
