@@ -216,3 +216,15 @@ def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
     second = model.texts(runner, model.request(kept_row=kept, schema=held))[0]
     assert first.is_complete
     assert second.text in ("yes", "no")
+
+
+def test_a_text_goes_on_behind_what_it_has_said(model: Model) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    prompt, said = (BOS_ID, 65), whole.token_ids[:7]
+    sampler = replace(WARM, num_prompt_tokens=9)
+    request = model.request(
+        prompt_token_ids=(*prompt, *said), sampler=sampler, schema=model.schema.behind(said), at_start=False
+    )
+    assert said + model.texts(model.load(), request)[0].token_ids == whole.token_ids
+    with pytest.raises(UsageError, match="does not fit --schema"):
+        model.schema.behind((*said, 0))
