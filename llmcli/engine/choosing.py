@@ -6,6 +6,7 @@ from itertools import takewhile
 
 from llmcli.engine.drafts import Drafting, TextDrafts
 from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.held_guesses import HeldGuesses
 from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Text
 from llmcli.errors import LLMCliError
@@ -69,7 +70,12 @@ def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: 
 
 def _text_drafts(text: Text, drafting: Drafting) -> TextDrafts | None:
     if text.drafts is None:
-        text.drafts = drafting.begin(text.sample.request.prompt_token_ids, text.sample.sampler)
+        held_text, sampler = text.sample.held_text, text.sample.sampler
+        prompt = text.sample.request.prompt_token_ids
+        if held_text is None:
+            text.drafts = drafting.begin(prompt, sampler)
+        else:
+            text.drafts = drafting.begin(prompt, sampler, lambda guesses: HeldGuesses(guesses, held_text))
     return text.drafts
 
 

@@ -86,6 +86,16 @@ class HeldText:
         ends = self._vocabulary.eos_token_ids
         return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
+    def forced_tokens(self) -> tuple[int, ...]:
+        """Tokens of the characters that must come next, as long ones as there are; () where there is a choice."""
+        if self._first_token_ids is not None:
+            return ()
+        try:
+            text = self._matcher.compute_ff_bytes().decode()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
+        return tuple(self._vocabulary.library.greedy_tokenize(text))
+
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
         """What may come behind `chosen`, and behind each of the fitting drafts that follow.
 

@@ -1,7 +1,7 @@
 """Texts held to a schema, on a model: what they are does not depend on how they run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,36 @@ def test_drafts_change_no_text(model: Model) -> None:
         (found,) = (event for event in events if isinstance(event, Finished))
         assert (found.token_ids, found.is_complete) == (expected.token_ids, True)
         assert drafting.usage.num_kept > 10
+
+
+def test_what_must_come_next_is_drafted(model: Model) -> None:
+    """Without guesses of its own: keys and punctuation have one form, and so has what follows the first letter."""
+    if not model.load().limits.max_drafts:
+        pytest.skip("this runner verifies no drafts")
+    wanted = model.request(samples=(0, 1))
+    drafting = Drafting(NoSource(), least=7)
+    events = Generation(model.load(2), model.tokenizer, wanted, drafting).events()
+    found = {event.sample: event.token_ids for event in events if isinstance(event, Finished)}
+    assert found == {index: one.token_ids for index, one in model.texts(model.load(), wanted).items()}
+    assert drafting.usage.num_kept == drafting.usage.num_drafts > 20
+
+
+class NoSource:
+    """A `DraftSource` that guesses nothing."""
+
+    is_free = True
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> "NoSource":
+        return self
+
+    def extend(self, token_ids: Sequence[int]) -> None: ...
+
+    def kind(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        return ()
 
 
 def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
