@@ -26,6 +26,7 @@ PLACES = {
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
     "Generation": "engine.generation:Generation",
+    "Grammar": "schema.grammar:Grammar",
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
@@ -232,6 +233,7 @@ if TYPE_CHECKING:
     from llmcli.runners.torch.probes import TorchProbes
     from llmcli.sampling.sampler import Sampler
     from llmcli.schema.grammar import (
+        Grammar,
         any_json_grammar,
         choice_grammar,
         json_schema_grammar,

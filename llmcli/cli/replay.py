@@ -18,6 +18,7 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
 from llmcli.cli.groups import with_groups
+from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import MODEL_PANEL, OUTPUT_PANEL, SAMPLING_PANEL, MessageOptions
 from llmcli.cli.output.text import TextOutput
 from llmcli.cli.output.tokens import show_piece
@@ -172,6 +173,9 @@ def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
         max_new_tokens=stopping.max_new_tokens,
         stop_strings=stopping.stop_strings,
     )
+    if receipt.schema is not None:
+        grammar = lazy.Grammar(receipt.schema.name, receipt.schema.lark)
+        request = Schemas(session).hold(request, grammar)
     return run, request
 
 

@@ -58,6 +58,7 @@ def _settings(receipt: Receipt) -> dict[str, Any]:
         **_flat("prompt ", to_json(receipt.prompt)),
         **_flat("", to_json(receipt.sampling)),
         **_flat("", to_json(receipt.stopping)),
+        "schema": None if receipt.schema is None else receipt.schema.lark,
     }
 
 

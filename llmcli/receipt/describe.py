@@ -20,6 +20,7 @@ from llmcli.receipt.receipt import (
     RunnerFacts,
     SampleFacts,
     SamplingFacts,
+    SchemaFacts,
     StoppingFacts,
 )
 from llmcli.sampling.params import SPECS, SamplingParams
@@ -62,6 +63,10 @@ def describe_run(
     text_libraries = ["tokenizers" if "tokenizer.json" in files else "sentencepiece"]
     if prompt.chat:
         text_libraries.append("jinja2")
+    schema = None
+    if request.schema is not None:
+        text_libraries.append("llguidance")
+        schema = SchemaFacts(request.schema.grammar.name, request.schema.grammar.lark)
     return Receipt(
         model=ModelFacts(name, commit_of(model.checkpoint.folder), files),
         program=describe_program(arithmetic, text_libraries),
@@ -78,6 +83,7 @@ def describe_run(
         sampling=_sampling(request.sampler),
         stopping=StoppingFacts(request.max_new_tokens, request.stop_strings, request.at_start),
         samples=samples,
+        schema=schema,
     )
 
 

@@ -89,6 +89,14 @@ class StoppingFacts:
 
 
 @dataclass(frozen=True)
+class SchemaFacts:
+    """What the texts were held to: `name` is what the user knew it by, `lark` the grammar as llguidance had it."""
+
+    name: Name
+    lark: str
+
+
+@dataclass(frozen=True)
 class SampleFacts:
     """One text. `sample` is its number from 1; `token_ids` are all that were sampled."""
 
@@ -110,6 +118,7 @@ class Receipt:
     sampling: SamplingFacts
     stopping: StoppingFacts
     samples: tuple[SampleFacts, ...]
+    schema: SchemaFacts | None = None
 
     def check(self) -> None:
         """Refuse parts that contradict each other. Raises: MalformedError"""
