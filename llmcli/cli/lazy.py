@@ -46,6 +46,7 @@ PLACES = {
     "Roads": "engine.roads:Roads",
     "RungRequest": "lab.profile:RungRequest",
     "SMALL_PARAMETERS": "runners.host.memory:SMALL_PARAMETERS",
+    "RATES": "measure.draft_steps:RATES",
     "SPARE_TOKENS": "measure.bench:SPARE_TOKENS",
     "Sampler": "sampling.sampler:Sampler",
     "Scheduler": "engine.scheduler:Scheduler",
@@ -206,6 +207,7 @@ if TYPE_CHECKING:
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
+    from llmcli.measure.draft_steps import RATES
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model

@@ -106,7 +106,8 @@ def measure_subject(
     """
     energy_problem = meter if isinstance(meter, str) else None
     bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
-    total = 1 + len(options.prompts) + len(options.depths)
+    drafted_depths = options.depths if options.most_drafts else ()
+    total = 1 + len(options.prompts) + len(options.depths) + len(drafted_depths)
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
         num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
@@ -127,6 +128,10 @@ def measure_subject(
             decode.append(own_step)
             engine_decode.append(engine_step)
         on_progress(1 + len(prompts) + len(decode), total)
+    draft_steps = []
+    for place, depth in enumerate(drafted_depths, 1):
+        draft_steps += bench.measure_drafts(depth)
+        on_progress(1 + len(prompts) + len(decode) + place, total)
     engine = None
     if comparison is not None:
         engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
@@ -144,4 +149,5 @@ def measure_subject(
         prompts=tuple(prompts),
         decode=tuple(decode),
         engine=engine,
+        draft_steps=tuple(draft_steps),
     )

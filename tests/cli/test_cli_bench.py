@@ -89,6 +89,28 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     assert item["bytes_per_step"] == 3 * 4 * (num_weights + 32 * keys_and_values)
 
 
+def test_bench_of_steps_with_drafts(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("bench", model, *QUICK, "--draft", 2, "--json").stdout)
+    steps = facts["draft_steps"]
+    assert [(item["depth"], item["num_drafts"], item["step_seconds"]["num_runs"]) for item in steps] == [
+        (30, 0, 2),
+        (30, 1, 2),
+        (30, 2, 2),
+    ]
+    for item in steps:
+        assert item["steps_of_one"] == pytest.approx(item["step_seconds"]["median"] / item["plain_seconds"])
+    assert steps[2]["gain"]["0.8"] == pytest.approx(2.44 / steps[2]["steps_of_one"])
+    rows = list(csv.DictReader(io.StringIO(llmcli("bench", model, *QUICK, "--draft", 1, "--csv").stdout)))
+    assert [(row["figure"], row["length"], row["drafts"]) for row in rows[3:]] == [
+        ("draft step", "30", "0"),
+        ("draft step", "30", "1"),
+    ]
+    lines = llmcli("bench", model, *QUICK, "--draft", 1).stdout.splitlines()
+    assert lines[-3].split()[:4] == ["depth", "drafts", "step", "steps"]
+    assert [line.split()[:2] for line in lines[-2:]] == [["30", "0"], ["30", "1"]]
+    llmcli("bench", model, *QUICK, "--draft", 8).expect_error(2)
+
+
 def test_bench_csv(llmcli: Llmcli, model: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(llmcli("bench", model, *QUICK, "--csv").stdout)))
     assert [(row["figure"], row["length"], row["rows"]) for row in rows] == [
