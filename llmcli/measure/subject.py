@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.checkpoint.model import Model, num_parameters
+from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
 from llmcli.measure.bench import Bench, BenchOptions, BenchReport, Comparison, EngineFigures
 from llmcli.measure.energy import EnergyMeter
-from llmcli.measure.plan import MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
+from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
 
 OnProgress = Callable[[int, int], None]  # done so far, all
@@ -75,6 +76,16 @@ def plan_subject(
         decode=tuple(predict_decode(planned.predictor, length, planned.num_rows) for length in within),
         prompts=tuple(predict_prompt(planned.predictor, length) for length in within),
     )
+
+
+def plan_draft(subject: Subject, target: Target, beside: Plan) -> DraftPlan:
+    """The memory of a draft model as a run loads it: with the model's context and rows, as far as it has use for them.
+
+    Raises: InsufficientMemoryError if it does not fit even alone
+    """
+    context = min(beside.context, subject.model.config.max_position_embeddings)
+    memory = target.plan(subject, context=context, num_rows=min(beside.num_rows, MAX_DRAFT_ROWS)).memory
+    return DraftPlan(subject.full_name, memory, beside.memory.total_bytes + memory.total_bytes)
 
 
 def plan_bench(subject: Subject, target: Target, *, context: int, num_rows: int | None) -> TargetPlan:

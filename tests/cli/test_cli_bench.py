@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -295,6 +296,24 @@ def test_plan_for_a_card_that_is_not_here_needs_no_cupy(llmcli: Llmcli) -> None:
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == json.loads(llmcli(*arguments).stdout)
+
+
+def test_plan_of_a_draft_model(llmcli: Llmcli, model: Path) -> None:
+    def facts(*arguments: Any) -> Any:
+        return json.loads(llmcli("plan", *arguments, "--json").stdout)
+
+    card = ("--memory", 24, "--bandwidth", 1008)
+    both = facts("Llama-3.1-8B", "--context", 8192, *card, "--draft", "Llama-3.2-1B")
+    alone = [facts(name, "--context", 8192, *card) for name in ("Llama-3.1-8B", "Llama-3.2-1B")]
+    draft = both.pop("draft")
+    assert both == alone[0]
+    total = sum(one["memory"]["total_bytes"] for one in alone)
+    assert draft == {"model": "Llama-3.2-1B int8", "memory": alone[1]["memory"], "bytes_of_both": total}
+    for gib, fits in ((total / 2**30 + 0.1, True), (total / 2**30 - 0.1, False)):
+        tight = ("Llama-3.1-8B", "--context", 8192, "--memory", gib, "--bandwidth", 1008, "--draft", "Llama-3.2-1B")
+        assert ("which is not free" in llmcli("plan", *tight).stdout) != fits
+    assert facts(model, "--draft", model)["draft"]["memory"] == facts(model)["memory"]
+    llmcli("plan", model, "--draft", "nothing").expect_error(2, "neither a model folder nor a known shape")
 
 
 def test_plan_with_a_cache_of_codes(llmcli: Llmcli, model: Path) -> None:
