@@ -95,9 +95,7 @@ def plan(
     place: PlaceOptions,
     draft: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL|SHAPE", help="A draft model that would run beside it.", rich_help_panel=MODEL_PANEL
-        ),
+        typer.Option(metavar="MODEL", help="A draft model (or SHAPE) beside it.", rich_help_panel=MODEL_PANEL),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     messages: MessageOptions,
@@ -112,7 +110,7 @@ def plan(
 
     llmcli plan Llama-3.1-70B --memory 48 --bandwidth 960
 
-    llmcli plan Llama-3.1-8B --draft Llama-3.2-1B --memory 24 --bandwidth 1008
+    llmcli plan Llama-3.1-8B --draft Llama-3.2-1B
     """
     num_rows = parse_rows(place.rows)
     options = place.devices.checked()
