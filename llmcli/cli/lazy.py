@@ -42,6 +42,7 @@ PLACES = {
     "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
+    "RATES": "measure.draft_steps:RATES",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
@@ -122,6 +123,7 @@ PLACES = {
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
     "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
+    "plan_draft": "measure.subject:plan_draft",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
@@ -207,12 +209,13 @@ if TYPE_CHECKING:
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
+    from llmcli.measure.draft_steps import RATES
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model
     from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
-    from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
