@@ -43,6 +43,19 @@ def narrow(values: Array, dtype: str) -> Array:
     return values.astype(STORED_AS[dtype])
 
 
+def round_nearest(values: Array, dtype: str) -> Array:
+    """Float32 values as they are stored, each rounded to the nearest value of `dtype`, ties to even. NaN may be lost.
+
+    Shapes: values float32, any shape; the result of that shape, as STORED_AS says
+    """
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        # A carry out of the mantissa runs into the exponent, as it should.
+        bits = bits + (((bits >> BF16_SHIFT) & 1) + np.uint32((1 << (BF16_SHIFT - 1)) - 1))
+        return (bits >> BF16_SHIFT).astype(np.uint16)
+    return values.astype(STORED_AS[dtype], copy=False)
+
+
 def round_up(values: Array, dtype: str) -> Array:
     """The smallest values of `dtype` that are not below `values`.
 
