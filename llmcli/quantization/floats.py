@@ -13,6 +13,12 @@ Array = NDArray[Any]
 # How an array of each dtype is held.
 STORED_AS: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
+# The largest float32 that rounds to a finite value of each dtype.
+LARGEST_ROUNDED = {
+    "BF16": np.array(0x7F7F7FFF, np.uint32).view(np.float32)[()],
+    "F16": np.nextafter(np.float32(65520), np.float32(0)),
+    "F32": np.finfo(np.float32).max,
+}
 BF16_SHIFT = 16  # a bf16 is the upper half of a float32
 
 

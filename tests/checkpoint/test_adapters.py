@@ -1,4 +1,4 @@
-"""Adapters that are damaged, contradict themselves or belong to another model: one line each before a weight is read."""
+"""Adapters that are damaged, contradict themselves or belong to another model: one line each, nothing is read."""
 
 import json
 from collections.abc import Callable

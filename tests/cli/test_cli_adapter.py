@@ -74,11 +74,11 @@ def test_other_commands_run_the_same(llmcli: Llmcli, base: Path, adapter: Path, 
     assert "mean KL divergence 0 nats per token, top-1 agreement 100.00%" in measured.stdout
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n')
     outputs = [tmp_path / "with.jsonl", tmp_path / "merged.jsonl"]
-    llmcli("batch", tmp_path / "in.jsonl", "-o", outputs[0], "-m", base, "--adapter", adapter, *RUN)
-    llmcli("batch", tmp_path / "in.jsonl", "-o", outputs[1], "-m", merged, *RUN)
+    llmcli("batch", tmp_path / "in.jsonl", outputs[0], "-m", base, "--adapter", adapter, *RUN)
+    llmcli("batch", tmp_path / "in.jsonl", outputs[1], "-m", merged, *RUN)
     lines = [json.loads(path.read_text()) for path in outputs]
     assert lines[0]["text"] == lines[1]["text"] != ""
-    llmcli("batch", tmp_path / "in.jsonl", "-o", outputs[0], "-m", base, *RUN).expect_error(2, "adapter", "weight 1")
+    llmcli("batch", tmp_path / "in.jsonl", outputs[0], "-m", base, *RUN).expect_error(2, "adapter", "weight 1")
 
 
 def test_quantize_merges_first(llmcli: Llmcli, base: Path, adapter: Path, merged: Path, tmp_path: Path) -> None:
@@ -138,17 +138,16 @@ def test_paths_with_an_equals_sign(tmp_path: Path) -> None:
 
 
 def test_an_adapter_on_the_hub(llmcli: Llmcli, base: Path, adapter: Path, merged: Path, hub: HubServer) -> None:
-    files = {path.name: path.read_bytes() for path in adapter.iterdir()}
-    hub.add_repository("org/lora", {**files, "README.md": b"", "checkpoint-1/optimizer.pt": b"no"})
+    hub.add_model("org/lora", adapter, **{"README.md": b"", "checkpoint-1/optimizer.pt": b"no"})
     result = llmcli("generate", "Hi", "-m", base, "--adapter", "org/lora", *RUN)
     assert result.stdout == text(llmcli, "-m", merged)
     assert "downloading org/lora" in result.stderr
     assert "Adapter org/lora: LoRA of rank 4" in result.stderr
-    assert not any("README" in request or "optimizer" in request for request in hub.requests)
+    assert hub.requested_files() == {"adapter_config.json", "adapter_model.safetensors"}
     hub.requests.clear()
     assert text(llmcli, "-m", base, "--adapter", "org/lora=1") == result.stdout
     assert hub.requests == []  # it is in the cache
-    hub.add_repository("org/model", {"config.json": b"{}", "model.safetensors": b""})
+    hub.add_model("org/model", base)
     refused = llmcli("generate", "Hi", "-m", base, "--adapter", "org/model")
     refused.expect_error(3, "org/model is a model, expected an adapter")
     llmcli("generate", "Hi", "-m", "org/lora").expect_error(3, "holds a LoRA adapter", "`--adapter`")
