@@ -124,9 +124,7 @@ class SchemaInMaking:
     """A schema in the tokens of a model, made in a thread: its tokens take a while, as the weights do."""
 
     def __init__(self, grammar: Grammar, run: Run, sampler: Sampler):
-        """Raises: UsageError for a device that takes no masks, and for settings that forbid an end."""
-        if run.devices.card is not None:
-            raise UsageError(f"{grammar.name} needs --device cpu: a card cannot hold a text to it yet")
+        """Raises: UsageError for settings that forbid an end."""
         if sampler.params.min_new_tokens:
             raise UsageError(
                 f"min_new_tokens is {sampler.params.min_new_tokens}, and {grammar.name} says where a text may end; "

@@ -74,10 +74,15 @@ class Sample:
         """The first drafts, as far as the text can go on with them."""
         return drafts if self._held_text is None else drafts[: self._held_text.num_fitting(drafts)]
 
-    def masks(self, drafts: tuple[int, ...] = ()) -> Masks | None:
-        """What may come next and behind each fitting draft, for the span that chooses; None if every token may."""
+    def masks(
+        self, read_ahead: Callable[[], tuple[int, ...] | None] = tuple, *, drafts: tuple[int, ...] = ()
+    ) -> Masks | None:
+        """What may come next and behind each fitting draft, for the span that chooses; None if every token may.
+
+        `read_ahead` waits for the choices that are queued, and not yet told; None if one has failed.
+        """
         held_text = self._held_text
-        return None if held_text is None else lambda: held_text.masks(drafts)
+        return None if held_text is None else lambda: held_text.masks(read_ahead(), drafts)
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
         """A function that inspects the choice made from these logits; None if the request wants no alternatives."""

@@ -25,16 +25,19 @@ class Schema:
 
     def begin(self, *, at_start: bool) -> "HeldText":
         """A text that is still empty. `at_start` says that nothing visible comes before it."""
-        return HeldText(self._matcher.deep_copy(), self.vocabulary, at_start=at_start)
+        return HeldText(self._matcher, self.vocabulary, at_start=at_start)
 
 
 class HeldText:
     """One text, token by token."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, *, at_start: bool):
-        self._matcher = matcher
+        """`matcher` is at the text's beginning, and stays there."""
+        self._begin = matcher
+        self._matcher = matcher.deep_copy()
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
+        self._taken: list[int] = []  # the tokens that the matcher has had
         self._mask: TokenMask | None = None
         self._has_ended = False
 
@@ -59,39 +62,56 @@ class HeldText:
         ends = self._vocabulary.eos_token_ids
         return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
-    def masks(self, token_ids: Sequence[int] = ()) -> NDArray[np.uint32]:
-        """What may come next, and behind each of some tokens, which fit. A mask that cannot be made allows nothing.
+    def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
+        """What may come behind `chosen`, and behind each of the fitting drafts that follow.
 
-        Shapes: result [len(token_ids) + 1, words]
-        Raises: as `mask`, for the first
+        `chosen` are tokens that the text has not taken yet, None if a choice has failed. Behind a text's end anything
+        may come, since nobody will see it. Where a mask behind a draft cannot be made, nothing may: the text may never
+        come there.
+
+        Shapes: result [len(drafts) + 1, words]
+        Raises: as `mask`, for the first of them
         """
-        masks = np.zeros((len(token_ids) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
-        masks[0] = self.mask()
-        if not token_ids:
-            return masks
-        unchanged, num_taken = self._matcher.deep_copy(), 0  # one that has failed cannot be rolled back
+        masks = np.zeros((len(drafts) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
+        if chosen is None or not self._vocabulary.eos_token_ids.isdisjoint(chosen):
+            return ~masks
+        masks[0], num_taken = (0 if chosen else self.mask()), len(self._taken)
+        first_token_ids = self._first_token_ids
         try:
-            for token_id in token_ids:
-                if not self._matcher.consume_token(token_id):
-                    raise ValueError(f"the schema does not allow token {token_id}")
-                num_taken += 1
-                masks[num_taken] = self._compute_mask()
+            for number, token_id in enumerate((*chosen, *drafts), 1 - len(chosen)):
+                self._take(token_id)
+                if number >= 0:
+                    masks[number] = self._compute_mask()
         except UsageError:
-            pass  # the text may never come there
+            if not masks[0].any():
+                raise
         finally:
-            if not self._matcher.rollback(num_taken):
-                self._matcher = unchanged
+            self._go_back(num_taken)
+            self._first_token_ids = first_token_ids
         return masks
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
-        first_token_ids, self._first_token_ids, self._mask = self._first_token_ids, None, None
+        self._mask = None
+        self._take(token_id)
+        self._has_ended = token_id in self._vocabulary.eos_token_ids
+
+    def _take(self, token_id: int) -> None:
+        first_token_ids, self._first_token_ids = self._first_token_ids, None
         stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
         if stands_for == NOTHING:
             return
         if stands_for == NOT_ALLOWED or not self._matcher.consume_token(stands_for):
             raise ValueError(f"the schema does not allow token {token_id}")
-        self._has_ended = token_id in self._vocabulary.eos_token_ids
+        self._taken.append(stands_for)
+
+    def _go_back(self, num_taken: int) -> None:
+        """Have the matcher where it was behind so many tokens."""
+        num_more = len(self._taken) - num_taken
+        del self._taken[num_taken:]
+        if self._matcher.is_error() or not self._matcher.rollback(num_more):
+            self._matcher = self._begin.deep_copy()
+            self._matcher.consume_tokens(self._taken)
 
     def _compute_mask(self) -> TokenMask:
         words = np.zeros(mask_words(self._vocabulary.vocab_size), "<u4")

@@ -112,13 +112,6 @@ def test_a_schema_is_refused_before_the_model_is_opened(llmcli: Callable[..., Re
     assert "missing-folder" not in result.stderr
 
 
-def test_a_card_is_refused(generate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.cli.device_choice._card_problem", lambda index: None)
-    result = generate("--choice", "a", "--device", "cuda")
-    assert result.exit_code == 2
-    assert "error: --choice needs --device cpu: a card cannot hold a text to it yet" in result.stderr
-
-
 def test_the_library_is_imported_only_for_a_schema() -> None:
     program = "import sys; from llmcli.cli.main import run; run(sys.argv[1:]); print('llguidance' in sys.modules)"
     short, held = ["generate", "a", "--max-new-tokens", "1"], ["generate", "a", "--choice", "b"]

@@ -14,6 +14,7 @@ from llmcli.errors import CheckpointError, DeviceError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import NUM_RESULTS
 from llmcli.sampling.chain import choose
+from llmcli.sampling.mask import pack_mask
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -26,9 +27,9 @@ VOCAB_SIZE = 3000
 HALF_BYTES = 4096  # of a mailbox
 
 
-def host_error(logits, sampler, position):
+def host_error(logits, sampler, position, mask=None):
     with pytest.raises((CheckpointError, UsageError)) as error:
-        choose(logits, [0] * position, sampler)
+        choose(logits, [0] * position, sampler, mask=mask)
     return error.value
 
 
@@ -39,26 +40,26 @@ PROBLEMS = [
     ([-np.inf] * 3, Sampler(SamplingParams(), 0), 3),
     ([-np.inf] * 3, Sampler(SamplingParams(), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS, ignore_eos=True), 3),
     ([-np.inf] * 3, Sampler(GREEDY, 0, forced_eos_token_ids=EOS, forced_eos_position=4), 3),
-    ([0, -np.inf, 2], Sampler(SamplingParams(), 0, logit_bias={0: -np.inf, 2: -np.inf}), 4),
-    ([0, -np.inf, 2], Sampler(GREEDY, 0, sequence_bias=(((0, 0), -np.inf), ((2,), 1.0), ((0, 2), -np.inf))), 5),
-    ([0, 1, 2], Sampler(SamplingParams(), 0, logit_bias={1: -np.inf, 2: -np.inf}, sequence_bias=(((0,), -np.inf),)), 5),
-    ([0, 1, -np.inf], Sampler(GREEDY, 0, num_prompt_tokens=4, begin_suppress_token_ids=frozenset({0, 1})), 6),
+    ([0, -np.inf, 2], Sampler(SamplingParams(), 0, logit_bias={0: -np.inf, 2: -np.inf}), 5),
+    ([0, -np.inf, 2], Sampler(GREEDY, 0, sequence_bias=(((0, 0), -np.inf), ((2,), 1.0), ((0, 2), -np.inf))), 6),
+    ([0, 1, 2], Sampler(SamplingParams(), 0, logit_bias={1: -np.inf, 2: -np.inf}, sequence_bias=(((0,), -np.inf),)), 6),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, num_prompt_tokens=4, begin_suppress_token_ids=frozenset({0, 1})), 7),
     (
         [0, 1, 2],
         Sampler(
             SamplingParams(), 0, num_prompt_tokens=4, begin_suppress_token_ids=EOS, sequence_bias=(((0, 0), -np.inf),)
         ),
-        6,
+        7,
     ),
-    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 7),
-    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 7),
-    ([0, 1, -np.inf], Sampler(GREEDY, 0, forced_eos_token_ids=frozenset({2, 9}), forced_eos_position=4), 8),
+    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 8),
+    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 8),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, forced_eos_token_ids=frozenset({2, 9}), forced_eos_position=4), 9),
     (
         [0, 1, 2],
         Sampler(
             SamplingParams(), 0, logit_bias={0: -np.inf}, forced_eos_token_ids=frozenset({9}), forced_eos_position=4
         ),
-        8,
+        9,
     ),
 ]
 
@@ -68,6 +69,13 @@ def test_problems_raise_what_the_host_raises(logits, sampler, problem):
     expected = host_error(np.asarray(logits, np.float32), sampler, 4)
     with pytest.raises(type(expected)) as error:
         sampling.raise_problem(problem, 4)
+    assert str(error.value) == str(expected)
+
+
+def test_a_mask_that_leaves_no_token_raises_what_the_host_raises():
+    expected = host_error(np.zeros(3, np.float32), Sampler(GREEDY, 0), 4, pack_mask(np.zeros(3, np.bool_)))
+    with pytest.raises(UsageError) as error:
+        sampling.raise_problem(4, 4)
     assert str(error.value) == str(expected)
 
 
@@ -142,6 +150,45 @@ def test_one_graph_serves_any_samplers_and_the_host_sees_each_token(device):
         assert rows.history.get()[slot, : len(history)].tolist() == history
         assert int(rows.positions[slot]) == len(history) - 1
         assert int(rows.token_ids[slot]) == history[-1]
+
+
+@pytest.mark.cuda
+def test_masks_come_and_go(device):
+    """One graph; a mask is sent behind queued runs, one slot has another than the other, and a new row has none."""
+    rows = Rows(device, 2)
+    rng = np.random.default_rng(6)
+    logits = (rng.standard_normal((2, VOCAB_SIZE)) * 3).astype(np.float32)
+    rows.logits.set(logits)
+    device.synchronize()
+    device.stream.begin_capture()
+    rows.enqueue()
+    graph = device.stream.end_capture()
+    samplers = [Sampler(params, 5) for params in (SamplingParams(temperature=1.5, top_p=1), GREEDY)]
+    histories = [[0], [0]]
+    for slot, sampler in enumerate(samplers):
+        rows.sampler.set_sampler(slot, sampler)
+    for first in range(0, 40, 8):
+        runs, masks = [], []
+        for step in range(first, first + 8):  # all queued before the first is read
+            of_step = [pack_mask(rng.random(VOCAB_SIZE) < 0.01) if rng.random() < 0.6 else None for _ in range(2)]
+            if step == 20:
+                rows.sampler.set_sampler(1, samplers[1])
+                of_step[1] = None
+            for slot, mask in enumerate(of_step):
+                rows.sampler.allow(slot, mask)
+            graph.launch(device.stream)
+            runs.append([rows.sampler.count_run(slot) for slot in range(2)])
+            masks.append(of_step)
+        for of_step, numbers in zip(masks, runs, strict=True):
+            for slot, (sampler, history) in enumerate(zip(samplers, histories, strict=True)):
+                token_id = rows.sampler.wait(slot, numbers[slot], len(history))
+                assert token_id == choose(logits[slot], history, sampler, mask=of_step[slot]).token_id
+                history.append(token_id)
+    rows.sampler.allow(0, pack_mask(np.zeros(VOCAB_SIZE, np.bool_)))
+    first, second = rows.run()
+    with pytest.raises(UsageError, match="excludes every token"):
+        rows.sampler.wait(0, first, len(histories[0]))
+    assert rows.sampler.wait(1, second, len(histories[1])) >= 0
 
 
 @pytest.mark.cuda
