@@ -6,23 +6,31 @@ from itertools import takewhile
 
 from llmcli.engine.drafts import Drafting, TextDrafts
 from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.held_guesses import HeldGuesses
+from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Text
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Chosen, Runner, Span
 
 
-def next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int) -> Span:
-    """The span that chooses the text's next token, in a step of so many rows."""
+def next_spans(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> list[Span]:
+    """The spans that choose the next token of each text, in one step."""
+    masks = StepMasks()
+    return [_next_span(runner, text, drafting, len(texts), masks) for text in texts]
+
+
+def _next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int, masks: StepMasks) -> Span:
     assert text.row is not None
+    sample = text.sample
     if text.num_queued == 0 and text.shared is not None:
-        return Span(text.row, logits=text.shared.logits, masks=text.sample.masks())
-    is_read = 0 < text.num_queued <= len(text.sample.token_ids)
+        return Span(text.row, logits=text.shared.logits, masks=masks.of(sample))
+    is_read = 0 < text.num_queued <= len(sample.token_ids)
     if not is_read:
-        return Span(text.row, masks=text.sample.masks(text.read_ahead))
+        return Span(text.row, masks=masks.of(sample, text.read_ahead))
     if drafting is None:
-        return Span(text.row, masks=text.sample.masks())
-    drafts = text.sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
-    return Span(text.row, drafts=drafts, masks=text.sample.masks(drafts=drafts))
+        return Span(text.row, masks=masks.of(sample))
+    drafts = sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
+    return Span(text.row, drafts=drafts, masks=masks.of(sample, drafts=drafts))
 
 
 def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> bool:
@@ -62,7 +70,12 @@ def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: 
 
 def _text_drafts(text: Text, drafting: Drafting) -> TextDrafts | None:
     if text.drafts is None:
-        text.drafts = drafting.begin(text.sample.request.prompt_token_ids, text.sample.sampler)
+        held_text, sampler = text.sample.held_text, text.sample.sampler
+        prompt = text.sample.request.prompt_token_ids
+        if held_text is None:
+            text.drafts = drafting.begin(prompt, sampler)
+        else:
+            text.drafts = drafting.begin(prompt, sampler, lambda guesses: HeldGuesses(guesses, held_text))
     return text.drafts
 
 

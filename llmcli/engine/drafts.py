@@ -154,10 +154,12 @@ class Drafting:
         self._on_problem = on_problem
         self._times = StepTimes()
 
-    def begin(self, prompt: Sequence[int], sampler: Sampler) -> TextDrafts | None:
-        """The drafts of a text; None if there can be none."""
+    def begin(
+        self, prompt: Sequence[int], sampler: Sampler, wrap: Callable[[Guesses], Guesses] = lambda guesses: guesses
+    ) -> TextDrafts | None:
+        """The drafts of a text, of guesses as `wrap` makes them from those of the source; None if there can be none."""
         try:
-            return None if self._source is None else TextDrafts(self._source.begin(prompt, sampler))
+            return None if self._source is None else TextDrafts(wrap(self._source.begin(prompt, sampler)))
         except LLMCliError as error:
             self._stop(error)
             return None

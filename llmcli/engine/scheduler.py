@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from llmcli.engine.choosing import learn_drafts, next_span, take_choices, wait_for_choices
+from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
 from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
+from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
@@ -143,7 +144,7 @@ class Scheduler:
                 return
             most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
             most = _SCORED_TOKENS if isinstance(fill.owner, Score) else most
-            masks = fill.owner.sample.masks() if isinstance(fill.owner, Text) else None
+            masks = StepMasks().of(fill.owner.sample) if isinstance(fill.owner, Text) else None
             span = fill.next_span(self.runner, most, masks)
             num_tokens = len(span.token_ids)
             if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
@@ -289,7 +290,7 @@ class Scheduler:
         ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
-        spans = [next_span(self.runner, text, self._drafting, len(ready)) for text in ready]
+        spans = next_spans(self.runner, ready, self._drafting)
         is_timed = not self._filled and all(span.logits is None for span in spans)
         step = self.runner.queue(spans)
         for place, (text, span) in enumerate(zip(ready, spans, strict=True)):

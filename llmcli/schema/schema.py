@@ -1,6 +1,10 @@
 """`Schema`: what texts are held to, in the tokens of a model; `HeldText`: how far one text has come in it."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache
 from itertools import takewhile
 
 import llguidance
@@ -14,18 +18,38 @@ from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
 
 class Schema:
-    """A grammar in the tokens of a model."""
+    """A grammar in the tokens of a model.
+
+    Attributes: grammar, vocabulary
+    """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
         """Raises: UsageError for a grammar that is too large."""
+        self.grammar = grammar
         self.vocabulary = vocabulary
         self._matcher = llguidance.LLMatcher(vocabulary.library, grammar.lark, log_level=0)
         if self._matcher.is_error():
             raise UsageError(f"{grammar.name}: {first_line(self._matcher.get_error())}")
 
-    def begin(self, *, at_start: bool) -> "HeldText":
+    def behind(self, token_ids: Sequence[int]) -> Schema:
+        """What may follow the tokens of a text that has begun. Raises: UsageError if it does not fit"""
+        held = self.begin(at_start=True)
+        try:
+            for token_id in token_ids:
+                held.push(token_id)
+        except ValueError:
+            raise UsageError(f"the text so far does not fit {self.grammar.name}, so it cannot be continued") from None
+        rest = copy(self)
+        rest._matcher = held._matcher
+        return rest
+
+    def begin(self, *, at_start: bool) -> HeldText:
         """A text that is still empty. `at_start` says that nothing visible comes before it."""
         return HeldText(self._matcher, self.vocabulary, at_start=at_start)
+
+
+# A text, tokens that it has not taken yet (None if a choice has failed), and drafts behind them.
+Wanted = tuple["HeldText", Sequence[int] | None, Sequence[int]]
 
 
 class HeldText:
@@ -62,6 +86,16 @@ class HeldText:
         ends = self._vocabulary.eos_token_ids
         return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
+    def forced_tokens(self) -> tuple[int, ...]:
+        """Tokens of the characters that must come next, as long ones as there are; () where there is a choice."""
+        if self._first_token_ids is not None:
+            return ()
+        try:
+            text = self._matcher.compute_ff_bytes().decode()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
+        return tuple(self._vocabulary.library.greedy_tokenize(text))
+
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
         """What may come behind `chosen`, and behind each of the fitting drafts that follow.
 
@@ -90,6 +124,25 @@ class HeldText:
             self._first_token_ids = first_token_ids
         return masks
 
+    @staticmethod
+    def masks_side_by_side(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
+        """What `masks` gives for each text, made in llguidance's threads; or what it raises."""
+        made: dict[int, NDArray[np.uint32] | UsageError] = {}
+        together = []
+        for index, (held, chosen, drafts) in enumerate(wanted):
+            is_over = chosen is None or not held._vocabulary.eos_token_ids.isdisjoint(chosen)
+            is_alone = len(wanted) == 1 or held._num_found_words != wanted[0][0]._num_found_words
+            if is_over or drafts or held._first_token_ids is not None or is_alone:
+                try:
+                    made[index] = held.masks(chosen, drafts)
+                except UsageError as error:
+                    made[index] = error
+            else:
+                together.append(index)
+        if together:
+            made |= _masks_together({index: wanted[index] for index in together})
+        return [made[index] for index in range(len(wanted))]
+
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
         self._mask = None
@@ -113,9 +166,17 @@ class HeldText:
             self._matcher = self._begin.deep_copy()
             self._matcher.consume_tokens(self._taken)
 
+    @property
+    def _num_found_words(self) -> int:
+        return mask_words(self._vocabulary.library.vocab_size)
+
     def _compute_mask(self) -> TokenMask:
+        return self._checked(np.frombuffer(self._matcher.compute_bitmask(), "<u4"))
+
+    def _checked(self, found: NDArray[np.uint32]) -> TokenMask:
+        """What llguidance has found as a mask of the model's tokens. Raises: as `mask`"""
         words = np.zeros(mask_words(self._vocabulary.vocab_size), "<u4")
-        found = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: len(words)]
+        found = found[: len(words)]
         if self._matcher.is_error():
             raise UsageError(f"the schema is too complex: {first_line(self._matcher.get_error())}")
         words[: len(found)] = found
@@ -128,3 +189,31 @@ class HeldText:
         if not mask.any():
             raise UsageError("the schema lets nothing follow, and the text is not complete: no text fits the schema")
         return mask
+
+
+@cache
+def _executor() -> llguidance.LLExecutor:
+    return llguidance.LLExecutor()
+
+
+def _masks_together(wanted: Mapping[int, Wanted]) -> dict[int, NDArray[np.uint32] | UsageError]:
+    """The masks of texts without drafts, by the same numbers. All masks have one size."""
+    texts = [held for held, _, _ in wanted.values()]
+    num_taken = [len(held._taken) for held in texts]
+    found = np.zeros((len(texts), texts[0]._num_found_words), "<u4")
+    made: dict[int, NDArray[np.uint32] | UsageError] = {}
+    try:
+        for held, chosen, _ in wanted.values():
+            for token_id in chosen or ():
+                held._take(token_id)
+        matchers = [(held._matcher, place) for place, held in enumerate(texts)]
+        _executor().unsafe_compute_mask_ptr(matchers, found.ctypes.data, found.strides[0], len(found))
+        for place, index in enumerate(wanted):
+            try:
+                made[index] = texts[place]._checked(found[place])[None]
+            except UsageError as error:
+                made[index] = error
+    finally:
+        for held, count in zip(texts, num_taken, strict=True):
+            held._go_back(count)
+    return made

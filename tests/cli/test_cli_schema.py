@@ -94,7 +94,6 @@ def test_why_and_page_show_the_schema(generate: Callable[..., Result], tmp_path:
         (["--choice", "a", "--ignore-eos"], "--ignore-eos and --choice cannot be combined: the text could not end"),
         (["--choice", "a", "--min-new-tokens", "3"], "min_new_tokens is 3, and --choice says where a text may end"),
         (["--choice", ""], "--choice is empty; give it a text"),
-        (["--choice", "a", "--receipt", "r.json"], "--receipt and --choice cannot be combined"),
         (["--schema", "missing.json"], "missing.json cannot be read"),
         (["--schema", '{"not": {}}'], "--schema: 'not' at # cannot be held exactly"),
         (["--grammar", "missing.lark"], "missing.lark cannot be read"),

@@ -1,7 +1,7 @@
 """Texts held to a schema, on a model: what they are does not depend on how they run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +209,36 @@ def test_drafts_change_no_text(model: Model) -> None:
         assert drafting.usage.num_kept > 10
 
 
+def test_what_must_come_next_is_drafted(model: Model) -> None:
+    """Without guesses of its own: keys and punctuation have one form, and so has what follows the first letter."""
+    if not model.load().limits.max_drafts:
+        pytest.skip("this runner verifies no drafts")
+    wanted = model.request(samples=(0, 1))
+    drafting = Drafting(NoSource(), least=7)
+    events = Generation(model.load(2), model.tokenizer, wanted, drafting).events()
+    found = {event.sample: event.token_ids for event in events if isinstance(event, Finished)}
+    assert found == {index: one.token_ids for index, one in model.texts(model.load(), wanted).items()}
+    assert drafting.usage.num_kept == drafting.usage.num_drafts > 20
+
+
+class NoSource:
+    """A `DraftSource` that guesses nothing."""
+
+    is_free = True
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> "NoSource":
+        return self
+
+    def extend(self, token_ids: Sequence[int]) -> None: ...
+
+    def kind(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        return ()
+
+
 def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
     kept, runner = KeptRow(), model.load()
     first = model.texts(runner, model.request(kept_row=kept))[0]
@@ -216,3 +246,15 @@ def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
     second = model.texts(runner, model.request(kept_row=kept, schema=held))[0]
     assert first.is_complete
     assert second.text in ("yes", "no")
+
+
+def test_a_text_goes_on_behind_what_it_has_said(model: Model) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    prompt, said = (BOS_ID, 65), whole.token_ids[:7]
+    sampler = replace(WARM, num_prompt_tokens=9)
+    request = model.request(
+        prompt_token_ids=(*prompt, *said), sampler=sampler, schema=model.schema.behind(said), at_start=False
+    )
+    assert said + model.texts(model.load(), request)[0].token_ids == whole.token_ids
+    with pytest.raises(UsageError, match="does not fit --schema"):
+        model.schema.behind((*said, 0))

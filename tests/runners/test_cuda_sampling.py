@@ -14,7 +14,6 @@ from llmcli.errors import CheckpointError, DeviceError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import NUM_RESULTS
 from llmcli.sampling.chain import choose
-from llmcli.sampling.mask import pack_mask
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
@@ -22,14 +21,14 @@ cupy = pytest.importorskip("cupy")
 arena = pytest.importorskip("llmcli.runners.cuda.arena")
 sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
 
+from sampler_rows import HALF_BYTES, VOCAB_SIZE, Rows  # noqa: E402
+
 GREEDY = SamplingParams(temperature=0)
-VOCAB_SIZE = 3000
-HALF_BYTES = 4096  # of a mailbox
 
 
-def host_error(logits, sampler, position, mask=None):
+def host_error(logits, sampler, position):
     with pytest.raises((CheckpointError, UsageError)) as error:
-        choose(logits, [0] * position, sampler, mask=mask)
+        choose(logits, [0] * position, sampler)
     return error.value
 
 
@@ -72,13 +71,6 @@ def test_problems_raise_what_the_host_raises(logits, sampler, problem):
     assert str(error.value) == str(expected)
 
 
-def test_a_mask_that_leaves_no_token_raises_what_the_host_raises():
-    expected = host_error(np.zeros(3, np.float32), Sampler(GREEDY, 0), 4, pack_mask(np.zeros(3, np.bool_)))
-    with pytest.raises(UsageError) as error:
-        sampling.raise_problem(4, 4)
-    assert str(error.value) == str(expected)
-
-
 @pytest.fixture(scope="module")
 def opened_device():
     return Device.open(0)
@@ -90,30 +82,6 @@ def device(opened_device):
     with opened_device.stream:
         yield opened_device
     opened_device.synchronize()
-
-
-class Rows:
-    """Rows on the card, each in the slot of its number, and what a step needs of them."""
-
-    def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
-        mailbox = arena.Mailbox(device, HALF_BYTES)
-        self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
-        self.rows = cupy.arange(num_rows, dtype=cupy.int32)
-        self.positions = cupy.zeros(num_rows, cupy.int32)
-        self.token_ids = cupy.zeros(num_rows, cupy.int32)
-        self.history = cupy.zeros((num_rows, max_seq_len), cupy.int32)
-        self.logits = cupy.zeros((num_rows, vocab_size), cupy.float32)
-
-    def enqueue(self):
-        self.sampler.enqueue(
-            logits=self.logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids,
-            history=self.history,
-        )  # fmt: skip
-
-    def run(self):
-        """Queue a run of every slot; returns their numbers."""
-        self.enqueue()
-        return [self.sampler.count_run(slot) for slot in range(len(self.rows))]
 
 
 @pytest.mark.cuda
@@ -150,45 +118,6 @@ def test_one_graph_serves_any_samplers_and_the_host_sees_each_token(device):
         assert rows.history.get()[slot, : len(history)].tolist() == history
         assert int(rows.positions[slot]) == len(history) - 1
         assert int(rows.token_ids[slot]) == history[-1]
-
-
-@pytest.mark.cuda
-def test_masks_come_and_go(device):
-    """One graph; a mask is sent behind queued runs, one slot has another than the other, and a new row has none."""
-    rows = Rows(device, 2)
-    rng = np.random.default_rng(6)
-    logits = (rng.standard_normal((2, VOCAB_SIZE)) * 3).astype(np.float32)
-    rows.logits.set(logits)
-    device.synchronize()
-    device.stream.begin_capture()
-    rows.enqueue()
-    graph = device.stream.end_capture()
-    samplers = [Sampler(params, 5) for params in (SamplingParams(temperature=1.5, top_p=1), GREEDY)]
-    histories = [[0], [0]]
-    for slot, sampler in enumerate(samplers):
-        rows.sampler.set_sampler(slot, sampler)
-    for first in range(0, 40, 8):
-        runs, masks = [], []
-        for step in range(first, first + 8):  # all queued before the first is read
-            of_step = [pack_mask(rng.random(VOCAB_SIZE) < 0.01) if rng.random() < 0.6 else None for _ in range(2)]
-            if step == 20:
-                rows.sampler.set_sampler(1, samplers[1])
-                of_step[1] = None
-            for slot, mask in enumerate(of_step):
-                rows.sampler.allow(slot, mask)
-            graph.launch(device.stream)
-            runs.append([rows.sampler.count_run(slot) for slot in range(2)])
-            masks.append(of_step)
-        for of_step, numbers in zip(masks, runs, strict=True):
-            for slot, (sampler, history) in enumerate(zip(samplers, histories, strict=True)):
-                token_id = rows.sampler.wait(slot, numbers[slot], len(history))
-                assert token_id == choose(logits[slot], history, sampler, mask=of_step[slot]).token_id
-                history.append(token_id)
-    rows.sampler.allow(0, pack_mask(np.zeros(VOCAB_SIZE, np.bool_)))
-    first, second = rows.run()
-    with pytest.raises(UsageError, match="excludes every token"):
-        rows.sampler.wait(0, first, len(histories[0]))
-    assert rows.sampler.wait(1, second, len(histories[1])) >= 0
 
 
 @pytest.mark.cuda

@@ -321,16 +321,19 @@ class CudaStep:
         self._last_span = last_span
         self._timed = timed
         self._number = number
+        self._chosen: list[Chosen] | None = None  # once they are read
 
     def choices(self) -> list[Chosen]:
         """See `Step.choices`. A step that chooses nothing is waited for."""
         if not any(self._runs) and not self._drafted:
             self._device.wait()
-        chosen = [
-            self._drafted[place].read() if place in self._drafted else self._device.read_choices(runs)
-            for place, runs in enumerate(self._runs)
-        ]
-        return [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
+        if self._chosen is None:
+            chosen = [
+                self._drafted[place].read() if place in self._drafted else self._device.read_choices(runs)
+                for place, runs in enumerate(self._runs)
+            ]
+            self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
+        return self._chosen
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`. Raises: ValueError if they have been overwritten"""

@@ -37,6 +37,7 @@ class DecodeLanes:
         self._workspace = workspace
         self._mailbox = mailbox
         self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
+        self._held_graphs = StepGraphs(forward.device, self._launch_held, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
@@ -50,8 +51,7 @@ class DecodeLanes:
 
     def choose_held(self) -> None:
         """Choose behind the lanes that are held to a mask, once the slots have theirs."""
-        count = num_lanes(len(self._slots))
-        self._choose(self._workspace.held_rows[:count], count)
+        self._held_graphs.start(num_lanes(len(self._slots)))
 
     def forget_positions(self) -> None:
         """Send the positions again with the next step: the card does not move a row on that failed to choose."""
@@ -77,6 +77,9 @@ class DecodeLanes:
         self._forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
+
+    def _launch_held(self, count: int) -> None:
+        self._choose(self._workspace.held_rows[:count], count)
 
     def _choose(self, rows: Any, count: int) -> None:
         workspace = self._workspace
