@@ -27,23 +27,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.options import SamplerOptions
-from llmcli.cli.run import LoadedRunner, Run, check_run, open_run
+from llmcli.cli.run import LoadedRunner, check_run, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
-from llmcli.cli.served_model import SessionModel
+from llmcli.cli.served_model import open_served_model
 from llmcli.engine.events import Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.serve.bodies import CompletionBody
-from llmcli.serve.server import ServerOptions, run_server
+from llmcli.serve.front import FrontWork, ServerOptions
+from llmcli.serve.model import ServedModel
+from llmcli.serve.server import Server
 from llmcli.serve.service import Limits
 
 CLIENTS_PER_PROCESS = 32
@@ -56,14 +59,12 @@ Body = dict[str, Any]
 class Bench:
     """A model that is ready to run, and the size of the work."""
 
-    run: Run
+    model: ServedModel
+    open_model: Callable[[], ServedModel]
     loaded: LoadedRunner
     num_clients: int
     num_prompt_tokens: int
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def __post_init__(self) -> None:
-        self.model = SessionModel(self.run, seed=None, max_new_tokens=None, chat_template=None, template_variables={})
 
     def bodies(self, count: int, num_tokens: int) -> list[Body]:
         """Requests for `num_tokens` on average, whose prompts nothing has run before."""
@@ -105,7 +106,8 @@ class Bench:
 
     def first_tokens(self, num_tokens: int) -> list[float]:
         """Seconds to the first token of each text, if one for each client is submitted at once."""
-        scheduler, seconds = self.scheduler(), {}
+        seconds: dict[int, float] = {}
+        scheduler = self.scheduler()
         requests = [self.request(body) for body in self.bodies(self.num_clients, num_tokens)]
         begin = time.perf_counter()
         for request in requests:
@@ -132,15 +134,14 @@ class Bench:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         clients = threading.Thread(target=run_clients)
-        run_server(
-            listener,
-            self.scheduler(),
-            self.model,
-            ServerOptions(max_waiting=len(bodies), limits=Limits(2**23, None), grace_seconds=1.0),
-            log=lambda line: None,
-            log_contents=None,
-            on_ready=clients.start,
-        )
+        options = ServerOptions(max_waiting=len(bodies), limits=Limits(2**23, None), grace_seconds=1.0)
+        with Server(listener, FrontWork(self.open_model, options)) as server:
+            server.run(
+                self.scheduler(),
+                log=lambda line: None,
+                log_contents=lambda what, contents: None,
+                on_ready=clients.start,
+            )
         clients.join()
         if None in results:
             raise SystemExit("a client has failed")
@@ -251,14 +252,15 @@ def main() -> None:
             parent = options.scratch or Path(scratch)
             model = str(write_model(options.shape, options.format, options.tokenizer, parent))
         context = options.prompt + 2 * options.tokens
-        run = open_run(check_run(RunOptions(context=context, draft=options.draft), {}, SamplerOptions(), None), model)
+        request = check_run(RunOptions(context=context, draft=options.draft), {}, SamplerOptions(), None)
+        run, open_model = open_run(request, model), partial(open_served_model, request, model, None, None, None)
         loaded = run.load(options.clients, host_rows=options.clients)
-    measure(
-        Bench(run, loaded, options.clients, options.prompt),
-        options.texts or 3 * options.clients,
-        options.tokens,
-        options.rounds,
-    )
+        measure(
+            Bench(open_model(), open_model, loaded, options.clients, options.prompt),
+            options.texts or 3 * options.clients,
+            options.tokens,
+            options.rounds,
+        )
 
 
 if __name__ == "__main__":
