@@ -122,13 +122,14 @@ class Bench:
     def serve(self, bodies: Sequence[Body]) -> list[Any]:
         """What the clients have noted of each request, in the order of `bodies`."""
         listener, _ = ServeOptions(port=0).listen(has_key=False)
+        port = listener.getsockname()[1]
         num_processes = -(-self.num_clients // CLIENTS_PER_PROCESS)
         shares = [list(bodies[index::num_processes]) for index in range(num_processes)]
         results: list[Any] = [None] * len(bodies)
 
         def run_clients() -> None:
             try:
-                for index, answers in enumerate(run_processes(listener.getsockname()[1], shares, self.num_clients)):
+                for index, answers in enumerate(run_processes(port, shares, self.num_clients)):
                     results[index::num_processes] = answers
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)

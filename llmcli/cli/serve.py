@@ -60,6 +60,7 @@ def serve(
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)
     with listener:
+        address = _address(listener)
         name = chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
         num_rows = parse_rows(server.rows)
@@ -84,7 +85,7 @@ def serve(
                 lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting),
                 log=_log,
                 log_contents=_log_contents,
-                on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, listener)),
+                on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),
             )
     if signal.SIGINT in signals:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -98,13 +99,16 @@ def _require_packages() -> None:
         raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
 
 
-def _start_line(name: str, runner: Runner, context: int, listener: socket.socket) -> str:
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     limits = runner.limits
     rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
     cache = f"KV cache for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
-    return f"Serving {name} at http://{shown}:{port}: {runner.description}, {rows}, context {context}, {cache}"
+    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {cache}"
 
 
 def _log(line: str) -> None:

@@ -28,7 +28,7 @@ class Server:
     """Starts the front at once, so that it imports and opens what it needs while the weights load; see `run`."""
 
     def __init__(self, listener: socket.socket, work: FrontWork):
-        """`listener` is bound. Closes the front at the end of a `with`."""
+        """Hand over `listener`, a bound socket. Closes the front at the end of a `with`."""
         self._connection, there = Pipe()
         numbers = (there.fileno(), listener.fileno())
         root = Path(__file__).resolve().parents[2]
@@ -40,6 +40,7 @@ class Server:
             start_new_session=True,
         )
         there.close()
+        listener.close()  # the front alone has it: once it takes no more clients, they are refused
         self._connection.send(work)
 
     def __enter__(self) -> Server:
