@@ -2,10 +2,10 @@
 // Shapes:   logits [num_tokens, vocab_size] float; rows, positions [num_tokens] int, row -1: an unused lane,
 //           which reads and writes nothing else; token_ids [num_rows], history [num_rows, max_seq_len] int; state
 //           [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS] 64-bit words of host
-//           memory. positions, token_ids, history and state are changed.
+//           memory; next_row, draft int or null. positions, token_ids, history, state and next_row are changed.
 // Requires: rows all different but for -1; positions[i] is that of the row's last token; vocab_size <= 2^19. The grid
 //           has at most as many blocks as there are multiprocessors, so that all run at once. Before the first run the
-//           state is zero but for what the host packs
+//           state is zero but for what the host packs. With next_row there is one lane
 // Launch:   grid (blocks per row, num_tokens), block 512, 25 KiB static shared memory; waits by itself when overlapped
 // Traffic:  per row 4 * vocab_size bytes; above temperature 0 also 8 * vocab_size written, and read back from L2 in
 //           each pass: temperature 2 (dynamic 3), top_n_sigma 3, top_k and top_p 2 each, typical_p 3, XTC 2 where it
@@ -227,7 +227,8 @@ __device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) 
 __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
     const float* __restrict__ logits, const int* __restrict__ rows, int* __restrict__ positions,
     int* __restrict__ token_ids, int* __restrict__ history, unsigned char* __restrict__ state,
-    unsigned long long* __restrict__ results, int vocab_size, int max_seq_len, unsigned long long row_bytes) {
+    unsigned long long* __restrict__ results, int* next_row, const int* draft, int vocab_size, int max_seq_len,
+    unsigned long long row_bytes) {
   using namespace sampling;
   __shared__ Scratch scratch;
   __shared__ Crossing crossing;
@@ -235,7 +236,10 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   grid_dependency_launch();  // takes effect when all blocks run: the next kernel keeps none of them out
   const int index = blockIdx.y;
   const int kv_row = load_here(rows + index), length = load_here(positions + index) + 1;
-  if (kv_row < 0) return;
+  if (kv_row < 0) {
+    if (next_row != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *next_row = -1;
+    return;
+  }
   Row row{state + kv_row * row_bytes, vocab_size, 0, 0};
   history += static_cast<size_t>(kv_row) * max_seq_len;
 
@@ -272,7 +276,9 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   if (threadIdx.x != 0) return;
   const unsigned problem = first_problem(__ldcg(&row.state().problems));
   const unsigned token_id = static_cast<unsigned>(best.token_id);
-  if (problem == 0 && length < max_seq_len) {  // of a full row the token is only told
+  const bool moves = problem == 0 && length < max_seq_len;  // of a full row the token is only told
+  if (next_row != nullptr && !(moves && static_cast<int>(token_id) == *draft)) *next_row = -1;
+  if (moves) {
     history[length] = token_id;
     token_ids[kv_row] = token_id;
     positions[index] = length;

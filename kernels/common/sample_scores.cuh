@@ -1,4 +1,4 @@
-// sample_scores: applies biases, bans and penalties to one row's logits, as llmcli/sampling/penalties.py does.
+// sample_scores: applies mask, biases, bans and penalties to one row's logits, as llmcli/sampling/penalties.py does.
 //
 // Products and sums are rounded one by one, as on the host, so the scores have its bits.
 #pragma once
@@ -19,8 +19,8 @@ __device__ __forceinline__ bool counts_generated(const RowSampler& sampler) {
 
 // The steps before the filters that act on the token behind `length` others. Every thread has the same.
 struct Before {
-    bool is_forced;  // then none of the others
-    bool uses_history, uses_bias, suppresses_begin, bans_ends;
+    bool is_forced;  // then none of the others but the mask
+    bool uses_mask, uses_history, uses_bias, suppresses_begin, bans_ends;
 
     // With | instead of ||, so that no read waits for another.
     __device__ __forceinline__ Before(const RowSampler& sampler, int length) {
@@ -28,6 +28,7 @@ struct Before {
         const bool is_penalized = (sampler.repetition_penalty != 1) | (sampler.encoder_repetition_penalty != 1) |
                                   counts_generated(sampler) | (sampler.uses_dry != 0);
         is_forced = length == sampler.forced_position;
+        uses_mask = sampler.uses_mask != 0;
         uses_history = (is_penalized | (sampler.num_sequences > 0)) & !is_forced;
         uses_bias = sampler.uses_bias != 0;
         suppresses_begin = (sampler.suppresses_begin != 0) & (num_new_tokens == 0);
@@ -35,7 +36,7 @@ struct Before {
             (sampler.uses_ends != 0) & ((sampler.ignores_ends != 0) | (num_new_tokens < sampler.min_new_tokens));
     }
     __device__ __forceinline__ bool is_any() const {
-        return is_forced | uses_history | uses_bias | suppresses_begin | bans_ends;
+        return uses_mask | is_forced | uses_history | uses_bias | suppresses_begin | bans_ends;
     }
     __device__ __forceinline__ bool uses_marks() const { return is_forced | suppresses_begin | bans_ends; }
 };
@@ -149,6 +150,8 @@ __device__ __forceinline__ double penalize(const Row& row, int token_id, unsigne
 __device__ __forceinline__ double weigh(const Row& row, const Before& before, int token_id, double score, bool& is_left,
                                         unsigned& problems) {
     const unsigned char mark = before.uses_marks() ? row.marks()[token_id] : 0;
+    if (before.uses_mask) is_left = is_left && row.mask()[token_id / 32] >> token_id % 32 & 1;
+    problems |= is_left ? LEFT_BY_MASK : 0;
     if (before.is_forced) {
         problems |= is_left ? LEFT_BY_BANS : 0;
         is_left = is_left && mark & IS_FORCED;

@@ -1,7 +1,7 @@
 // sample_state: the sampler's state on the card for each KV row, and the barrier of a row's blocks.
 //
 // A row's state is one stretch of bytes, laid out by struct Row. llmcli/kernels/sample_token.py knows its size, and
-// where the host writes: the RowSampler, bias and marks of each token, and the sequences that have a bias.
+// where the host writes: the RowSampler, bias, marks and mask of each token, and the sequences that have a bias.
 #pragma once
 
 #include "common/arrival.cuh"
@@ -26,8 +26,9 @@ constexpr unsigned char IS_END = 1, IS_BREAKER = 2, IS_SUPPRESSED = 4, IS_FORCED
 
 // Bits of RowState::problems: what the row's logits contain; then, for each ban in order, whether it left a token.
 constexpr unsigned HAS_NAN = 1, HAS_INFINITE = 2, HAS_FINITE = 4;
-constexpr unsigned LEFT_BY_BIAS = 8, LEFT_BY_SEQUENCES = 16, LEFT_BY_BEGIN = 32, LEFT_BY_ENDS = 64, HAS_LEFT = 128;
-constexpr unsigned LEFT_BY_BANS = LEFT_BY_BIAS | LEFT_BY_SEQUENCES | LEFT_BY_BEGIN | LEFT_BY_ENDS;
+constexpr unsigned LEFT_BY_MASK = 8, LEFT_BY_BIAS = 16, LEFT_BY_SEQUENCES = 32, LEFT_BY_BEGIN = 64, LEFT_BY_ENDS = 128;
+constexpr unsigned HAS_LEFT = 256;
+constexpr unsigned LEFT_BY_BANS = LEFT_BY_MASK | LEFT_BY_BIAS | LEFT_BY_SEQUENCES | LEFT_BY_BEGIN | LEFT_BY_ENDS;
 // A result is step << 32 | token id, or with this bit | number of the problem.
 constexpr unsigned IS_PROBLEM = 1u << 31;
 
@@ -51,6 +52,7 @@ struct RowSampler {
   int uses_bias, uses_ends, ignores_ends, suppresses_begin;
   int forced_position;  // -1: nowhere
   int num_sequences;
+  int uses_mask;  // the host sends it and a mask before each run that has one
   unsigned step;  // of the last run, modulo 2^32; the device adds one, the host says where it goes on
   Step steps[MAX_STEPS];  // those that are on, in their order; NO_STEP ends them
 };
@@ -151,6 +153,8 @@ struct Row {
   __device__ __forceinline__ unsigned* seen() const { return of_tokens<unsigned>(16); }
   __device__ __forceinline__ int* repeats() const { return of_tokens<int>(20); }
   __device__ __forceinline__ const unsigned char* marks() const { return of_tokens<unsigned char>(24); }
+  // Bit t % 32 of word t / 32: whether the schema allows token t.
+  __device__ __forceinline__ const unsigned* mask() const { return of_tokens<unsigned>(25); }
 
   __device__ __forceinline__ RowSampler& sampler() const { return *reinterpret_cast<RowSampler*>(memory); }
   __device__ __forceinline__ RowState& state() const { return *reinterpret_cast<RowState*>(memory + STATE); }

@@ -15,6 +15,7 @@ from llmcli.batch.openai import is_openai, parse_openai
 from llmcli.batch.values import (
     Line,
     LineId,
+    held_to_of,
     integer_of,
     messages_of,
     refuse_unknown,
@@ -27,7 +28,8 @@ from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.sampling.params import SPECS, check_param
 
-KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *SPECS)
+HELD_KEYS = ("schema", "json_output", "regex", "choice", "grammar")
+KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *HELD_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10
 
 
@@ -117,6 +119,7 @@ def _native(values: dict[str, Any], number: int) -> Line:
         else None,
         stop=stop_of("stop", values["stop"]) if "stop" in values else (),
         sampling={name: check_param(name, values[name]) for name in SPECS if name in values},
+        held_to=held_to_of(values),
     )
 
 

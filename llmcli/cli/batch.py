@@ -10,6 +10,7 @@ from llmcli.cli.groups import with_groups
 from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.run import check_run
 from llmcli.cli.run_options import RunOptions
+from llmcli.cli.schema_options import SchemaOptions
 
 
 @with_groups
@@ -20,6 +21,7 @@ def batch(
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     sampler: SamplerOptions,
+    schema: SchemaOptions,
     messages: MessageOptions,
 ) -> None:
     """Run many prompts from a file and write one line of JSON for each.
@@ -32,9 +34,10 @@ def batch(
 
     llmcli batch --text - - < prompts.txt | jq -r .text
     """
+    grammar = schema.read(ignore_eos=stopping.ignore_eos)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos)
-    with open_job(files, request, options.model, stopping.max_new_tokens) as job:
+    with open_job(files, request, options.model, stopping.max_new_tokens, grammar) as job:
         if files.check:
             show_check(job)
         else:
-            run_job(job)
+            run_job(job, require_complete=schema.require_complete)

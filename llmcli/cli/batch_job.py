@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from llmcli import __version__
 from llmcli.batch.input import Problems
@@ -28,6 +28,9 @@ from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
 from llmcli.errors import OutputError, UsageError
 from llmcli.reading import CHAT_TEMPLATE
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Job:
 
 
 @contextmanager
-def open_job(options: BatchOptions, request: RunRequest, name: str | None, max_new_tokens: int | None) -> Iterator[Job]:
+def open_job(
+    options: BatchOptions, request: RunRequest, name: str | None, max_new_tokens: int | None, grammar: Grammar | None
+) -> Iterator[Job]:
     """Check everything that can be checked without the weights, and keep others from the output until the end.
 
     Raises: LLMCliError and its subclasses
@@ -62,7 +67,7 @@ def open_job(options: BatchOptions, request: RunRequest, name: str | None, max_n
         holds_something(output)
         check_record_path(output)
     with _open_input(options.source, output) as file, _locked(None if options.check else output):
-        prompts = Prompts(open_run(request, name), request, options, max_new_tokens)
+        prompts = Prompts(open_run(request, name), request, options, max_new_tokens, grammar)
         reader = LineReader(file, "standard input" if options.source == PIPE else options.source)
         tasks = _read(reader, prompts)
         yield _job(prompts, tasks, reader.digest, output)
@@ -191,6 +196,11 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "text": options.text,
         "model": str(folder),
         **{f"file {name}": state for name, state in _model_files(folder).items()},
+        **{
+            f"adapter {adapter.name} {name}": f"{state}, weight {adapter.weight:g}"
+            for adapter in run.session.model.adapters
+            for name, state in _model_files(adapter.folder).items()
+        },
         "context": run.context,
         "max_new_tokens": prompts.max_new_tokens,
         "stop": list(run.stop_strings),
@@ -201,8 +211,13 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "sampler_order": flags.order,
         "dry_breakers": flags.dry_breakers,
         "ignore_eos": flags.ignore_eos,
+        "schema": None if prompts.grammar is None else f"sha256 {_digest(prompts.grammar.lark)}",
         "logit_bias": {str(token_id): bias for token_id, bias in flags.logit_bias.items()},
     }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _model_files(folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ Line k has the run's seed and sample index k - 1, as `generate --only k`. A line
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from llmcli.batch.input import Problems, read_input
 from llmcli.batch.lines import LineReader
-from llmcli.batch.values import Line
+from llmcli.batch.values import HeldTo, Line
+from llmcli.cli import lazy
 from llmcli.cli.batch_options import BatchOptions
+from llmcli.cli.held_texts import Schemas
 from llmcli.cli.run import Run, RunRequest
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
@@ -25,6 +28,7 @@ from llmcli.errors import TokenizerError, UsageError
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
     from llmcli.sampling.params import ResolvedSampling
+    from llmcli.schema.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Task:
     token_ids: Sequence[int]
     prompt: EncodedPrompt  # without text and ids
     max_new_tokens: int | None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,17 @@ class Prompts:
     request: RunRequest
     options: BatchOptions
     max_new_tokens: int | None
+    grammar: Grammar | None = None
     _resolved: dict[tuple[tuple[str, int | float], ...], ResolvedSampling] = field(default_factory=dict)
+    _grammars: dict[tuple[str, str], Grammar] = field(default_factory=dict)
 
     @property
     def _session(self) -> Session:
         return self.run.session
+
+    @cached_property
+    def _schemas(self) -> Schemas:
+        return Schemas(self._session)
 
     @cached_property
     def _encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
@@ -89,13 +100,15 @@ class Prompts:
         prompt = replace(task.prompt, token_ids=tuple(task.token_ids))
         line = task.line
         seed, sample = (run_seed, line.number - 1) if line.seed is None else (line.seed, 0)
-        return self._session.request(
+        sampler = self._session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line))
+        request = self._session.request(
             prompt,
-            self._session.sampler(self._sampling(line.sampling).params, seed, prompt, self._flags(line)),
+            sampler,
             samples=(sample,),
             max_new_tokens=task.max_new_tokens,
             stop_strings=line.stop or self.run.stop_strings,
         )
+        return self._schemas.hold(request, task.grammar)
 
     def _task(self, line: Line) -> Task:
         requested = self.max_new_tokens if line.max_new_tokens is None else line.max_new_tokens
@@ -107,10 +120,20 @@ class Prompts:
         can_end = not self.request.flags.ignore_eos and self._session.can_end(prompt)
         limit = self._session.limit_new_tokens(requested, len(prompt.token_ids), self.run.context, can_end=can_end)
         packed = array("I", prompt.token_ids)
-        task = Task(replace(line, prompt=None, messages=None), packed, replace(prompt, text="", token_ids=()), limit)
-        if line.sampling or line.logit_bias:  # those of the run are checked once
-            self.request_of(task, 0)
+        grammar = self.grammar if line.held_to is None else self._grammar(line.held_to)
+        line = replace(line, prompt=None, messages=None, held_to=None)
+        task = Task(line, packed, replace(prompt, text="", token_ids=()), limit, grammar)
+        if line.sampling or line.logit_bias or grammar is not None:  # those of the run are checked once
+            request = self.request_of(replace(task, grammar=None), 0)
+            self._schemas.prepare(grammar, request.sampler)
         return task
+
+    def _grammar(self, held_to: HeldTo) -> Grammar:
+        """What a line is held to; equal ones are read once. Raises: UsageError"""
+        key = held_to.kind, json.dumps(held_to.value)
+        if key not in self._grammars:
+            self._grammars[key] = _read_grammar(held_to)
+        return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
         """The messages behind the run's system prompt, unless they have one."""
@@ -135,3 +158,15 @@ class Prompts:
             numbers = {**self.request.numbers, **own}
             self._resolved[key] = self._session.resolve_sampling(numbers, self.request.preset, self.run.flags)
         return self._resolved[key]
+
+
+def _read_grammar(held_to: HeldTo) -> Grammar:
+    if held_to.kind == "schema":
+        return lazy.json_schema_grammar(held_to.key, json.dumps(held_to.value))
+    if held_to.kind == "regex":
+        return lazy.regex_grammar(held_to.key, held_to.value)
+    if held_to.kind == "choice":
+        return lazy.choice_grammar(held_to.key, held_to.value)
+    if held_to.kind == "grammar":
+        return lazy.lark_grammar(held_to.key, held_to.value)
+    return lazy.any_json_grammar(held_to.key)

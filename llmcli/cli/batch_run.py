@@ -16,6 +16,7 @@ from llmcli.cli import lazy
 from llmcli.cli.batch_job import Job
 from llmcli.cli.batch_prompts import Task
 from llmcli.cli.batch_report import show_stats
+from llmcli.cli.held_texts import CompletenessNotice
 from llmcli.cli.output.batch import result_json
 from llmcli.cli.progress import progress as draw_progress
 from llmcli.cli.terminal import json_line, terminal
@@ -25,15 +26,14 @@ from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-def run_job(job: Job) -> None:
+def run_job(job: Job, *, require_complete: bool = False) -> None:
     """Run what is still to be run.
 
-    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C
+    Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
+            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut
     """
     if job.output is not None and not job.todo:
-        with _Sink(job) as sink:
-            sink.finish()
-        terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
+        _finish_again(job)
         return
     run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
@@ -43,7 +43,7 @@ def run_job(job: Job) -> None:
     how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
     counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
     terminal.info(f"{counted}, {how}")
-    progress, rows = Progress(), RowsOverTime()
+    progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     start_time = time.perf_counter()
     with _Sink(job) as sink:
 
@@ -51,6 +51,8 @@ def run_job(job: Job) -> None:
             seed = run.seed if task.line.seed is None else task.line.seed
             value = result_json(task.line, event, task.token_ids, seed, run.model, loaded.load_seconds)
             sink.put(task.line.id, json_line(value))
+            if isinstance(event, Finished):
+                completeness.count(event)
 
         def rate() -> str:
             return f"{progress.num_tokens / (time.perf_counter() - start_time):.1f} tokens/s"
@@ -77,14 +79,28 @@ def run_job(job: Job) -> None:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if job.output is not None and not progress.num_failed:
         terminal.info(f"Done: {job.output} holds all {len(job.tasks)} results")
+    completeness.show_count()
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
+    _end(job, progress, completeness, require_complete=require_complete)
+
+
+def _finish_again(job: Job) -> None:
+    with _Sink(job) as sink:
+        sink.finish()
+    terminal.info(f"Nothing to do: {job.output} holds all {len(job.tasks)} results")
+
+
+def _end(job: Job, progress: Progress, completeness: CompletenessNotice, *, require_complete: bool) -> None:
+    """Raises: FailedLinesError if prompts failed; UnfinishedTextError, see `run_job`"""
     if progress.num_failed:
         where = "the output" if job.output is None else str(job.output)
         again = "" if job.output is None else "; run the same command again to retry them"
         raise FailedLinesError(
-            f"{progress.num_failed} of {num_prompts} prompts failed; see their lines in {where}{again}"
+            f"{progress.num_failed} of {len(job.todo)} prompts failed; see their lines in {where}{again}"
         )
+    if require_complete:
+        completeness.require_complete()
 
 
 def _settle_record(job: Job, runner: str) -> None:

@@ -22,6 +22,7 @@ from llmcli.cli.chat_session.turn_commands import count_turns
 from llmcli.cli.chat_session.view import TextWriter, Writer
 from llmcli.cli.completion import complete_words
 from llmcli.cli.groups import with_groups
+from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
@@ -41,6 +42,7 @@ from llmcli.cli.options import (
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.cli.run import RunRequest, check_run, open_run
 from llmcli.cli.run_options import RunOptions
+from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
@@ -52,6 +54,7 @@ from llmcli.resources import chat_folder
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.line_editor import LineEditor
+    from llmcli.schema.grammar import Grammar
 
 CONVERSATION_PANEL = "Conversation"
 
@@ -135,7 +138,7 @@ class ConversationOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What ends an answer."""
+    """What ends an answer, and what it is held to."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -148,6 +151,7 @@ class AnswerOptions:
         ),
     ] = None
     stop: StopOption = None
+    schema: SchemaOptions = SchemaOptions()
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,7 @@ def chat(
         show_list(chat_folder(), as_json=view.json_)
         return
     refuse_without_terminal(conversation, as_json=view.json_)
+    grammar = answers.schema.read()
     request = check_run(options, numbers, sampler, answers.stop)
     name = chosen_model(argument, options.model)
     with closing(lazy.Keeper(chat_folder())) as keeper:
@@ -216,7 +221,7 @@ def chat(
         saved = None if source is None else load_conversation(source)
         if name is None and saved is not None:
             name = saved.model
-        state = _open_state(request, name, saved, conversation, answers, view)
+        state = _open_state(request, name, saved, conversation, answers, view, grammar)
         state.keeper = keeper if conversation.is_kept else None
         if view.markdown and not sys.stdout.isatty():
             terminal.info("--markdown has no effect: stdout is not a terminal")
@@ -226,7 +231,12 @@ def chat(
             show_end(state.chat.conversation)
             terminal.info("/help lists the commands")
             converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
-        elif not answer_all(state, conversation.message or read_messages(), as_json=view.json_):
+        elif not answer_all(
+            state,
+            conversation.message or read_messages(),
+            as_json=view.json_,
+            require_complete=answers.schema.require_complete,
+        ):
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -250,6 +260,7 @@ def _open_state(
     options: ConversationOptions,
     answers: AnswerOptions,
     view: ViewOptions,
+    grammar: Grammar | None,
 ) -> ChatSession:
     """Load the model, and what was said before."""
     conversation = saved.conversation if saved else Conversation()
@@ -260,10 +271,13 @@ def _open_state(
     variables = parse_template_variables(options.template_var)
     template, turn_end_token_ids = session.open_template(options.chat_template, variables)
     sampler = run.sampler(EncodedPrompt("", (), at_start=True, turn_end_token_ids=turn_end_token_ids))
+    schemas = Schemas(session)
+    schemas.prepare(grammar, sampler)
     num_rows = parse_rows(options.rows)
     loaded = run.load(num_rows, host_rows=num_rows or 1)
     overflow = overflow_policy("--overflow", options.overflow)
-    settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow)
+    schema = None if grammar is None else schemas.schema(grammar, sampler)
+    settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
     return ChatSession(
         session=session,
         chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation, loaded.drafting),

@@ -11,6 +11,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
+from llmcli.cli.held_texts import CompletenessNotice, Schemas
 from llmcli.cli.options import (
     PROMPT_PANEL,
     SAMPLING_PANEL,
@@ -32,7 +33,7 @@ from llmcli.cli.prompt import read_prompt, refuse_undecoded
 from llmcli.cli.roads import RoadFinder
 from llmcli.cli.run import Run, check_run, open_run
 from llmcli.cli.run_options import RunOptions
-from llmcli.cli.schema_options import CompletenessNotice, SchemaInMaking, SchemaOptions
+from llmcli.cli.schema_options import SchemaOptions
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import terminal
@@ -42,8 +43,10 @@ from llmcli.timeline import IMPORTS, Timeline
 
 if TYPE_CHECKING:
     from llmcli.engine.generation import Generation
+    from llmcli.engine.request import Request
     from llmcli.lab.own_kernel import OwnKernel
     from llmcli.receipt.receipt import PromptFacts
+    from llmcli.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,14 @@ class SampleOptions:
         return tuple(range(self.num_samples)) if self.only is None else (self.only - 1,)
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """Which texts are written: the samples, and what each is held to."""
+
+    samples: SampleOptions = SampleOptions()
+    schema: SchemaOptions = SchemaOptions()
+
+
 @with_groups
 def generate(
     *,
@@ -158,9 +169,8 @@ def generate(
     options: KernelRunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
-    samples: SampleOptions,
+    texts: TextOptions,
     sampler: SamplerOptions,
-    schema: SchemaOptions,
     output: OutputOptions,
     messages: MessageOptions,
 ) -> None:
@@ -174,9 +184,8 @@ def generate(
     """
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
-    grammar = schema.read(ignore_eos=stopping.ignore_eos)
-    if grammar is not None and output.receipt is not None:
-        raise UsageError(f"--receipt and {grammar.name} cannot be combined: a receipt does not hold a schema yet")
+    samples = texts.samples
+    grammar = texts.schema.read(ignore_eos=stopping.ignore_eos)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos, timeline=timeline)
     kernels = read_kernels(options.kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
@@ -188,7 +197,8 @@ def generate(
     num_prompt_tokens = len(encoded.token_ids)
     max_new_tokens = session.limit_new_tokens(stopping.max_new_tokens, num_prompt_tokens, run.context, can_end=can_end)
     chosen_sampler = run.sampler(encoded)
-    in_making = None if grammar is None else SchemaInMaking(grammar, run, chosen_sampler)
+    schemas = Schemas(session)
+    schemas.prepare(grammar, chosen_sampler)
     num_roads = output.roads or 0
     num_rows = max(len(samples.indices), num_roads)
     run = _with_own_kernels(run, kernels, num_rows, timeline)
@@ -197,17 +207,8 @@ def generate(
     facts = run.facts(loaded, text, encoded, samples.indices, output.stats, timeline)
     cut_at = max_new_tokens if stopping.max_new_tokens is None else None
     cut_notice = CutNotice(cut_at, run.context, session.model.config.max_position_embeddings)
-    wanted = session.request(
-        encoded,
-        chosen_sampler,
-        samples=samples.indices,
-        max_new_tokens=max_new_tokens,
-        stop_strings=run.stop_strings,
-        num_alternatives=output.num_alternatives,
-        keeps_pages=num_roads > 0,
-    )
-    if in_making is not None:
-        wanted = replace(wanted, schema=in_making.result())
+    wanted = _request(run, encoded, chosen_sampler, samples, output, max_new_tokens)
+    wanted = schemas.hold(wanted, grammar)
     roads = RoadFinder(loaded.runner, session.tokenizer, wanted, num_roads)
     completeness = CompletenessNotice()
     outputs = [*open_outputs(output, facts, roads), cut_notice, completeness]
@@ -218,10 +219,29 @@ def generate(
         terminal.show_prompt(facts.lead)
     if not show_all(generation, outputs) or not roads.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if schema.require_complete:
+    if texts.schema.require_complete:
         completeness.require_complete()
     if kernels:
         show_change(run.devices, loaded.runner, num_prompt_tokens)
+
+
+def _request(
+    run: Run,
+    encoded: EncodedPrompt,
+    sampler: Sampler,
+    samples: SampleOptions,
+    output: OutputOptions,
+    max_new_tokens: int | None,
+) -> Request:
+    return run.session.request(
+        encoded,
+        sampler,
+        samples=samples.indices,
+        max_new_tokens=max_new_tokens,
+        stop_strings=run.stop_strings,
+        num_alternatives=output.num_alternatives,
+        keeps_pages=bool(output.roads),
+    )
 
 
 def _with_own_kernels(run: Run, kernels: Sequence[OwnKernel], num_rows: int, timeline: Timeline) -> Run:

@@ -1,9 +1,7 @@
-"""Options that hold a text to a schema, and what becomes of them: a grammar at once, masks while the weights load."""
+"""Options that hold texts to a schema."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,18 +10,11 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.prompt import refuse_undecoded
-from llmcli.cli.terminal import terminal
-from llmcli.engine.events import Event, Finished
-from llmcli.errors import UnfinishedTextError, UsageError
+from llmcli.errors import UsageError
 from llmcli.reading import GRAMMAR, SCHEMA
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from llmcli.cli.run import Run
-    from llmcli.sampling.sampler import Sampler
     from llmcli.schema.grammar import Grammar
-    from llmcli.schema.schema import Schema
 
 SCHEMA_PANEL = "Schema"
 
@@ -56,7 +47,7 @@ class SchemaOptions:
     ] = None
     grammar: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a text of a grammar in Lark's syntax.", rich_help_panel=SCHEMA_PANEL),
+        typer.Option(metavar="FILE", help="Write a text of a grammar (Lark or GBNF).", rich_help_panel=SCHEMA_PANEL),
     ] = None
     schema_whitespace: Annotated[
         bool,
@@ -118,55 +109,3 @@ class SchemaOptions:
         if self.grammar is not None:
             return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar))
         return lazy.any_json_grammar("--json-output", any_space=self.schema_whitespace)
-
-
-class SchemaInMaking:
-    """A schema in the tokens of a model, made in a thread: its tokens take a while, as the weights do."""
-
-    def __init__(self, grammar: Grammar, run: Run, sampler: Sampler):
-        """Raises: UsageError for a device that takes no masks, and for settings that forbid an end."""
-        if run.devices.card is not None:
-            raise UsageError(f"{grammar.name} needs --device cpu: a card cannot hold a text to it yet")
-        if sampler.params.min_new_tokens:
-            raise UsageError(
-                f"min_new_tokens is {sampler.params.min_new_tokens}, and {grammar.name} says where a text may end; "
-                "give --min-new-tokens 0"
-            )
-        self._pool = ThreadPoolExecutor(1)
-        self._future: Future[Schema] = self._pool.submit(self._make, grammar, run, sampler)
-
-    def result(self) -> Schema:
-        """Wait for it. Raises: UsageError"""
-        self._pool.shutdown()
-        return self._future.result()
-
-    @staticmethod
-    def _make(grammar: Grammar, run: Run, sampler: Sampler) -> Schema:
-        session = run.session
-        vocabulary = lazy.Vocabulary(session.tokenizer, sampler.eos_token_ids, session.model.config.vocab_size)
-        return lazy.Schema(grammar, vocabulary)
-
-
-class CompletenessNotice:
-    """An `Output` of one line on stderr for texts that are not complete."""
-
-    def __init__(self) -> None:
-        self._num_unfinished = 0
-
-    def show(self, event: Event) -> None:
-        """Texts are not cut before they end."""
-
-    def finish(self, finished: Sequence[Finished]) -> None:
-        """Say how many are unfinished, and why."""
-        unfinished = [one for one in finished if one.is_complete is False]
-        self._num_unfinished = len(unfinished)
-        if unfinished:
-            reasons = ", ".join(sorted({one.finish_reason for one in unfinished}))
-            what = "the text is" if len(finished) == 1 else f"{len(unfinished)} of {len(finished)} texts are"
-            terminal.info(f"{what} unfinished ({reasons}): what the schema asks for is not complete")
-
-    def require_complete(self) -> None:
-        """Raises: UnfinishedTextError if a text was unfinished"""
-        if self._num_unfinished:
-            what = "a text is" if self._num_unfinished == 1 else f"{self._num_unfinished} texts are"
-            raise UnfinishedTextError(f"{what} unfinished; give more room with --max-new-tokens or --context")

@@ -1,8 +1,11 @@
 """`Chat`: runs the turns of a conversation on a runner, and computes in each only what is new."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from llmcli.engine.chat_events import ChatEvent, OfAnswer, SeveralEvent, TurnStarted
 from llmcli.engine.chat_fit import FittedPrompt, Overflow, build_prompt, fit_prompt
@@ -25,6 +28,9 @@ from llmcli.tokenizer.chat_splice import ChatPrompt
 from llmcli.tokenizer.chat_template import ChatTemplate
 from llmcli.tokenizer.stream import decode
 
+if TYPE_CHECKING:
+    from llmcli.schema.schema import Schema
+
 NUM_SAMPLES = 2**32  # what the counter of the draws has room for
 
 
@@ -33,13 +39,14 @@ class ChatSettings:
     """What holds for the answers from now on.
 
     `sampler` has the parameters, the seed, and the tokens that end a turn; prompt length and sample index are set for
-    each answer. Without `max_new_tokens` an answer may fill the context.
+    each answer. Without `max_new_tokens` an answer may fill the context. With `schema` every answer is held to it.
     """
 
     sampler: Sampler
     max_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     overflow: Overflow = "drop-oldest"
+    schema: Schema | None = None
 
 
 class Chat:
@@ -291,7 +298,19 @@ class Chat:
             stop_strings=(*settings.stop_strings, *self.template.stop_strings),
             at_start=not begun.token_ids,
             kept_row=self._row,
+            schema=self._schema(fitted, begun),
         )
+
+    def _schema(self, fitted: FittedPrompt, begun: Answer) -> Schema | None:
+        schema = self.settings.schema
+        if schema is None:
+            return None
+        if starts_inside(fitted):
+            raise UsageError(
+                f"{self.template.origin} opens the reasoning, and {schema.grammar.name} holds all of the answer; "
+                "turn reasoning off, as with --template-var enable_thinking=false"
+            )
+        return schema.behind(begun.token_ids) if begun.token_ids else schema
 
     def _started(self, fitted: FittedPrompt, before: Conversation) -> TurnStarted:
         row = [] if self._row.row is None else list(self.runner.token_ids(self._row.row))

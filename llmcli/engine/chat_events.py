@@ -25,11 +25,15 @@ class TurnStarted:
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """The answer has ended and is part of the conversation. `token_ids` are those sampled in this turn, all of them."""
+    """The answer has ended and is part of the conversation. `token_ids` are those sampled in this turn, all of them.
+
+    `is_complete` says whether it is all that its schema asks for, None without a schema.
+    """
 
     answer: Answer
     token_ids: tuple[int, ...]
     timings: Timings
+    is_complete: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,57 @@
 """What a step runs and chooses for a text: its span with drafts, and then the tokens chosen."""
 
 import time
+from collections.abc import Sequence
 from itertools import takewhile
 
-from llmcli.engine.drafts import Drafting
+from llmcli.engine.drafts import Drafting, TextDrafts
 from llmcli.engine.events import Event, Failed, Token
+from llmcli.engine.held_guesses import HeldGuesses
+from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Text
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Chosen, Runner, Span
 
 
-def next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int) -> Span:
-    """The span that chooses the text's next token, in a step of so many rows.
+def next_spans(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> list[Span]:
+    """The spans that choose the next token of each text, in one step."""
+    masks = StepMasks()
+    return [_next_span(runner, text, drafting, len(texts), masks) for text in texts]
 
-    A sample's masks follow from its tokens, so those chosen by queued steps must have been read.
-    """
+
+def _next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int, masks: StepMasks) -> Span:
     assert text.row is not None
+    sample = text.sample
     if text.num_queued == 0 and text.shared is not None:
-        return Span(text.row, logits=text.shared.logits, masks=text.sample.masks())
-    is_read = 0 < text.num_queued <= len(text.sample.token_ids)
-    if drafting is None or not is_read:
-        return Span(text.row, masks=text.sample.masks())
-    drafts = text.sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
-    return Span(text.row, drafts=drafts, masks=text.sample.masks(drafts))
+        return Span(text.row, logits=text.shared.logits, masks=masks.of(sample))
+    is_read = 0 < text.num_queued <= len(sample.token_ids)
+    if not is_read:
+        return Span(text.row, masks=masks.of(sample, text.read_ahead))
+    if drafting is None:
+        return Span(text.row, masks=masks.of(sample))
+    drafts = sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
+    return Span(text.row, drafts=drafts, masks=masks.of(sample, drafts=drafts))
+
+
+def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> bool:
+    """Whether queued steps are read before the next is queued, as drafts may follow what they choose.
+
+    So it is once a text repeats itself. All texts wait for it: else it would have a place in every second step only.
+    """
+    if drafting is None:
+        return False
+    waiting = [one.has_unread_drafts or _repeats_itself(runner, one, drafting, len(texts)) for one in texts]
+    return any(waiting)
+
+
+def _repeats_itself(runner: Runner, text: Text, drafting: Drafting, num_rows: int) -> bool:
+    """Whether drafts would follow the text's tokens, though the next of them is chosen already and not read."""
+    sample = text.sample
+    if not 0 < len(sample.token_ids) < text.num_queued:
+        return False
+    drafts = _text_drafts(text, drafting)
+    most = min(runner.limits.max_drafts, sample.max_tokens - text.num_queued - 1)
+    return drafts is not None and drafting.are_worth_waiting(drafts, sample.token_ids, most, num_rows)
 
 
 def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: int) -> tuple[int, ...]:
@@ -31,13 +60,23 @@ def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: 
     most = min(runner.limits.max_drafts, sample.max_tokens - len(sample.token_ids) - 1)
     if most < 1:
         return ()
-    if text.drafts is None:
-        text.drafts = drafting.begin(sample.request.prompt_token_ids, sample.sampler)
-    if text.drafts is None:
+    text_drafts = _text_drafts(text, drafting)
+    if text_drafts is None:
         return ()
-    drafts = drafting.drafts(text.drafts, sample.token_ids, most, num_rows)
+    drafts = drafting.drafts(text_drafts, sample.token_ids, most, num_rows)
     drafts = tuple(takewhile(lambda token_id: token_id < runner.config.vocab_size, drafts))
     return drafts if runner.reserve(row, runner.num_tokens(row) + 1 + len(drafts)) else ()
+
+
+def _text_drafts(text: Text, drafting: Drafting) -> TextDrafts | None:
+    if text.drafts is None:
+        held_text, sampler = text.sample.held_text, text.sample.sampler
+        prompt = text.sample.request.prompt_token_ids
+        if held_text is None:
+            text.drafts = drafting.begin(prompt, sampler)
+        else:
+            text.drafts = drafting.begin(prompt, sampler, lambda guesses: HeldGuesses(guesses, held_text))
+    return text.drafts
 
 
 def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, place: int) -> list[Event]:
@@ -47,6 +86,7 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
     """
     sample = text.sample
     text.has_unread_drafts = False
+    text.unread.popleft()
     if isinstance(chosen, LLMCliError):
         return [Failed(sample.index, chosen, sample.number)]
     if not sample.token_ids and not sample.prefill_seconds:
@@ -69,7 +109,12 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
 
 
 def learn_drafts(drafting: Drafting, queued: Queued, chosen: list[Chosen]) -> None:
-    """Tell how long a step took that has just been read, and how many drafts it has kept."""
+    """Tell how long a step took that has just been read, and how many drafts it has kept.
+
+    A step that was queued ahead began when the one before it was read, or a little earlier.
+    """
+    now = time.perf_counter()
     if queued.start_time is not None:
         num_kept = sum(len(one) - 1 for one in chosen if isinstance(one, tuple))
-        drafting.learn(len(chosen), queued.num_drafts, num_kept, time.perf_counter() - queued.start_time)
+        drafting.learn(len(chosen), queued.num_drafts, num_kept, now - max(queued.start_time, drafting.read_time))
+    drafting.read_time = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from llmcli.engine.draft_length import KeptRates, StepTimes, best_length
 from llmcli.errors import LLMCliError
@@ -13,6 +13,7 @@ from llmcli.sampling.sampler import Sampler
 
 MAX_STEP_TOKENS = MAX_SPAN  # of all rows, drafts included
 MAX_DRAFT_ROWS = MAX_STEP_TOKENS // 2  # a step with more rows has no drafts
+T = TypeVar("T")
 _TOKENS_BETWEEN_TRIALS = 32  # where drafts do not pay and cost something to make, one is made now and then
 
 
@@ -85,22 +86,43 @@ class TextDrafts:
         self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool
     ) -> tuple[int, ...]:
         """Drafts behind the text's tokens so far, as many as are worth it. Raises: LLMCliError"""
-        self._learn(token_ids[self._num_known :])
-        kind = self._guesses.kind()
-        if kind is None or most < 1:
-            return ()
-        length = best_length(self._rates.rate(kind), share, most, least)
-        if length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free:
-            length = 1
-        if length == 0 and not is_free:
-            return ()
-        self._kind, self._latest = kind, self._guesses.guess(max(length, 1))  # what is free is judged unused as well
-        self._num_since_trial = 0
-        return self._latest[:length]
+        length = self._best_length(token_ids, most, least=least, share=share, is_free=is_free)
+        if length > 0 or (length == 0 and is_free):
+            self._guess(length)
+        return self._latest[: max(length, 0)]
+
+    def are_worth_waiting(
+        self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool
+    ) -> bool:
+        """Whether there would be drafts behind these tokens; so there may be some behind the choice that comes next.
+
+        What is free is guessed and judged, so that a text which runs ahead is known when it begins to repeat itself.
+        Raises: LLMCliError
+        """
+        length = self._best_length(token_ids, most, least=least, share=share, is_free=is_free)
+        if length >= 0 and is_free:
+            self._guess(length)
+        return length > 0
 
     def close(self) -> None:
         """The text is over."""
         self._guesses.close()
+
+    def _best_length(self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool) -> int:
+        """How many drafts are worth it behind these tokens; -1 if there are none to make."""
+        self._learn(token_ids[self._num_known :])
+        kind = self._guesses.kind()
+        if kind is None or most < 1:
+            return -1
+        self._kind = kind
+        length = best_length(self._rates.rate(kind), share, most, least)
+        is_trial = length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free
+        return 1 if is_trial else length
+
+    def _guess(self, length: int) -> None:
+        """Guess so many tokens, or one that is only judged."""
+        self._latest = self._guesses.guess(max(length, 1))
+        self._num_since_trial = 0
 
     def _learn(self, token_ids: Sequence[int]) -> None:
         num_judged = min(len(self._latest), len(token_ids))
@@ -119,38 +141,49 @@ class Drafting:
 
     With `least` a step has so many drafts wherever there are guesses; without it drafts stop where they do not pay. An
     error of the source ends drafting, and is passed to `on_problem`; the texts go on without.
+    Attributes: read_time: when the latest step was read
     """
 
     def __init__(
         self, source: DraftSource, *, least: int = 0, on_problem: Callable[[LLMCliError], None] = lambda error: None
     ):
         self.usage = DraftUsage()
+        self.read_time = 0.0
         self._source: DraftSource | None = source
         self._least = least
         self._on_problem = on_problem
         self._times = StepTimes()
 
-    def begin(self, prompt: Sequence[int], sampler: Sampler) -> TextDrafts | None:
-        """The drafts of a text; None if there can be none."""
+    def begin(
+        self, prompt: Sequence[int], sampler: Sampler, wrap: Callable[[Guesses], Guesses] = lambda guesses: guesses
+    ) -> TextDrafts | None:
+        """The drafts of a text, of guesses as `wrap` makes them from those of the source; None if there can be none."""
         try:
-            return None if self._source is None else TextDrafts(self._source.begin(prompt, sampler))
+            return None if self._source is None else TextDrafts(wrap(self._source.begin(prompt, sampler)))
         except LLMCliError as error:
             self._stop(error)
             return None
 
     def drafts(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> tuple[int, ...]:
         """Drafts behind the text's tokens so far, `most` at most, for a step of so many rows."""
-        if self._source is None or not self._times.knows(num_rows):
-            return ()
+        return self._ask(text.drafts, token_ids, most, num_rows) or ()
+
+    def are_worth_waiting(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> bool:
+        """Whether a text, of which a choice is under way, waits for it: it may then have drafts. See `TextDrafts`."""
+        return bool(self._ask(text.are_worth_waiting, token_ids, most, num_rows))
+
+    def _ask(self, ask: Callable[..., T], token_ids: Sequence[int], most: int, num_rows: int) -> T | None:
         most = min(most, MAX_STEP_TOKENS // num_rows - 1)
+        if self._source is None or most < 1 or not self._times.knows(num_rows):
+            return None  # a text of many rows learns what it has said once they are fewer
         if not self._least and not self._times.is_measured:
             most = min(most, 1)  # to see what a draft costs
         share, is_free = self._times.share, self._source.is_free
         try:
-            return text.drafts(token_ids, most, least=min(self._least, most), share=share, is_free=is_free)
+            return ask(token_ids, most, least=min(self._least, most), share=share, is_free=is_free)
         except LLMCliError as error:
             self._stop(error)
-            return ()
+            return None
 
     def learn(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
         """Learn how long a step took, its drafts included, and how many of those were kept."""

@@ -53,8 +53,8 @@ class Request:
 
     @property
     def must_read_choices(self) -> bool:
-        """Whether a choice is read before the next: a mask follows from it, and a view of it from its logits."""
-        return self.num_alternatives is not None or self.schema is not None
+        """Whether a choice is read before the next is queued: its view comes from logits that the next overwrites."""
+        return self.num_alternatives is not None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class RunningAnswer:
         is_cut = finished.finish_reason in UNFINISHED
         tail = finished.tail.removesuffix("\ufffd") if is_cut else finished.tail
         pieces = [*self.splitter.push(tail), *self.splitter.flush()]
-        return pieces, TurnFinished(answer, finished.token_ids, finished.timings)
+        return pieces, TurnFinished(answer, finished.token_ids, finished.timings, finished.is_complete)
 
     def answer(self, new_text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Answer:
         """The answer in all, if that is what has been generated.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmcli.engine.events import Finished, FinishReason, Timings
 from llmcli.engine.request import Request
 from llmcli.engine.stop_strings import StopStrings
-from llmcli.runners.base import Logits, Masks
+from llmcli.runners.base import Logits
 from llmcli.sampling.inspect import Inspection, inspect_choice
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.stream import StreamDecoder
@@ -16,7 +16,8 @@ from llmcli.tokenizer.stream import StreamDecoder
 class Sample:
     """A sample of a request, with the tokens that the request gives it. It knows nothing of rows and steps.
 
-    Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have
+    Attributes: finish_reason: set by the token that ends the sample; max_tokens: the most tokens it can have;
+    held_text: how far it has come in its schema, None without one
     """
 
     def __init__(self, number: int, request: Request, index: int, tokenizer: Tokenizer, max_seq_len: int):
@@ -33,7 +34,7 @@ class Sample:
             # A text held to a schema ends only where the schema lets it.
             forced_eos_position=None if request.schema else len(request.prompt_token_ids) + self.max_tokens - 1,
         )
-        self._held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
+        self.held_text = None if request.schema is None else request.schema.begin(at_start=request.at_start)
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -53,8 +54,8 @@ class Sample:
         if len(self.token_ids) <= len(self.request.said):
             self._first_token_time = self._last_token_time
         self.token_ids.append(token_id)
-        if self._held_text is not None:
-            self._held_text.push(token_id)
+        if self.held_text is not None:
+            self.held_text.push(token_id)
         if mirostat_mu is not None:
             self.sampler = replace(self.sampler, mirostat_mu=mirostat_mu)
         if token_id in self.sampler.eos_token_ids:
@@ -72,12 +73,7 @@ class Sample:
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """The first drafts, as far as the text can go on with them."""
-        return drafts if self._held_text is None else drafts[: self._held_text.num_fitting(drafts)]
-
-    def masks(self, drafts: tuple[int, ...] = ()) -> Masks | None:
-        """What may come next and behind each fitting draft, for the span that chooses; None if every token may."""
-        held_text = self._held_text
-        return None if held_text is None else lambda: held_text.masks(drafts)
+        return drafts if self.held_text is None else drafts[: self.held_text.num_fitting(drafts)]
 
     def inspection(self, logits: Logits) -> Callable[[int], Inspection] | None:
         """A function that inspects the choice made from these logits; None if the request wants no alternatives."""
@@ -85,7 +81,7 @@ class Sample:
         if count is None:
             return None
         history, sampler = [*self.request.prompt_token_ids, *self.token_ids], self.sampler
-        mask = None if self._held_text is None else self._held_text.mask()
+        mask = None if self.held_text is None else self.held_text.mask()
         return lambda token_id: inspect_choice(logits, history, sampler, token_id, count, mask)
 
     def finish(self, reason: FinishReason) -> Finished:
@@ -96,7 +92,7 @@ class Sample:
         self.finish_reason = reason
         tail = ""
         if reason != "stop":
-            text, is_stopped = self._stop_strings.push("" if self._held_text is not None else self._decoder.flush())
+            text, is_stopped = self._stop_strings.push("" if self.held_text is not None else self._decoder.flush())
             tail = text if is_stopped else text + self._stop_strings.flush()
             self.text += tail
         num_chosen = len(self.token_ids) - len(self.request.said)
@@ -108,6 +104,6 @@ class Sample:
             decode_seconds=self._last_token_time - self._first_token_time,
         )
         is_complete = None
-        if self._held_text is not None:
-            is_complete = reason != "stop" and self._held_text.is_complete
+        if self.held_text is not None:
+            is_complete = reason != "stop" and self.held_text.is_complete
         return Finished(self.index, tail, self.text, tuple(self.token_ids), reason, timings, self.number, is_complete)

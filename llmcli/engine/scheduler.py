@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from llmcli.engine.choosing import learn_drafts, next_span, take_choices
+from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
 from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
+from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
@@ -143,7 +144,7 @@ class Scheduler:
                 return
             most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
             most = _SCORED_TOKENS if isinstance(fill.owner, Score) else most
-            masks = fill.owner.sample.masks() if isinstance(fill.owner, Text) else None
+            masks = StepMasks().of(fill.owner.sample) if isinstance(fill.owner, Text) else None
             span = fill.next_span(self.runner, most, masks)
             num_tokens = len(span.token_ids)
             if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
@@ -260,7 +261,7 @@ class Scheduler:
                 owner.prefill_tokens = fill.num_computed
                 owner.prefill_seconds = time.perf_counter() - owner.start_time
             else:
-                owner.num_queued += 1
+                owner.take_queued(step, 0)
                 insort(self._running, owner)
                 self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1], []))
                 if not owner.sample.token_ids:
@@ -282,20 +283,18 @@ class Scheduler:
     def _queue_choices(self) -> bool:
         """Queue the next token of every text that has room for one; False if no text has."""
         start_time = time.perf_counter()
-        texts = [one for one in self._running if one.num_queued < one.sample.max_tokens and not one.has_unread_drafts]
-        ready: list[Text] = []
-        for text in texts:  # the oldest first
-            if text.row is not None and self._reserve_choice(text):
-                ready.append(text)
+        texts = [one for one in self._running if one.num_queued < one.sample.max_tokens]
+        if wait_for_choices(self.runner, texts, self._drafting):
+            return False
+        ready = [text for text in texts if text.row is not None and self._reserve_choice(text)]  # the oldest first
         ready = [text for text in ready if text.row is not None]  # a later one may have taken an earlier one's pages
         if not ready:
             return False
-        spans = [next_span(self.runner, text, self._drafting, len(ready)) for text in ready]
-        is_timed = not self._queued and all(span.logits is None for span in spans)
+        spans = next_spans(self.runner, ready, self._drafting)
+        is_timed = not self._filled and all(span.logits is None for span in spans)
         step = self.runner.queue(spans)
-        for text, span in zip(ready, spans, strict=True):
-            text.num_queued += 1
-            text.has_unread_drafts = bool(span.drafts)
+        for place, (text, span) in enumerate(zip(ready, spans, strict=True)):
+            text.take_queued(step, place, has_drafts=bool(span.drafts))
         places = [(place, text, text.turn) for place, text in enumerate(ready)]
         drafts, begun = sum(len(span.drafts) for span in spans), start_time if is_timed else None
         self._queued.append(Queued(step, places, [0] * len(ready), self._filled, drafts, begun))

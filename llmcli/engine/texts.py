@@ -1,7 +1,8 @@
 """The scheduler's records: each text with its row, queued steps, and the usage so far."""
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmcli.engine.drafts import TextDrafts
 from llmcli.engine.request import Request, ScoreRequest
@@ -52,6 +53,22 @@ class Text:
     num_queued: int = 0  # tokens chosen by queued steps, with those that have been read; a step with drafts counts one
     drafts: TextDrafts | None = None
     has_unread_drafts: bool = False
+    unread: deque[tuple[Step, int]] = field(default_factory=deque)  # queued steps with its choices, each span's place
+
+    def take_queued(self, step: Step, place: int, *, has_drafts: bool = False) -> None:
+        """Note a queued step that chooses for it."""
+        self.num_queued += 1
+        self.has_unread_drafts = has_drafts
+        self.unread.append((step, place))
+
+    def read_ahead(self) -> tuple[int, ...] | None:
+        """Wait for the queued steps that choose for it, and return the tokens; None if a choice has failed.
+
+        The steps stay queued, and are told later.
+        """
+        chosen = [step.choices()[place] for step, place in self.unread]
+        tokens = [tuple(choice.token_id for choice in one) for one in chosen if isinstance(one, tuple)]
+        return sum(tokens, ()) if len(tokens) == len(chosen) else None
 
     def __lt__(self, other: "Text | Score") -> bool:
         """Whether it was asked for earlier."""
@@ -62,6 +79,7 @@ class Text:
         self.row = None
         self.turn += 1
         self.has_unread_drafts = False
+        self.unread.clear()
         if self.drafts is not None:
             self.drafts.close()
             self.drafts = None
@@ -90,7 +108,7 @@ class Queued:
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
     num_drafts: int = 0
-    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing
+    start_time: float | None = None  # before the drafts were made; None for a step whose time says nothing of drafts
 
 
 def number_of(one: Text | Score | Shared) -> int:

@@ -75,6 +75,7 @@ ROW_SAMPLER = np.dtype(
         ("suppresses_begin", np.int32),
         ("forced_position", np.int32),
         ("num_sequences", np.int32),
+        ("uses_mask", np.int32),
         ("step", np.uint32),
         ("steps", np.uint8, MAX_STEPS),
     ],
@@ -90,12 +91,14 @@ class RowLayout:
     Units: bytes
 
     Attributes:
+        uses_mask_start: the ROW_SAMPLER's uses_mask
         sequences_start: up to MAX_SEQUENCE_IDS + 1 of SEQUENCE, by token id, the last with token id -1
         sequence_ids_start: up to MAX_SEQUENCE_IDS int32, the ids before each sequence's last
     """
 
     vocab_size: int
 
+    uses_mask_start: ClassVar[int] = 720
     sequences_start: ClassVar[int] = 88320
     sequence_ids_start: ClassVar[int] = 219408
     _BEFORE_TOKENS: ClassVar[int] = 252288
@@ -111,9 +114,14 @@ class RowLayout:
         return self._BEFORE_TOKENS + 24 * self._num_tokens
 
     @property
+    def mask_start(self) -> int:
+        """A bit for each token, in words of 32, after the marks."""
+        return self._BEFORE_TOKENS + 25 * self._num_tokens
+
+    @property
     def row_bytes(self) -> int:
         """All of a row, padded so that the next begins with a line of its own."""
-        return -(-(self._BEFORE_TOKENS + 25 * self._num_tokens) // 128) * 128
+        return -(-(self.mask_start + -(-self.vocab_size // 32) * 4) // 128) * 128
 
     @property
     def _num_tokens(self) -> int:
@@ -143,6 +151,8 @@ def sample_token(
     history: Array,
     state: Array,
     results: Array,
+    next_row: Array | None = None,
+    draft: Array | None = None,
 ) -> None:
     """Choose the token that follows each lane's row, append it to `history`, and move `positions` and `token_ids` on.
 
@@ -151,9 +161,13 @@ def sample_token(
     header's, which moves on too. Before that, where mirostat is on, the bits of its next mu come to [row, 1, step %
     NUM_RESULTS]. More lanes than run at once take several launches.
 
+    With `next_row` and `draft` there is one lane, and the next one of its row runs a draft: `next_row` becomes -1
+    unless the draft is chosen. So a chain of calls chooses behind drafts as long as they are right, and no further.
+
     Shapes: logits [num_tokens, vocab_size] float32; rows, positions [num_tokens] int32, rows all different but for -1;
     token_ids [num_rows] int32; history [num_rows, max_seq_len] int32; state [num_rows, row_bytes] uint8, see
-    RowLayout; results [num_rows, 2, NUM_RESULTS] uint64, host memory that the card can write
+    RowLayout; results [num_rows, 2, NUM_RESULTS] uint64, host memory that the card can write;
+    next_row, draft [1] int32
     """
     num_tokens, vocab_size = logits.shape
     num_rows, max_seq_len = history.shape
@@ -170,6 +184,11 @@ def sample_token(
     check(NAME, "history", history, dtype=np.int32, shape=(num_rows, max_seq_len), aligned=4)
     check(NAME, "state", state, dtype=np.uint8, shape=(num_rows, row_bytes), aligned=128)
     check(NAME, "results", results, dtype=np.uint64, shape=(num_rows, 2, NUM_RESULTS))
+    if next_row is not None and draft is not None:
+        check(NAME, "next_row", next_row, dtype=np.int32, shape=(1,), aligned=4)
+        check(NAME, "draft", draft, dtype=np.int32, shape=(1,), aligned=4)
+        if num_tokens != 1:
+            raise ValueError(f"sample_token: {num_tokens} lanes with a draft, 1 is the most")
     most = lanes_per_launch(device.num_multiprocessors)
     for first in range(0, num_tokens, most):
         count = min(most, num_tokens - first)
@@ -180,7 +199,7 @@ def sample_token(
             grid=(blocks_per_row(device.num_multiprocessors, count, vocab_size), count),
             block=BLOCK_SIZE,
             arguments=(
-                *of_lanes, token_ids, history, state, results,
+                *of_lanes, token_ids, history, state, results, next_row, draft,
                 np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
             ),
             overlaps=True,

@@ -1,14 +1,15 @@
 """Dataclasses as JSON, both ways: the annotations are the schema. Refuses what does not fit, by the name of its key.
 
 Supported: strings, numbers, booleans, None, `tuple`, `Mapping[str, ...]`, `Literal`, `X | None`, dataclasses, and types
-that are annotated with a `Range` or a `Form`. -inf is written as the string "-inf", since JSON has no infinities.
+that are annotated with a `Range` or a `Form`. A field with a default may be missing. -inf is written as the string
+"-inf", since JSON has no infinities.
 """
 
 import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -55,7 +56,9 @@ class Form:
 def to_json(value: Any) -> Any:
     """A dataclass, or what one holds, as `json.dumps` takes it."""
     if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        # What is as it usually is stays out, so that who knows an older form reads the newer one.
+        return {name: to_json(item) for name, (item, default) in values.items() if item != default}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -100,9 +103,10 @@ def _read_dataclass(kind: Any, value: Any, name: str) -> Any:
     hints = _hints(kind)
     if unknown := [key for key in value if key not in hints]:
         raise MalformedError(f"{prefix}{unknown[0]:.60} is an unknown key, expected {', '.join(hints)}")
-    if missing := [key for key in hints if key not in value]:
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [key for key in needed if key not in value]:
         raise MalformedError(f"{prefix}{missing[0]} is missing")
-    return kind(**{key: from_json(hint, value[key], f"{prefix}{key}") for key, hint in hints.items()})
+    return kind(**{key: from_json(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
 
 
 @functools.cache

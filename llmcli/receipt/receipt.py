@@ -29,12 +29,25 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """A LoRA adapter: its name as the command line has it, its commit if it is in the hub's cache, its weight."""
+
+    name: Name
+    commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
+    weight: float
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """`name` is the model as the command line named it; `commit` is there for one in the hub's cache."""
+    """`name` is the model as the command line named it; `commit` is there for one in the hub's cache.
+
+    The files of adapters are among `files`.
+    """
 
     name: Name
     commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
     files: Mapping[str, FileFacts]
+    adapters: tuple[AdapterFacts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,14 @@ class StoppingFacts:
 
 
 @dataclass(frozen=True)
+class SchemaFacts:
+    """What the texts were held to: `name` is what the user knew it by, `lark` the grammar as llguidance had it."""
+
+    name: Name
+    lark: str
+
+
+@dataclass(frozen=True)
 class SampleFacts:
     """One text. `sample` is its number from 1; `token_ids` are all that were sampled."""
 
@@ -110,6 +131,7 @@ class Receipt:
     sampling: SamplingFacts
     stopping: StoppingFacts
     samples: tuple[SampleFacts, ...]
+    schema: SchemaFacts | None = None
 
     def check(self) -> None:
         """Refuse parts that contradict each other. Raises: MalformedError"""

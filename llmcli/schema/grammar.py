@@ -12,6 +12,7 @@ import llguidance
 
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
+from llmcli.schema.gbnf import gbnf_as_lark, is_gbnf
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.lark import check_lark
 from llmcli.schema.regex import check_regex
@@ -83,10 +84,12 @@ def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
 
 
 def lark_grammar(name: str, text: str) -> Grammar:
-    """Texts of a grammar in Lark's syntax, as llguidance has it.
+    """Texts of a grammar in Lark's syntax, as llguidance has it, or in llama.cpp's GBNF.
 
     Raises: UsageError for what it does not read, and for special tokens.
     """
+    if is_gbnf(text):
+        text = gbnf_as_lark(name, text)
     check_lark(name, text)
     return Grammar(name, text + _NO_FORCING)
 

@@ -1,6 +1,10 @@
 """`Schema`: what texts are held to, in the tokens of a model; `HeldText`: how far one text has come in it."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache
 from itertools import takewhile
 
 import llguidance
@@ -14,27 +18,50 @@ from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
 
 class Schema:
-    """A grammar in the tokens of a model."""
+    """A grammar in the tokens of a model.
+
+    Attributes: grammar, vocabulary
+    """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
         """Raises: UsageError for a grammar that is too large."""
+        self.grammar = grammar
         self.vocabulary = vocabulary
         self._matcher = llguidance.LLMatcher(vocabulary.library, grammar.lark, log_level=0)
         if self._matcher.is_error():
             raise UsageError(f"{grammar.name}: {first_line(self._matcher.get_error())}")
 
-    def begin(self, *, at_start: bool) -> "HeldText":
+    def behind(self, token_ids: Sequence[int]) -> Schema:
+        """What may follow the tokens of a text that has begun. Raises: UsageError if it does not fit"""
+        held = self.begin(at_start=True)
+        try:
+            for token_id in token_ids:
+                held.push(token_id)
+        except ValueError:
+            raise UsageError(f"the text so far does not fit {self.grammar.name}, so it cannot be continued") from None
+        rest = copy(self)
+        rest._matcher = held._matcher
+        return rest
+
+    def begin(self, *, at_start: bool) -> HeldText:
         """A text that is still empty. `at_start` says that nothing visible comes before it."""
-        return HeldText(self._matcher.deep_copy(), self.vocabulary, at_start=at_start)
+        return HeldText(self._matcher, self.vocabulary, at_start=at_start)
+
+
+# A text, tokens that it has not taken yet (None if a choice has failed), and drafts behind them.
+Wanted = tuple["HeldText", Sequence[int] | None, Sequence[int]]
 
 
 class HeldText:
     """One text, token by token."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, *, at_start: bool):
-        self._matcher = matcher
+        """`matcher` is at the text's beginning, and stays there."""
+        self._begin = matcher
+        self._matcher = matcher.deep_copy()
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
+        self._taken: list[int] = []  # the tokens that the matcher has had
         self._mask: TokenMask | None = None
         self._has_ended = False
 
@@ -59,43 +86,97 @@ class HeldText:
         ends = self._vocabulary.eos_token_ids
         return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
-    def masks(self, token_ids: Sequence[int] = ()) -> NDArray[np.uint32]:
-        """What may come next, and behind each of some tokens, which fit. A mask that cannot be made allows nothing.
-
-        Shapes: result [len(token_ids) + 1, words]
-        Raises: as `mask`, for the first
-        """
-        masks = np.zeros((len(token_ids) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
-        masks[0] = self.mask()
-        if not token_ids:
-            return masks
-        unchanged, num_taken = self._matcher.deep_copy(), 0  # one that has failed cannot be rolled back
+    def forced_tokens(self) -> tuple[int, ...]:
+        """Tokens of the characters that must come next, as long ones as there are; () where there is a choice."""
+        if self._first_token_ids is not None:
+            return ()
         try:
-            for token_id in token_ids:
-                if not self._matcher.consume_token(token_id):
-                    raise ValueError(f"the schema does not allow token {token_id}")
-                num_taken += 1
-                masks[num_taken] = self._compute_mask()
+            text = self._matcher.compute_ff_bytes().decode()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
+        return tuple(self._vocabulary.library.greedy_tokenize(text))
+
+    def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
+        """What may come behind `chosen`, and behind each of the fitting drafts that follow.
+
+        `chosen` are tokens that the text has not taken yet, None if a choice has failed. Behind a text's end anything
+        may come, since nobody will see it. Where a mask behind a draft cannot be made, nothing may: the text may never
+        come there.
+
+        Shapes: result [len(drafts) + 1, words]
+        Raises: as `mask`, for the first of them
+        """
+        masks = np.zeros((len(drafts) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
+        if chosen is None or not self._vocabulary.eos_token_ids.isdisjoint(chosen):
+            return ~masks
+        masks[0], num_taken = (0 if chosen else self.mask()), len(self._taken)
+        first_token_ids = self._first_token_ids
+        try:
+            for number, token_id in enumerate((*chosen, *drafts), 1 - len(chosen)):
+                self._take(token_id)
+                if number >= 0:
+                    masks[number] = self._compute_mask()
         except UsageError:
-            pass  # the text may never come there
+            if not masks[0].any():
+                raise
         finally:
-            if not self._matcher.rollback(num_taken):
-                self._matcher = unchanged
+            self._go_back(num_taken)
+            self._first_token_ids = first_token_ids
         return masks
+
+    @staticmethod
+    def masks_side_by_side(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
+        """What `masks` gives for each text, made in llguidance's threads; or what it raises."""
+        made: dict[int, NDArray[np.uint32] | UsageError] = {}
+        together = []
+        for index, (held, chosen, drafts) in enumerate(wanted):
+            is_over = chosen is None or not held._vocabulary.eos_token_ids.isdisjoint(chosen)
+            is_alone = len(wanted) == 1 or held._num_found_words != wanted[0][0]._num_found_words
+            if is_over or drafts or held._first_token_ids is not None or is_alone:
+                try:
+                    made[index] = held.masks(chosen, drafts)
+                except UsageError as error:
+                    made[index] = error
+            else:
+                together.append(index)
+        if together:
+            made |= _masks_together({index: wanted[index] for index in together})
+        return [made[index] for index in range(len(wanted))]
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
-        first_token_ids, self._first_token_ids, self._mask = self._first_token_ids, None, None
+        self._mask = None
+        self._take(token_id)
+        self._has_ended = token_id in self._vocabulary.eos_token_ids
+
+    def _take(self, token_id: int) -> None:
+        first_token_ids, self._first_token_ids = self._first_token_ids, None
         stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
         if stands_for == NOTHING:
             return
         if stands_for == NOT_ALLOWED or not self._matcher.consume_token(stands_for):
             raise ValueError(f"the schema does not allow token {token_id}")
-        self._has_ended = token_id in self._vocabulary.eos_token_ids
+        self._taken.append(stands_for)
+
+    def _go_back(self, num_taken: int) -> None:
+        """Have the matcher where it was behind so many tokens."""
+        num_more = len(self._taken) - num_taken
+        del self._taken[num_taken:]
+        if self._matcher.is_error() or not self._matcher.rollback(num_more):
+            self._matcher = self._begin.deep_copy()
+            self._matcher.consume_tokens(self._taken)
+
+    @property
+    def _num_found_words(self) -> int:
+        return mask_words(self._vocabulary.library.vocab_size)
 
     def _compute_mask(self) -> TokenMask:
+        return self._checked(np.frombuffer(self._matcher.compute_bitmask(), "<u4"))
+
+    def _checked(self, found: NDArray[np.uint32]) -> TokenMask:
+        """What llguidance has found as a mask of the model's tokens. Raises: as `mask`"""
         words = np.zeros(mask_words(self._vocabulary.vocab_size), "<u4")
-        found = np.frombuffer(self._matcher.compute_bitmask(), "<u4")[: len(words)]
+        found = found[: len(words)]
         if self._matcher.is_error():
             raise UsageError(f"the schema is too complex: {first_line(self._matcher.get_error())}")
         words[: len(found)] = found
@@ -108,3 +189,31 @@ class HeldText:
         if not mask.any():
             raise UsageError("the schema lets nothing follow, and the text is not complete: no text fits the schema")
         return mask
+
+
+@cache
+def _executor() -> llguidance.LLExecutor:
+    return llguidance.LLExecutor()
+
+
+def _masks_together(wanted: Mapping[int, Wanted]) -> dict[int, NDArray[np.uint32] | UsageError]:
+    """The masks of texts without drafts, by the same numbers. All masks have one size."""
+    texts = [held for held, _, _ in wanted.values()]
+    num_taken = [len(held._taken) for held in texts]
+    found = np.zeros((len(texts), texts[0]._num_found_words), "<u4")
+    made: dict[int, NDArray[np.uint32] | UsageError] = {}
+    try:
+        for held, chosen, _ in wanted.values():
+            for token_id in chosen or ():
+                held._take(token_id)
+        matchers = [(held._matcher, place) for place, held in enumerate(texts)]
+        _executor().unsafe_compute_mask_ptr(matchers, found.ctypes.data, found.strides[0], len(found))
+        for place, index in enumerate(wanted):
+            try:
+                made[index] = texts[place]._checked(found[place])[None]
+            except UsageError as error:
+                made[index] = error
+    finally:
+        for held, count in zip(texts, num_taken, strict=True):
+            held._go_back(count)
+    return made

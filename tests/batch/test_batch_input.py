@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmcli.batch.input import KEYS, Problems, parse_line, read_input
+from llmcli.batch.input import HELD_KEYS, KEYS, Problems, parse_line, read_input
 from llmcli.batch.lines import LineReader
-from llmcli.batch.values import Line
+from llmcli.batch.values import HeldTo, Line
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
 
@@ -28,9 +28,25 @@ def test_every_key_is_taken() -> None:
         "stop": ["x", "y"],
         **{name: spec.default for name, spec in SPECS.items()},
     }
-    assert {*values, "messages"} == set(KEYS)
+    assert {*values, "messages", *HELD_KEYS} == set(KEYS)
     sampling = {name: spec.default for name, spec in SPECS.items()}
     assert parse(values) == Line(1, "a", "Grüße\0\x1b\u2028", None, 2**64 - 1, 3, ("x", "y"), sampling)
+
+
+def test_what_a_line_is_held_to() -> None:
+    values = {
+        "schema": {"type": "null"},
+        "json_output": True,
+        "regex": "a",
+        "choice": ["a", "b"],
+        "grammar": "start: A",
+    }
+    assert values.keys() == set(HELD_KEYS)
+    for key, value in values.items():
+        line = parse({"prompt": "a", key: value})
+        assert line is not None
+        assert line.held_to == HeldTo(key, key, value)  # type: ignore[arg-type]
+    assert parse({"prompt": "a", "json_output": False}) == Line(1, 1, "a")
 
 
 def test_what_is_not_given_is_left_to_the_run() -> None:

@@ -1,13 +1,14 @@
 """OpenAI's form of a line: what it becomes, and that nothing in it is ignored."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from llmcli.batch.input import parse_line
 from llmcli.batch.openai import BODY_KEYS
-from llmcli.batch.values import Line
+from llmcli.batch.values import HeldTo, Line
 from llmcli.errors import UsageError
 
 CHAT = "/v1/chat/completions"
@@ -34,10 +35,12 @@ def test_every_key_is_taken() -> None:
         "stop": "x",
         "logit_bias": {"12": -100, "7": 1.5},
         "n": 1,
+        "response_format": {"type": "json_object"},
     }
     assert body.keys() | {"max_completion_tokens"} == {"prompt", *BODY_KEYS}
     sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": -1.0, "frequency_penalty": 2.0}
     expected = Line(5, "r1", "Hi", None, 3, 9, ("x",), sampling, {12: -100.0, 7: 1.5}, "completion")
+    expected = replace(expected, held_to=HeldTo("schema", "body.response_format", {"type": "object"}))
     assert line(body) == expected
 
 
@@ -46,11 +49,32 @@ def test_a_chat() -> None:
     assert found == Line(5, "r1", messages=tuple(MESSAGES), max_new_tokens=4, form="chat")
 
 
+def test_a_response_format() -> None:
+    schema = {"type": "array"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    assert line({"prompt": "Hi", "response_format": wanted}).held_to == HeldTo(
+        "schema", "body.response_format.json_schema.schema", schema
+    )
+    assert line({"prompt": "Hi", "response_format": {"type": "text"}}).held_to is None
+    for value, problem in (
+        ("json_object", "expected an object of type text, json_object or json_schema"),
+        ({"type": "xml"}, "expected an object of type text, json_object or json_schema"),
+        ({"type": "json_object", "schema": {}}, "unknown key 'body.response_format.schema'"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "expected an object with name and schema"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}},
+            "unknown key 'body.response_format.json_schema",
+        ),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            line({"prompt": "Hi", "response_format": value})
+
+
 def test_a_null_is_a_key_that_is_not_there() -> None:
     assert line({"prompt": "Hi", **dict.fromkeys(BODY_KEYS)}) == Line(5, "r1", "Hi", form="completion")
 
 
-@pytest.mark.parametrize("key", ["tools", "response_format", "logprobs", "stream", "echo", "best_of", "suffix", "user"])
+@pytest.mark.parametrize("key", ["tools", "logprobs", "stream", "echo", "best_of", "suffix", "user"])
 @pytest.mark.parametrize("value", [None, False, 1])
 def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^unknown key 'body.{key}', expected prompt, model, "):

@@ -94,7 +94,6 @@ def test_why_and_page_show_the_schema(generate: Callable[..., Result], tmp_path:
         (["--choice", "a", "--ignore-eos"], "--ignore-eos and --choice cannot be combined: the text could not end"),
         (["--choice", "a", "--min-new-tokens", "3"], "min_new_tokens is 3, and --choice says where a text may end"),
         (["--choice", ""], "--choice is empty; give it a text"),
-        (["--choice", "a", "--receipt", "r.json"], "--receipt and --choice cannot be combined"),
         (["--schema", "missing.json"], "missing.json cannot be read"),
         (["--schema", '{"not": {}}'], "--schema: 'not' at # cannot be held exactly"),
         (["--grammar", "missing.lark"], "missing.lark cannot be read"),
@@ -110,13 +109,6 @@ def test_a_schema_is_refused_before_the_model_is_opened(llmcli: Callable[..., Re
     result = llmcli("generate", "x", "-m", "missing-folder", "--schema", '{"enum": []}')
     assert result.exit_code == 2
     assert "missing-folder" not in result.stderr
-
-
-def test_a_card_is_refused(generate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.cli.device_choice._card_problem", lambda index: None)
-    result = generate("--choice", "a", "--device", "cuda")
-    assert result.exit_code == 2
-    assert "error: --choice needs --device cpu: a card cannot hold a text to it yet" in result.stderr
 
 
 def test_the_library_is_imported_only_for_a_schema() -> None:

@@ -1,11 +1,15 @@
 """Texts with drafts are the texts without, however the drafts are made and however they fail."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from page_device import PageDevice
+from page_device import PageDevice, PageStep
 from scripted_drafts import ScriptedGuesses, ScriptedSource
 from tiny_models import write_byte_tokenizer, write_tiny_llama
 
@@ -17,8 +21,9 @@ from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError, LLMCliError
-from llmcli.runners.base import Runner
+from llmcli.runners.base import Chosen, Runner
 from llmcli.runners.numpy.load import load
+from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -114,22 +119,105 @@ def test_a_draft_model_goes_on_with_a_conversation(folder: Path, tokenizer: Toke
 # n-grams
 
 
-def test_a_text_that_repeats_itself_needs_few_steps(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_a_text_that_repeats_itself_needs_few_steps(tokenizer: Tokenizer, works_ahead: bool) -> None:
     expected = told(run(SteppingRunner(PageDevice(loop)), tokenizer, request(most=100)))
-    device, drafting = PageDevice(loop), Drafting(NgramSource(), least=7)
+    device, drafting = PageDevice(loop, works_ahead=works_ahead), Drafting(NgramSource(), least=7)
     assert told(run(SteppingRunner(device), tokenizer, request(most=100), drafting)) == expected
     assert drafting.usage.steps < 35
     assert len(device.works) < 40
 
 
-def test_many_rows_have_no_drafts(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_many_rows_have_no_drafts(tokenizer: Tokenizer, works_ahead: bool) -> None:
     for num_rows, least_drafts, most_drafts in ((1, 1, 7), (2, 1, 6), (4, 1, 4), (5, 0, 0), (9, 0, 0)):
-        device = PageDevice(loop, num_rows=num_rows)
+        device = PageDevice(loop, num_rows=num_rows, works_ahead=works_ahead)
         source = ScriptedSource(loop, 0.5)
         run(SteppingRunner(device), tokenizer, request(1.0, range(num_rows)), Drafting(source, least=7))
         drafts = [sum(len(work.drafts) for work in works) for works in device.works if len(works) == num_rows]
         assert least_drafts <= max(drafts) <= most_drafts
         assert source.num_open == 0
+
+
+# Ahead of the device
+
+
+class LateDevice(PageDevice):
+    """Tells late; notes for every step whether the one before it had been read."""
+
+    def __init__(self, **options: Any):
+        super().__init__(works_ahead=True, **options)
+        self.unread: list[PageStep] = []
+        self.was_ahead: list[bool] = []
+
+    def run(self, works: Sequence[Work]) -> PageStep:
+        step = super().run(works)
+        self.was_ahead.append(bool(self.unread))
+        self.unread.append(step)
+        step.choices = partial(self._read, step)  # type: ignore[method-assign]
+        return step
+
+    def _read(self, step: PageStep) -> list[Chosen]:
+        if step in self.unread:
+            self.unread.remove(step)
+        return PageStep.choices(step)
+
+
+def shuffled(history: Sequence[int], sampler: Sampler) -> int:
+    """A text that says some pairs of tokens again, and goes on in another way each time."""
+    return 65 + int(np.random.default_rng([len(history), sampler.sample_index]).integers(64))
+
+
+def drafting_at(share: float) -> Drafting:
+    """By n-grams, on a device where a draft takes this share of a step."""
+    drafting = Drafting(NgramSource())
+    for num_drafts in (0, 1, 1, 1):
+        drafting.learn(1, num_drafts, 0, 1.0 + share * num_drafts)
+    drafting.usage = DraftUsage()
+    drafting.learn = lambda *numbers: None  # type: ignore[method-assign]
+    return drafting
+
+
+def test_a_text_that_does_not_repeat_itself_runs_ahead(tokenizer: Tokenizer) -> None:
+    device = LateDevice(next_token=shuffled)
+    events = run(SteppingRunner(device), tokenizer, request(most=600), drafting_at(share=0.25))
+    assert told(events) == told(run(SteppingRunner(LateDevice(next_token=shuffled)), tokenizer, request(most=600)))
+    assert sum(device.was_ahead[100:]) >= 0.98 * len(device.was_ahead[100:])
+
+
+def test_steps_that_were_queued_ahead_are_timed(tokenizer: Tokenizer) -> None:
+    drafting = Drafting(NgramSource())
+    begin = time.perf_counter()
+    run(SteppingRunner(LateDevice(next_token=shuffled)), tokenizer, request(most=300), drafting)
+    usage = drafting.usage
+    assert usage.steps + usage.num_kept >= 298
+    assert usage.seconds_with + usage.seconds_without <= time.perf_counter() - begin
+
+
+def test_a_text_that_begins_to_repeat_itself_has_drafts(tokenizer: Tokenizer) -> None:
+    def late_loop(history: Sequence[int], sampler: Sampler) -> int:
+        return (shuffled if len(history) < 300 else loop)(history, sampler)
+
+    device = LateDevice(next_token=late_loop)
+    events = run(SteppingRunner(device), tokenizer, request(most=700), drafting_at(share=0.04))
+    assert told(events) == told(run(SteppingRunner(PageDevice(late_loop)), tokenizer, request(most=700)))
+    assert sum(len(work.drafts) for works in device.works for work in works) > 250
+    assert len(device.works) < 450
+
+
+def test_texts_side_by_side_share_every_step(tokenizer: Tokenizer) -> None:
+    """One that has drafts and one that does not: both are in each step, till one of them ends."""
+
+    def one_loops(history: Sequence[int], sampler: Sampler) -> int:
+        return (shuffled if sampler.sample_index else loop)(history, sampler)
+
+    device = LateDevice(next_token=one_loops, num_rows=2)
+    run(SteppingRunner(device), tokenizer, request(samples=(0, 1), most=60), Drafting(NgramSource(), least=2))
+    both = [len(works) == 2 for works in device.works]
+    first = both.index(True)
+    together = both[first : len(both) - both[::-1].index(True)]
+    assert len(together) > 10
+    assert all(together)
 
 
 # The end of a text

@@ -1,25 +1,33 @@
 """Texts held to a schema, on a model: what they are does not depend on how they run."""
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from scripted_drafts import ScriptedSource
+from simulated_card import simulate
 from tiny_models import BOS_ID, EOS_ID, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
-from llmcli.engine.events import Finished, Token
+from llmcli.engine.drafts import Drafting
+from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import KeptRow, Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.errors import UsageError
 from llmcli.runners.base import Runner
+from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
+from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, regex_grammar
-from llmcli.schema.schema import Schema
+from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
@@ -38,16 +46,26 @@ WARM = Sampler(SamplingParams(temperature=1.5), seed=3, num_prompt_tokens=2, eos
 
 
 class Model:
-    """A tiny random model, whose tokens are bytes."""
+    """A tiny random model, whose tokens are bytes, on the CPU or on a card that numpy simulates.
 
-    def __init__(self, folder: Path):
+    A card works ahead: a choice is read once the next step is queued.
+    """
+
+    def __init__(self, folder: Path, card: Any):
         self.folder = folder
+        self.card = card
         self.tokenizer: Tokenizer = load_tokenizer(folder)
         self.vocabulary = Vocabulary(self.tokenizer, {EOS_ID}, 288)
         self.schema = Schema(json_schema_grammar("--schema", json.dumps(SCHEMA)), self.vocabulary)
 
-    def load(self, num_rows: int = 1, max_seq_len: int = 320) -> Runner:
-        return load(open_model(self.folder), max_seq_len=max_seq_len, num_rows=num_rows)
+    def load(self, num_rows: int = 1, **limits: int) -> Runner:
+        model, sizes = open_model(self.folder), {"max_seq_len": 320, "num_rows": num_rows}
+        if self.card is None:
+            device = load(model, **sizes)._device
+        else:
+            device = load_on_card(model, **sizes, device=self.card, uses_graphs=False)._device
+        device.limits = replace(device.limits, **limits)
+        return SteppingRunner(device)
 
     def request(self, **changes: object) -> Request:
         return replace(Request((BOS_ID, 65), WARM, (0,), None, schema=self.schema), **changes)  # type: ignore[arg-type]
@@ -57,9 +75,11 @@ class Model:
         return {event.sample: event for event in events if isinstance(event, Finished)}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(write_tiny_llama(tmp_path_factory.mktemp("held") / "model"))
+@pytest.fixture(scope="module", params=["CPU", "card"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        card = simulate(monkeypatch) if request.param == "card" else None
+        yield Model(write_tiny_llama(tmp_path_factory.mktemp("held") / "model"), card)
 
 
 def test_finished_texts_are_valid(model: Model) -> None:
@@ -76,9 +96,7 @@ def test_a_sample_is_the_same_alone(model: Model) -> None:
 
 def test_a_text_that_gave_its_pages_back_goes_on_in_its_schema(model: Model) -> None:
     requests = [model.request(samples=(index,)) for index in range(4)]
-    device = model.load(4)._device  # type: ignore[attr-defined]
-    device.limits = replace(device.limits, num_pages=10)
-    scheduler, texts = Scheduler(SteppingRunner(device), model.tokenizer), {}
+    scheduler, texts = Scheduler(model.load(4, num_pages=10), model.tokenizer), {}
     for request in requests:
         scheduler.submit(request)
     while not scheduler.is_idle:
@@ -153,6 +171,74 @@ def test_rows_with_and_without_a_schema_side_by_side(model: Model) -> None:
     assert texts[numbers[2]].text.isdecimal()
 
 
+def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    compute, after = HeldText._compute_mask, whole.token_ids[:9]
+
+    def fail(held: HeldText) -> TokenMask:
+        if tuple(held._taken[:9]) == after:
+            raise UsageError("too complex")
+        return compute(held)
+
+    monkeypatch.setattr(HeldText, "_compute_mask", fail)
+    scheduler = Scheduler(model.load(2), model.tokenizer)
+    free = model.request(schema=None, max_new_tokens=40)
+    numbers = [scheduler.submit(request) for request in (model.request(), free)]
+    events: list[Event] = []
+    while not scheduler.is_idle:
+        events += scheduler.step()
+    told = {number: [e.token_id for e in events if isinstance(e, Token) and e.request == number] for number in numbers}
+    assert told[numbers[0]] == list(after)
+    assert [event.request for event in events if isinstance(event, Failed)] == numbers[:1]
+    assert tuple(told[numbers[1]]) == model.texts(model.load(), free)[0].token_ids
+
+
+def test_drafts_change_no_text(model: Model) -> None:
+    """Most of them are right, all behind the first wrong one are not; some say what the schema does not allow."""
+    if not model.load().limits.max_drafts:
+        pytest.skip("this runner verifies no drafts")
+    for index in range(4):
+        wanted = model.request(samples=(index,))
+        expected = model.texts(model.load(), wanted)[index]
+        tokens = (*expected.token_ids, *[EOS_ID] * 8)
+        source = ScriptedSource(lambda history, sampler, tokens=tokens: tokens[len(history) - 2], 0.8, index)  # type: ignore[misc]
+        drafting = Drafting(source, least=3)
+        events = Generation(model.load(), model.tokenizer, wanted, drafting).events()
+        (found,) = (event for event in events if isinstance(event, Finished))
+        assert (found.token_ids, found.is_complete) == (expected.token_ids, True)
+        assert drafting.usage.num_kept > 10
+
+
+def test_what_must_come_next_is_drafted(model: Model) -> None:
+    """Without guesses of its own: keys and punctuation have one form, and so has what follows the first letter."""
+    if not model.load().limits.max_drafts:
+        pytest.skip("this runner verifies no drafts")
+    wanted = model.request(samples=(0, 1))
+    drafting = Drafting(NoSource(), least=7)
+    events = Generation(model.load(2), model.tokenizer, wanted, drafting).events()
+    found = {event.sample: event.token_ids for event in events if isinstance(event, Finished)}
+    assert found == {index: one.token_ids for index, one in model.texts(model.load(), wanted).items()}
+    assert drafting.usage.num_kept == drafting.usage.num_drafts > 20
+
+
+class NoSource:
+    """A `DraftSource` that guesses nothing."""
+
+    is_free = True
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> "NoSource":
+        return self
+
+    def extend(self, token_ids: Sequence[int]) -> None: ...
+
+    def kind(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        return ()
+
+
 def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
     kept, runner = KeptRow(), model.load()
     first = model.texts(runner, model.request(kept_row=kept))[0]
@@ -160,3 +246,15 @@ def test_a_kept_row_goes_on_with_another_schema(model: Model) -> None:
     second = model.texts(runner, model.request(kept_row=kept, schema=held))[0]
     assert first.is_complete
     assert second.text in ("yes", "no")
+
+
+def test_a_text_goes_on_behind_what_it_has_said(model: Model) -> None:
+    whole = model.texts(model.load(), model.request())[0]
+    prompt, said = (BOS_ID, 65), whole.token_ids[:7]
+    sampler = replace(WARM, num_prompt_tokens=9)
+    request = model.request(
+        prompt_token_ids=(*prompt, *said), sampler=sampler, schema=model.schema.behind(said), at_start=False
+    )
+    assert said + model.texts(model.load(), request)[0].token_ids == whole.token_ids
+    with pytest.raises(UsageError, match="does not fit --schema"):
+        model.schema.behind((*said, 0))

@@ -104,7 +104,10 @@ def test_the_parts_of_a_row_follow_each_other():
     assert layout.bias_start >= layout.sequence_ids_start + 4 * MAX_SEQUENCE_IDS + 8 * 1008
     assert layout.bias_start % 8 == 0
     assert layout.row_bytes % 128 == 0
-    assert layout.row_bytes >= layout.marks_start + 1008
+    assert layout.mask_start >= layout.marks_start + 1008
+    assert layout.mask_start % 4 == 0
+    assert layout.row_bytes >= layout.mask_start + 4 * 32  # words for 1001 bits
+    assert layout.uses_mask_start == ROW_SAMPLER.fields["uses_mask"][1]
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -137,8 +137,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_receipt(tmp_path / "pipe")
 
 
+def test_a_receipt_from_before_there_were_schemas(tmp_path: Path) -> None:
+    save_receipt(path := tmp_path / "receipt.json", RECEIPT, replace=False)
+    edit(path, lambda content: content.pop("schema"))
+    assert load_receipt(path).receipt == RECEIPT
+
+
 def test_any_receipt_has_all_keys() -> None:
-    """What is added to a receipt needs a new version of the format, or old files are refused."""
+    """What is added to a receipt has a default or needs a new version of the format, or old files are refused."""
     assert list(Receipt.__dataclass_fields__) == [
-        "model", "program", "machine", "runner", "prompt", "sampling", "stopping", "samples"
+        "model", "program", "machine", "runner", "prompt", "sampling", "stopping", "samples", "schema"
     ]  # fmt: skip

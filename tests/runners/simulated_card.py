@@ -124,28 +124,58 @@ class SimulatedSampler:
     def __init__(self, device: Any, num_rows: int, vocab_size: int, mailbox: Any):
         self._vocab_size = vocab_size
         self._samplers: dict[int, Sampler] = {}
+        self._masks: dict[int, np.ndarray | None] = {}
         self._results: dict[tuple[int, int], Choice | LLMCliError] = {}
         self._num_runs: Counter[int] = Counter()
         self._num_counted: Counter[int] = Counter()
+        self._moved_to: dict[int, int] = {}  # where each row's last run wrote its token; -1 if nowhere
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
         pack_sampler(sampler, self._vocab_size)  # for what it refuses
         self._samplers[slot] = sampler
+        self._masks[slot] = None
+
+    def allow(self, slot: int, mask: np.ndarray | None) -> None:
+        self._masks[slot] = None if mask is None else mask.copy()
+
+    def num_runs(self, slot: int) -> int:
+        return self._num_counted[slot]
 
     def count_run(self, slot: int) -> int:
         self._num_counted[slot] += 1
         return self._num_counted[slot]
 
-    def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
+    def enqueue(
+        self,
+        *,
+        logits: Any,
+        rows: Any,
+        positions: Any,
+        token_ids: Any,
+        history: Any,
+        next_row: Any = None,
+        draft: Any = None,
+    ) -> None:
+        self._choose(logits, rows, positions, token_ids, history)
+        if next_row is not None:
+            row, position = int(on_host(rows)[0]), int(on_host(positions)[0])
+            is_right = row >= 0 and self._moved_to[row] == position and on_host(token_ids)[row] == on_host(draft)[0]
+            if not is_right:
+                on_host(next_row)[0] = -1
+
+    def _choose(self, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
         for lane, row in enumerate(on_host(rows).tolist()):
             if row < 0:  # nobody uses this lane
                 continue
             self._num_runs[row] += 1
+            self._moved_to[row] = -1
             run = self._num_runs[row]
             position = int(on_host(positions)[lane]) + 1
             tokens = on_host(history)[row]
             try:
-                choice = choose(floats(logits[lane]), tokens[:position].tolist(), self._samplers[row])
+                choice = choose(
+                    floats(logits[lane]), tokens[:position].tolist(), self._samplers[row], mask=self._masks[row]
+                )
             except LLMCliError as error:
                 self._results[row, run] = error
                 continue
@@ -153,7 +183,7 @@ class SimulatedSampler:
             self._samplers[row] = replace(self._samplers[row], mirostat_mu=choice.mirostat_mu)
             if position < len(tokens):  # of a full row the token is only told
                 tokens[position] = on_host(token_ids)[row] = choice.token_id
-                on_host(positions)[lane] = position
+                on_host(positions)[lane] = self._moved_to[row] = position
 
     def choice(self, slot: int, run: int, position: int) -> Choice:
         result = self._results[slot, run]
@@ -166,6 +196,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
     from llmcli.runners.cuda import (
         arena,
+        draft_lanes,
         forward,
         kv_cache,
         lanes,
@@ -178,7 +209,19 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
     from llmcli.runners.cuda import device as card
 
     device = SimulatedDevice()
-    for module in (arena, card, forward, kv_cache, lanes, load, products, row_products, upload, weight_pieces):
+    for module in (
+        arena,
+        card,
+        draft_lanes,
+        forward,
+        kv_cache,
+        lanes,
+        load,
+        products,
+        row_products,
+        upload,
+        weight_pieces,
+    ):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
     monkeypatch.setattr(load, "free_bytes", lambda: memory_bytes)

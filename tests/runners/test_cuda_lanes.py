@@ -45,7 +45,7 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
         send=lambda target, source: None,
     )
     arrays: Any = SimpleNamespace(
-        **dict.fromkeys(("lane_logits", "lane_rows", "lane_positions"), np.zeros(8)),
+        **dict.fromkeys(("lane_logits", "lane_rows", "lane_positions", "free_rows", "held_rows"), np.zeros(8)),
         slot_token_ids=None,
         page_table=None,
         history=None,
@@ -53,7 +53,7 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
     lanes = DecodeLanes(nothing, nothing, arrays, nothing)
     for uses_own in (True, False, False, True, True):
         device.uses_own = uses_own
-        lanes.queue([0], [5])
+        lanes.queue([0], [5], [False])
     assert stream.captured == [True, False]
     assert stream.launched == [True, False, False, True, True]
 

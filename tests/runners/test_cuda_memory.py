@@ -226,7 +226,7 @@ def test_how_products_are_made() -> None:
     forward: Any = SimpleNamespace(chunk_tokens=2048, config=None)
     nothing: Any = None
     device = CudaDevice(
-        forward, nothing, nothing, nothing, nothing,
+        forward, nothing, nothing, nothing, nothing, nothing,
         limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
         arithmetic=Arithmetic("auto", "auto", None, ()),
     )  # fmt: skip

@@ -21,9 +21,9 @@ cupy = pytest.importorskip("cupy")
 arena = pytest.importorskip("llmcli.runners.cuda.arena")
 sampling = pytest.importorskip("llmcli.runners.cuda.sampling")
 
+from sampler_rows import HALF_BYTES, VOCAB_SIZE, Rows  # noqa: E402
+
 GREEDY = SamplingParams(temperature=0)
-VOCAB_SIZE = 3000
-HALF_BYTES = 4096  # of a mailbox
 
 
 def host_error(logits, sampler, position):
@@ -39,26 +39,26 @@ PROBLEMS = [
     ([-np.inf] * 3, Sampler(SamplingParams(), 0), 3),
     ([-np.inf] * 3, Sampler(SamplingParams(), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS, ignore_eos=True), 3),
     ([-np.inf] * 3, Sampler(GREEDY, 0, forced_eos_token_ids=EOS, forced_eos_position=4), 3),
-    ([0, -np.inf, 2], Sampler(SamplingParams(), 0, logit_bias={0: -np.inf, 2: -np.inf}), 4),
-    ([0, -np.inf, 2], Sampler(GREEDY, 0, sequence_bias=(((0, 0), -np.inf), ((2,), 1.0), ((0, 2), -np.inf))), 5),
-    ([0, 1, 2], Sampler(SamplingParams(), 0, logit_bias={1: -np.inf, 2: -np.inf}, sequence_bias=(((0,), -np.inf),)), 5),
-    ([0, 1, -np.inf], Sampler(GREEDY, 0, num_prompt_tokens=4, begin_suppress_token_ids=frozenset({0, 1})), 6),
+    ([0, -np.inf, 2], Sampler(SamplingParams(), 0, logit_bias={0: -np.inf, 2: -np.inf}), 5),
+    ([0, -np.inf, 2], Sampler(GREEDY, 0, sequence_bias=(((0, 0), -np.inf), ((2,), 1.0), ((0, 2), -np.inf))), 6),
+    ([0, 1, 2], Sampler(SamplingParams(), 0, logit_bias={1: -np.inf, 2: -np.inf}, sequence_bias=(((0,), -np.inf),)), 6),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, num_prompt_tokens=4, begin_suppress_token_ids=frozenset({0, 1})), 7),
     (
         [0, 1, 2],
         Sampler(
             SamplingParams(), 0, num_prompt_tokens=4, begin_suppress_token_ids=EOS, sequence_bias=(((0, 0), -np.inf),)
         ),
-        6,
+        7,
     ),
-    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 7),
-    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 7),
-    ([0, 1, -np.inf], Sampler(GREEDY, 0, forced_eos_token_ids=frozenset({2, 9}), forced_eos_position=4), 8),
+    ([-np.inf, 1, 2], Sampler(GREEDY, 0, eos_token_ids=EOS, ignore_eos=True), 8),
+    ([0, 1, 2], Sampler(SamplingParams(min_new_tokens=9), 0, logit_bias={0: -np.inf}, eos_token_ids=EOS), 8),
+    ([0, 1, -np.inf], Sampler(GREEDY, 0, forced_eos_token_ids=frozenset({2, 9}), forced_eos_position=4), 9),
     (
         [0, 1, 2],
         Sampler(
             SamplingParams(), 0, logit_bias={0: -np.inf}, forced_eos_token_ids=frozenset({9}), forced_eos_position=4
         ),
-        8,
+        9,
     ),
 ]
 
@@ -82,30 +82,6 @@ def device(opened_device):
     with opened_device.stream:
         yield opened_device
     opened_device.synchronize()
-
-
-class Rows:
-    """Rows on the card, each in the slot of its number, and what a step needs of them."""
-
-    def __init__(self, device, num_rows, vocab_size=VOCAB_SIZE, max_seq_len=300):
-        mailbox = arena.Mailbox(device, HALF_BYTES)
-        self.sampler = sampling.DeviceSampler(device, num_rows, vocab_size, mailbox)
-        self.rows = cupy.arange(num_rows, dtype=cupy.int32)
-        self.positions = cupy.zeros(num_rows, cupy.int32)
-        self.token_ids = cupy.zeros(num_rows, cupy.int32)
-        self.history = cupy.zeros((num_rows, max_seq_len), cupy.int32)
-        self.logits = cupy.zeros((num_rows, vocab_size), cupy.float32)
-
-    def enqueue(self):
-        self.sampler.enqueue(
-            logits=self.logits, rows=self.rows, positions=self.positions, token_ids=self.token_ids,
-            history=self.history,
-        )  # fmt: skip
-
-    def run(self):
-        """Queue a run of every slot; returns their numbers."""
-        self.enqueue()
-        return [self.sampler.count_run(slot) for slot in range(len(self.rows))]
 
 
 @pytest.mark.cuda

@@ -103,9 +103,11 @@ def describe(record: TurnRecord) -> str:
 def reason_of_end(record: TurnRecord) -> str | None:
     """What a user should know about how an answer ended, if it is not whole."""
     reason = record.finished.answer.finish_reason
-    if reason not in UNFINISHED:
-        return None
-    return {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}[reason]
+    words = {"interrupted": "stopped", "length": "stopped at --max-new-tokens", "context": "the context is full"}
+    why = words[reason] if reason in UNFINISHED else None
+    if record.finished.is_complete is False:
+        return f"{why or 'stopped at a stop string'}; what the schema asks for is not complete"
+    return why
 
 
 def report_dropped(event: TurnStarted) -> None:

@@ -10,7 +10,7 @@ from llmcli.cli.chat_session.message import is_open_block, unwrap
 from llmcli.cli.chat_session.state import ChatSession, TurnRecord
 from llmcli.cli.chat_session.view import NoWriter, TextWriter, View
 from llmcli.cli.terminal import terminal
-from llmcli.errors import UsageError
+from llmcli.errors import UnfinishedTextError, UsageError
 
 
 def read_messages() -> Iterator[str]:
@@ -36,10 +36,11 @@ def read_messages() -> Iterator[str]:
         raise UsageError('standard input ends inside a """ block; close it with """')
 
 
-def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool) -> bool:
+def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool, require_complete: bool = False) -> bool:
     """Answer one message after the other; False if Ctrl-C stopped an answer, which is then the last.
 
-    Raises: LLMCliError if one cannot be answered; what was answered before is written.
+    Raises: LLMCliError if one cannot be answered; what was answered before is written. UnfinishedTextError at the end,
+            with `require_complete`, if an answer was cut before it was all that its schema asks for
     """
     records: list[TurnRecord] = []
     is_complete = True
@@ -59,6 +60,10 @@ def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool) ->
     finally:
         if as_json:
             terminal.write_json(_transcript(state, records))
+    num_unfinished = sum(record.finished.is_complete is False for record in records)
+    if is_complete and require_complete and num_unfinished:
+        what = "an answer is" if num_unfinished == 1 else f"{num_unfinished} answers are"
+        raise UnfinishedTextError(f"{what} unfinished; give more room with --max-new-tokens or --context")
     return is_complete
 
 
@@ -82,6 +87,7 @@ def _turn_json(record: TurnRecord) -> dict[str, Any]:
         "prompt_token_ids": list(started.prompt_token_ids),
         "token_ids": list(finished.token_ids),
         "finish_reason": finished.answer.finish_reason,
+        **({} if finished.is_complete is None else {"is_complete": finished.is_complete}),
         "num_kept_tokens": record.num_kept,
         "num_history_tokens_computed": started.num_history_computed,
         "num_dropped_turns": started.num_dropped,

@@ -4,35 +4,49 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, sample_token, sample_token_cost
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.chain import choose
+from llmcli.sampling.mask import TokenMask, pack_mask
 from llmcli.sampling.sampler import Sampler
 
 _UNUSED_LANE = 1
 _STEP = 1  # of each row: the first
+_NOT_IN_MASK = 4  # the number of the problem that the mask allows no token that the logits allow
 # Mirostat's mu is compared by its bits: so many neighbours away is about 20 roundings of numbers 100 times as large.
 # float64, in which they are compared, holds every 1024th.
 _MU_NEIGHBOURS = 2.0**11 + 2.0**10
 
 
-def case(samplers: Sequence[Sampler], logits: np.ndarray, num_free: int = 3, label: str = "") -> Problem:
+def case(
+    samplers: Sequence[Sampler],
+    logits: np.ndarray,
+    num_free: int = 3,
+    label: str = "",
+    masks: Sequence[TokenMask | None] = (),
+) -> Problem:
     """The first choice of each sampler's row. One lane is unused; rows lie in other places than their lanes.
 
-    Histories have room for `num_free` tokens behind the prompt; a full row tells its token and stays.
+    Histories have room for `num_free` tokens behind the prompt; a full row tells its token and stays. Without `masks`
+    any token may be chosen.
     Shapes: logits float32 [num_samplers, vocab_size]
     """
+    masks = masks or [None] * len(samplers)
+    layout = RowLayout(logits.shape[1])
     vocab_size, num_rows = logits.shape[1], len(samplers) + 1
     rows = np.random.default_rng(num_rows).permutation(num_rows)[: len(samplers)].astype(np.int32)
     history = np.full((num_rows, NUM_PROMPT_TOKENS + num_free), -1, np.int32)
     history[rows, :NUM_PROMPT_TOKENS] = make_prompts(len(samplers), vocab_size, 5)
-    state = np.zeros((num_rows, RowLayout(vocab_size).row_bytes), np.uint8)
-    for row, sampler in zip(rows, samplers, strict=True):
-        for place, values in pack_sampler(sampler, vocab_size).places(RowLayout(vocab_size)):
+    state = np.zeros((num_rows, layout.row_bytes), np.uint8)
+    for row, sampler, mask in zip(rows, samplers, masks, strict=True):
+        places = pack_sampler(sampler, vocab_size).places(layout)
+        if mask is not None:
+            places += [(layout.uses_mask_start, np.ones(1, np.int32)), (layout.mask_start, mask)]
+        for place, values in places:
             state[row, place : place + values.nbytes] = values.view(np.uint8)
     positions = np.full(len(samplers), NUM_PROMPT_TOKENS - 1, np.int32)
     inputs = {
@@ -51,11 +65,15 @@ def case(samplers: Sequence[Sampler], logits: np.ndarray, num_free: int = 3, lab
         for lane, row in enumerate(inputs["rows"]):
             if row < 0:
                 continue
-            sampler = samplers[lane - (lane > _UNUSED_LANE)]
+            place = lane - (lane > _UNUSED_LANE)
             try:
-                choice = choose(inputs["logits"][lane], history[row, :NUM_PROMPT_TOKENS], sampler)
+                tokens = history[row, :NUM_PROMPT_TOKENS]
+                choice = choose(inputs["logits"][lane], tokens, samplers[place], mask=masks[place])
             except CheckpointError:
                 results[row, 0, _STEP] = _STEP << 32 | IS_PROBLEM | _problem_of(inputs["logits"][lane])
+                continue
+            except UsageError:
+                results[row, 0, _STEP] = _STEP << 32 | IS_PROBLEM | _NOT_IN_MASK
                 continue
             results[row, 0, _STEP] = _STEP << 32 | choice.token_id
             if choice.mirostat_mu is not None:
@@ -92,6 +110,16 @@ def chains_case(vocab_size: int, seed: int) -> Problem:
     return case(samplers, make_logits(len(samplers), vocab_size, seed))
 
 
+def masks_case(vocab_size: int, seed: int) -> Problem:
+    """The chains that ban no token, each under another mask: few tokens, all, the last one or none, half of them."""
+    samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(16))]
+    shares = np.resize([0.02, 1.0, 0.0, 0.5], len(samplers))
+    is_allowed = np.random.default_rng(seed).random((len(samplers), vocab_size)) < shares[:, None]
+    is_allowed[2::8, -1] = True
+    masks = [pack_mask(one) for one in is_allowed]
+    return case(samplers, make_logits(len(samplers), vocab_size, seed), label="masks", masks=masks)
+
+
 def problems_case(vocab_size: int) -> Problem:
     """Logits that leave no token: these rows stay as they are, and tell the number of their problem."""
     samplers = [make_sampler(CHAINS[name], 3) for name in ("greedy", "usual") for _ in range(4)]
@@ -118,6 +146,8 @@ def _checks() -> Iterator[Problem]:
     full = [make_sampler(CHAINS[name], 7) for name in ("greedy", "default", "mirostat")]
     yield case(full, make_logits(3, 600, 5), num_free=0, label="full rows")
     yield problems_case(600)
+    for vocab_size in (33, 2500, 32_000):
+        yield masks_case(vocab_size, 11)
 
 
 def _typical() -> Problem:

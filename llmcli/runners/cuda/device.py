@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,16 @@ from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
+from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import WAYS, way_of
 from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.runners.step_device import SINGLE, Work
+from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.sampler import Sampler
 
 # Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
@@ -36,6 +39,7 @@ class CudaDevice:
         self,
         forward: Forward,
         lanes: DecodeLanes,
+        draft_lanes: DraftLanes,
         sampler: DeviceSampler,
         workspace: Workspace[Any],
         mailbox: Mailbox,
@@ -54,11 +58,13 @@ class CudaDevice:
         self.num_steps = 0  # that have been queued
         self._forward = forward
         self._lanes = lanes
+        self._draft_lanes = draft_lanes
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
         self._is_free = is_free
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
+        self._drafted: dict[int, DraftChoices] = {}  # each slot's latest, if its latest run had drafts
 
     def method(self, position: int, prompt_len: int) -> int:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
@@ -85,15 +91,17 @@ class CudaDevice:
 
     def set_slot(self, slot: int, sampler: Sampler, token_ids: Sequence[int]) -> None:
         """Give a slot its sampler and the first tokens of its row."""
+        self._count_drafted(slot)
         self._sampler.set_sampler(slot, sampler)
         self._send_history(slot, 0, token_ids)
 
     def set_sampler(self, slot: int, sampler: Sampler) -> None:
         """Give a slot another sampler."""
+        self._count_drafted(slot)
         self._sampler.set_sampler(slot, sampler)
 
     def run(self, works: Sequence[Work]) -> CudaStep:
-        """Queue a step: all lanes in one pass, then the other works one by one."""
+        """Queue a step: all lanes in one pass, those with drafts in passes of their own, then the others one by one."""
         if any(work.choose == "none" and not work.token_ids for work in works):
             raise ValueError("a span that does not choose names its tokens")
         # Card and host must agree on the number of runs and on positions, or the next step would be misread.
@@ -115,39 +123,65 @@ class CudaDevice:
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
         runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
+        masks = [StepMasks(work, self.config.vocab_size) for work in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
         lanes.sort(key=lambda place: works[place].slot or 0)
+        lanes, passes = with_drafts(works, lanes)
         if lanes:
-            self._run_lanes([works[place] for place in lanes])
+            self._run_lanes([works[place] for place in lanes], [masks[place] for place in lanes])
             for place in lanes:
                 runs[place].append(self._count_run(works[place], works[place].position + 1))
         for place, work in enumerate(works):
             if work.logits is not None:
-                self._choose_from(work, work.logits)
+                self._choose_from(work, work.logits, masks[place])
                 runs[place].append(self._count_run(work, work.position))
-        spans = [place for place, work in enumerate(works) if not _is_lane(work) and work.logits is None]
+        drafted: dict[int, DraftChoices] = {}
+        for places in passes:
+            drafted |= self._run_drafts({place: works[place] for place in places}, masks)
+        spans = [place for place, work in enumerate(works) if _is_span(work)]
         if not spans:  # a moment takes the host some microseconds, and decoding is not timed
-            return CudaStep(self, works, runs, lanes, None, None, self.num_steps)
+            return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], None, None, self.num_steps)
         begin = self._forward.device.now()
         for place in spans:
-            runs[place] = self._run_span(works[place])
+            runs[place] = self._run_span(works[place], masks[place])
         timed = begin, self._forward.device.now()
-        return CudaStep(self, works, runs, lanes, spans[-1], timed, self.num_steps)
+        return CudaStep(self, works, runs, drafted, masks, lanes, (), spans[-1], timed, self.num_steps)
 
-    def _run_lanes(self, works: Sequence[Work]) -> None:
-        slots = []
-        for work in works:
-            assert work.slot is not None
-            slots.append(work.slot)
-            self._send_table(work.slot, work.pages)
-            if work.token_ids:
-                token_ids = np.array(work.token_ids, np.int32)
-                self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
-                self._send_history(work.slot, work.position, work.token_ids)
-        self._lanes.queue(slots, [work.position for work in works])
+    def _run_lanes(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
+        slots = [self._prepare_slot(work) for work in works]
+        held = [work.masks is not None for work in works]
+        for slot, is_held in zip(slots, held, strict=True):
+            if not is_held:
+                self._sampler.allow(slot, None)
+        self._lanes.queue(slots, [work.position for work in works], held)
+        if any(held):  # the card works, and the masks are made
+            for slot, is_held, made in zip(slots, held, masks, strict=True):
+                if is_held:
+                    self._sampler.allow(slot, made.mask(0))
+            self._lanes.choose_held()
 
-    def _run_span(self, work: Work) -> list[tuple[int, int, int]]:
+    def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
+        """Queue one pass of lanes with drafts, and their choices; returns these by the work's place."""
+        drafted = {}
+        for place, work in works.items():
+            slot = self._prepare_slot(work)
+            drafted[place] = self._drafted[slot] = DraftChoices(self._sampler, work)
+        self._draft_lanes.queue(list(works.values()), [masks[place] for place in works])
+        return drafted
+
+    def _prepare_slot(self, work: Work) -> int:
+        """Let a slot have its pages, and the token that runs next; returns the slot."""
+        assert work.slot is not None
+        self._count_drafted(work.slot)
+        self._send_table(work.slot, work.pages)
+        if work.token_ids:
+            token_ids = np.array(work.token_ids, np.int32)
+            self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
+            self._send_history(work.slot, work.position, work.token_ids)
+        return work.slot
+
+    def _run_span(self, work: Work, masks: StepMasks) -> list[tuple[int, int, int]]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
         for _ in self._span_by_layer(work):
@@ -160,7 +194,8 @@ class CudaDevice:
         runs = []
         for place in range(first, count):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
-            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1])
+            mask = masks.mask(place - first)
+            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1], mask)
             runs.append(self._count_run(work, work.position + place + 1))
             if place + 1 < count and work.slot is not None:
                 self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
@@ -186,15 +221,16 @@ class CudaDevice:
         way = way_of(number) if number > 0 else WAYS[work.method - 1]
         return self._forward.chunk_by_layer(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
 
-    def _choose_from(self, work: Work, logits: Any) -> None:
+    def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
         self._mailbox.send(on_card, np.asarray(logits, np.float32).reshape(1, -1))
         self._mailbox.send(position, np.array([work.position - 1], np.int32))
-        self._sample(work, on_card, position)
+        self._sample(work, on_card, position, masks.mask(0))
 
-    def _sample(self, work: Work, logits: Any, positions: Any) -> None:
+    def _sample(self, work: Work, logits: Any, positions: Any, mask: TokenMask | None) -> None:
         assert work.slot is not None
         workspace = self._workspace
+        self._sampler.allow(work.slot, mask)
         self._sampler.enqueue(
             logits=logits,
             rows=workspace.slot_numbers[work.slot : work.slot + 1],
@@ -203,8 +239,15 @@ class CudaDevice:
             history=workspace.history,
         )
 
+    def _count_drafted(self, slot: int) -> None:
+        """Wait for a slot's choices behind drafts: its next run's number follows from how many they are."""
+        drafted = self._drafted.pop(slot, None)
+        if drafted is not None:
+            drafted.read()
+
     def _count_run(self, work: Work, position: int) -> tuple[int, int, int]:
         assert work.slot is not None
+        self._count_drafted(work.slot)
         return work.slot, self._sampler.count_run(work.slot), position
 
     def _send_table(self, slot: int, pages: Sequence[int]) -> None:
@@ -237,6 +280,10 @@ class CudaDevice:
         """The logits of a lane of the latest step. Shapes: result [1, vocab_size]"""
         return fetch(self._forward.device, self._lanes.logits[lane : lane + 1])
 
+    def read_drafted(self, first: int, count: int) -> AllLogits:
+        """The logits of lanes of the latest pass with drafts. Shapes: result [count, vocab_size]"""
+        return fetch(self._forward.device, self._draft_lanes.logits[first : first + count])
+
     def read_span(self, first: int, count: int) -> AllLogits:
         """The logits behind the tokens first ... count - 1 of the latest span. Shapes: result [n, vocab_size]"""
         return self._forward.logits_of_span(first, count)
@@ -250,39 +297,57 @@ class CudaStep:
         device: CudaDevice,
         works: Sequence[Work],
         runs: Sequence[Sequence[tuple[int, int, int]]],
+        drafted: Mapping[int, DraftChoices],
+        masks: Sequence[StepMasks],
         lanes: Sequence[int],
+        last_pass: Sequence[Sequence[int]],
         last_span: int | None,
         timed: tuple[Moment, Moment] | None,
         number: int,
     ):
         """What was queued.
 
-        `runs`: each work's sampler runs (slot, number, position). `lanes`: places of the works that are lanes.
-        `timed`: the moments before and behind all other spans; None if there are none.
+        `runs`: each work's sampler runs (slot, number, position); `drafted`: the choices of those with drafts, by
+        place. `lanes`: places of the works that are lanes; `last_pass`: those of the last pass with drafts, if nothing
+        has run behind it. `timed`: the moments before and behind all other spans; None if there are none.
         """
         self._device = device
         self._works = works
         self._runs = runs
+        self._drafted = drafted
+        self._masks = masks
         self._lanes = list(lanes)
+        self._last_pass = [place for places in last_pass for place in places]
         self._last_span = last_span
         self._timed = timed
         self._number = number
+        self._chosen: list[Chosen] | None = None  # once they are read
 
     def choices(self) -> list[Chosen]:
         """See `Step.choices`. A step that chooses nothing is waited for."""
-        if not any(self._runs):
+        if not any(self._runs) and not self._drafted:
             self._device.wait()
-        return [self._device.read_choices(runs) for runs in self._runs]
+        if self._chosen is None:
+            chosen = [
+                self._drafted[place].read() if place in self._drafted else self._device.read_choices(runs)
+                for place, runs in enumerate(self._runs)
+            ]
+            self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
+        return self._chosen
 
     def logits(self, span: int, first: int = 0) -> AllLogits:
         """See `Step.logits`. Raises: ValueError if they have been overwritten"""
         work = self._works[span]
         if work.logits is not None:
             return work.logits.reshape(1, -1)
-        if self._number != self._device.num_steps or (span not in self._lanes and span != self._last_span):
+        is_there = span in self._lanes or span in self._last_pass or span == self._last_span
+        if self._number != self._device.num_steps or not is_there:
             raise ValueError("the logits of this span have been overwritten")
         if span in self._lanes:
             return self._device.read_lane(self._lanes.index(span))
+        if span in self._last_pass:
+            before = sum(self._works[place].num_tokens for place in self._last_pass[: self._last_pass.index(span)])
+            return self._device.read_drafted(before + first, work.num_tokens - first)
         return self._device.read_span(first, work.num_tokens)
 
     def prompt_seconds(self) -> float:
@@ -297,4 +362,9 @@ def _is_lane(work: Work) -> bool:
     """Whether a work can be a decoding lane: one token of a slot, behind which the next one is chosen."""
     if work.slot is None or work.logits is not None or work.choose == "none":
         return False
-    return len(work.token_ids) <= 1 and work.method == SINGLE
+    return len(work.token_ids) <= 1 and not work.drafts and work.method == SINGLE
+
+
+def _is_span(work: Work) -> bool:
+    """Whether a work runs by itself."""
+    return work.logits is None and not work.drafts and not _is_lane(work)

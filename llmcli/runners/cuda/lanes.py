@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.device import device_errors
 from llmcli.runners.cuda.arena import Mailbox
 from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.graphs import StepGraphs
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace, num_lanes
 
@@ -36,57 +36,57 @@ class DecodeLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._uses_graphs = uses_graphs
-        self._graphs: dict[tuple[bool, int], Any] = {}  # by whether own kernels are in them, and lanes
+        self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
+        self._held_graphs = StepGraphs(forward.device, self._launch_held, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
+        self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
 
-    def queue(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Run each slot's latest token at its position, and choose the next one."""
+    def queue(self, slots: Sequence[int], positions: Sequence[int], held: Sequence[bool]) -> None:
+        """Run each slot's latest token at its position, and choose the next one where it is not held to a mask."""
         count = num_lanes(len(slots))
-        self._place(list(slots), list(positions), count)
+        self._place(list(slots), list(positions), list(held), count)
         self._positions = [position + 1 for position in positions]
-        if not self._uses_graphs:
-            self._launch(count)
-            return
-        key = self._forward.device.uses_own, count
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._graphs[key] = self._capture(count)
-        with device_errors():
-            graph.launch(self._forward.device.stream)
+        self._graphs.start(count)
+
+    def choose_held(self) -> None:
+        """Choose behind the lanes that are held to a mask, once the slots have theirs."""
+        self._held_graphs.start(num_lanes(len(self._slots)))
 
     def forget_positions(self) -> None:
         """Send the positions again with the next step: the card does not move a row on that failed to choose."""
         self._positions = []
 
-    def _place(self, slots: list[int], positions: list[int], count: int) -> None:
-        if slots != self._slots:
-            padded = np.full(count, -1, np.int32)
-            padded[: len(slots)] = slots
-            self._mailbox.send(self._workspace.lane_rows[:count], padded)
+    def _place(self, slots: list[int], positions: list[int], held: list[bool], count: int) -> None:
+        workspace = self._workspace
+        if slots != self._slots or held != self._held:
+            rows, is_held = np.full(count, -1, np.int32), np.zeros(count, np.bool_)
+            rows[: len(slots)], is_held[: len(slots)] = slots, held
+            self._mailbox.send(workspace.lane_rows[:count], rows)
+            self._mailbox.send(workspace.free_rows[:count], np.where(is_held, np.int32(-1), rows))
+            self._mailbox.send(workspace.held_rows[:count], np.where(is_held, rows, np.int32(-1)))
         if slots != self._slots or positions != self._positions:
             places = np.zeros(count, np.int32)
             places[: len(slots)] = positions
-            self._mailbox.send(self._workspace.lane_positions[:count], places)
-        self._slots = slots
-
-    def _capture(self, count: int) -> Any:
-        stream = self._forward.device.stream
-        with device_errors():
-            stream.begin_capture()
-            try:
-                self._launch(count)
-            finally:
-                graph = stream.end_capture()
-        return graph
+            self._mailbox.send(workspace.lane_positions[:count], places)
+        self._slots, self._held = slots, held
 
     def _launch(self, count: int) -> None:
         workspace = self._workspace
         rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
-        token_ids, logits = workspace.slot_token_ids, self.logits[:count]
-        self._forward.run_lanes(Lanes(token_ids, rows, rows, positions, workspace.page_table))
-        self._forward.project_logits(self._forward.hidden[:count], logits)
+        self._forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
+        self._choose(workspace.free_rows[:count], count)
+
+    def _launch_held(self, count: int) -> None:
+        self._choose(self._workspace.held_rows[:count], count)
+
+    def _choose(self, rows: Any, count: int) -> None:
+        workspace = self._workspace
         self._sampler.enqueue(
-            logits=logits, rows=rows, positions=positions, token_ids=token_ids, history=workspace.history
+            logits=self.logits[:count],
+            rows=rows,
+            positions=workspace.lane_positions[:count],
+            token_ids=workspace.slot_token_ids,
+            history=workspace.history,
         )

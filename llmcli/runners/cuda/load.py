@@ -16,9 +16,10 @@ from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
-from llmcli.runners.base import BLOCK_TOKENS, Arithmetic, Limits
+from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits
 from llmcli.runners.cuda.arena import Mailbox, card_memory, fetch, free_bytes, on_card, send
 from llmcli.runners.cuda.device import CudaDevice
+from llmcli.runners.cuda.draft_lanes import DraftLanes
 from llmcli.runners.cuda.dry_run import DryModel, kernel_names, phantoms
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
@@ -118,15 +119,24 @@ def load(
     mailbox = Mailbox(device, MAILBOX_BYTES)
     sampler = DeviceSampler(device, plan.num_rows, model.config.vocab_size, mailbox)
     lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
+    draft_lanes = DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=uses_graphs)
     device.synchronize()
     return SteppingRunner(
         CudaDevice(
             forward,
             lanes,
+            draft_lanes,
             sampler,
             workspace,
             mailbox,
-            limits=Limits(plan.num_rows, max_seq_len, plan.num_pages, works_ahead=True),
+            limits=Limits(
+                plan.num_rows,
+                max_seq_len,
+                plan.num_pages,
+                works_ahead=True,
+                max_drafts=MAX_SPAN - 1,
+                takes_masks=True,
+            ),
             is_free=is_free,
             cache_type=stored.cache_type,
             description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",

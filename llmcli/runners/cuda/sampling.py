@@ -22,6 +22,7 @@ from llmcli.runners.cuda.arena import Mailbox, allocate
 from llmcli.runners.cuda.packed_sampler import pack_sampler
 from llmcli.sampling.candidates import Candidates, gather_candidates
 from llmcli.sampling.chain import Choice
+from llmcli.sampling.mask import TokenMask, mask_words, schema
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit_bias, sequence_bias
 from llmcli.sampling.sampler import Sampler
@@ -46,6 +47,7 @@ class DeviceSampler:
             self._results, self._results_on_card = _allocate_results(device, num_rows)
         self._mailbox = mailbox
         self._has_mu = [False] * num_rows
+        self._uses_mask = [False] * num_rows  # as each slot's header has it
         self._num_runs = [0] * num_rows
         self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
 
@@ -64,6 +66,24 @@ class DeviceSampler:
         for start, values in packed.places(self._layout):
             self._mailbox.send(self._state[slot, start : start + values.nbytes], values)
         self._has_mu[slot] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
+        self._uses_mask[slot] = False
+
+    def allow(self, slot: int, mask: TokenMask | None) -> None:
+        """Let a slot choose what the mask allows, from its next run on; without one any token.
+
+        The mask is copied behind all queued work, so the card has it once it needs it.
+        """
+        if (mask is not None) != self._uses_mask[slot]:
+            self._uses_mask[slot] = mask is not None
+            start, flag = self._layout.uses_mask_start, np.array([mask is not None], np.int32)
+            self._mailbox.send(self._state[slot, start : start + flag.nbytes], flag)
+        if mask is not None:
+            start = self._layout.mask_start
+            self._mailbox.send(self._state[slot, start : start + mask.nbytes], mask)
+
+    def num_runs(self, slot: int) -> int:
+        """The number of a slot's latest run that has been counted."""
+        return self._num_runs[slot]
 
     def count_run(self, slot: int) -> int:
         """Count a run that is queued for a slot, and return its number."""
@@ -79,11 +99,21 @@ class DeviceSampler:
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
 
-    def enqueue(self, *, logits: Any, rows: Any, positions: Any, token_ids: Any, history: Any) -> None:
+    def enqueue(
+        self,
+        *,
+        logits: Any,
+        rows: Any,
+        positions: Any,
+        token_ids: Any,
+        history: Any,
+        next_row: Any = None,
+        draft: Any = None,
+    ) -> None:
         """Launch one step; arguments as in `sample_token`."""
         sample_token(
             self._device, logits=logits, rows=rows, positions=positions, token_ids=token_ids, history=history,
-            state=self._state, results=self._results_on_card,
+            state=self._state, results=self._results_on_card, next_row=next_row, draft=draft,
         )  # fmt: skip
 
     def has_result(self, slot: int, run: int) -> bool:
@@ -116,11 +146,11 @@ class DeviceSampler:
 # For each problem: the host's step that left no token, and sampler fields with which it leaves none of a vocabulary of
 # one.
 _BANS: dict[int, tuple[Callable[..., object], dict[str, Any]]] = {
-    4: (logit_bias, {"logit_bias": {0: -np.inf}}),
-    5: (sequence_bias, {"sequence_bias": (((0,), -np.inf),)}),
-    6: (begin_suppress, {"begin_suppress_token_ids": frozenset({0})}),
-    7: (eos_ban, {"eos_token_ids": frozenset({0}), "ignore_eos": True}),
-    8: (forced_eos, {"forced_eos_token_ids": frozenset({1})}),
+    5: (logit_bias, {"logit_bias": {0: -np.inf}}),
+    6: (sequence_bias, {"sequence_bias": (((0,), -np.inf),)}),
+    7: (begin_suppress, {"begin_suppress_token_ids": frozenset({0})}),
+    8: (eos_ban, {"eos_token_ids": frozenset({0}), "ignore_eos": True}),
+    9: (forced_eos, {"forced_eos_token_ids": frozenset({1})}),
 }
 
 
@@ -132,9 +162,12 @@ def raise_problem(problem: int, position: int) -> None:
     if problem <= 3:
         logit = {1: np.nan, 2: np.inf, 3: -np.inf}[problem]
         gather_candidates(np.full(1, logit, np.float32), position)
+    one_token = Candidates(np.zeros(1, np.int64), np.zeros(1))
+    if problem == 4:
+        schema(one_token, np.zeros(mask_words(1), np.uint32), position)
     ban, fields = _BANS[problem]
     sampler = Sampler(SamplingParams(), 0, num_prompt_tokens=position, forced_eos_position=position, **fields)
-    ban(Candidates(np.zeros(1, np.int64), np.zeros(1)), sampler, range(position))
+    ban(one_token, sampler, range(position))
 
 
 def _allocate_results(device: Device, num_rows: int) -> tuple[NDArray[np.uint64], Any]:

@@ -61,9 +61,11 @@ class Workspace(Generic[A]):
       [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
-    - For lanes: lane_rows, lane_positions int32 [lanes]; lane_logits float32 [lanes, vocab_size]; partials float32
+    - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
+      lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes
+    - For lanes with drafts: drafted int32 [3, MAX_SPAN]: each lane's token id, row and position
     - For slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
     """
@@ -86,11 +88,14 @@ class Workspace(Generic[A]):
     norm_factors: A | None
     lane_rows: A
     lane_positions: A
+    free_rows: A
+    held_rows: A
     lane_logits: A
     partials: A
     counters: A
     row_partials: A | None
     row_counters: A | None
+    drafted: A
     slot_numbers: A
     slot_token_ids: A
     history: A
@@ -140,11 +145,14 @@ def plan_workspace(
         norm_factors=norm_factors,
         lane_rows=of_lanes,
         lane_positions=of_lanes,
+        free_rows=of_lanes,
+        held_rows=of_lanes,
         lane_logits=Region((num_lanes(num_rows), config.vocab_size), FLOAT32),
         partials=Region((together, config.num_attention_heads, splits, partial_size), FLOAT32),
         counters=Region((together, grid_heads(qkv, itemsize)), UINT32),
         row_partials=Region(rows_plan.partials_shape(splits), FLOAT32) if serves_rows else None,
         row_counters=Region((rows_plan.num_blocks,), UINT32) if serves_rows else None,
+        drafted=Region((3, MAX_SPAN), INT32),
         slot_numbers=of_slots,
         slot_token_ids=of_slots,
         history=Region((num_rows, max_seq_len), INT32),

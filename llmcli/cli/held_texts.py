@@ -1,0 +1,109 @@
+"""Texts that are held to a schema: the schema in a model's tokens, made while the weights load; texts that are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from llmcli.cli import lazy
+from llmcli.cli.terminal import terminal
+from llmcli.engine.events import Event, Finished
+from llmcli.errors import UnfinishedTextError, UsageError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from llmcli.cli.session import Session
+    from llmcli.engine.request import Request
+    from llmcli.sampling.sampler import Sampler
+    from llmcli.schema.grammar import Grammar
+    from llmcli.schema.schema import Schema
+    from llmcli.schema.vocabulary import Vocabulary
+
+_KEPT_SCHEMAS = 64  # the latest; the lines of a batch may each have their own
+
+
+class Schemas:
+    """Grammars in the tokens of a model.
+
+    Its vocabulary for llguidance is made once, in a thread: that takes a while, as the weights do.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._pool = ThreadPoolExecutor(1, "vocabulary")
+        self._vocabularies: dict[frozenset[int], Future[Vocabulary]] = {}  # by the tokens that end a text
+        self._made = lru_cache(_KEPT_SCHEMAS)(self._make)
+
+    def prepare(self, grammar: Grammar | None, sampler: Sampler) -> None:
+        """Begin to make the vocabulary, if there is a grammar.
+
+        Raises: UsageError for settings that keep a text from its end
+        """
+        if grammar is None:
+            return
+        if sampler.ignore_eos:
+            raise UsageError(f"ignore_eos and {grammar.name} cannot be combined: the text could not end")
+        if sampler.params.min_new_tokens:
+            raise UsageError(
+                f"min_new_tokens is {sampler.params.min_new_tokens}, and {grammar.name} says where a text may end; "
+                "set min_new_tokens to 0"
+            )
+        if sampler.eos_token_ids not in self._vocabularies:
+            self._vocabularies[sampler.eos_token_ids] = self._pool.submit(
+                lazy.Vocabulary,
+                self._session.tokenizer,
+                sampler.eos_token_ids,
+                self._session.model.config.vocab_size,
+            )
+
+    def schema(self, grammar: Grammar, sampler: Sampler) -> Schema:
+        """Wait for the vocabulary. Raises: UsageError, as `prepare` too"""
+        self.prepare(grammar, sampler)
+        return self._made(grammar, sampler.eos_token_ids)
+
+    def hold(self, request: Request, grammar: Grammar | None) -> Request:
+        """The request with its texts held to the grammar, if there is one. Raises: as `schema`"""
+        return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
+
+    def _make(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Schema:
+        return lazy.Schema(grammar, self._vocabularies[eos_token_ids].result())
+
+
+class CompletenessNotice:
+    """Counts texts that were cut before they fitted their schema. As an `Output` it says so at the end, in one line."""
+
+    def __init__(self) -> None:
+        self._num_held = 0
+        self._reasons: list[str] = []  # why texts were cut
+
+    def show(self, event: Event) -> None:
+        """Texts are not cut before they end."""
+
+    def finish(self, finished: Sequence[Finished]) -> None:
+        """Count all texts, and say how many are unfinished."""
+        for one in finished:
+            self.count(one)
+        self.show_count()
+
+    def count(self, finished: Finished) -> None:
+        """Count a text that has ended."""
+        self._num_held += finished.is_complete is not None
+        if finished.is_complete is False:
+            self._reasons.append(finished.finish_reason)
+
+    def show_count(self) -> None:
+        """Say on stderr how many texts are unfinished, and why."""
+        if self._reasons:
+            reasons = ", ".join(sorted(set(self._reasons)))
+            what = "the text is" if self._num_held == 1 else f"{len(self._reasons)} of {self._num_held} texts are"
+            terminal.info(f"{what} unfinished ({reasons}): what the schema asks for is not complete")
+
+    def require_complete(self) -> None:
+        """Raises: UnfinishedTextError if a text was unfinished"""
+        if self._reasons:
+            what = "a text is" if len(self._reasons) == 1 else f"{len(self._reasons)} texts are"
+            raise UnfinishedTextError(f"{what} unfinished; give more room with --max-new-tokens or --context")

@@ -1,0 +1,152 @@
+"""`DraftLanes`: a step of a few rows in which some have drafts. Each token has a lane; the card decides which are kept.
+
+All lanes run in one pass over the weights. Then the choices follow one by one: each looks at the next draft, and takes
+the lanes behind a wrong one out. So a row's history, its sampler and its last token are what single steps leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.runners.base import MAX_SPAN, Chosen
+from llmcli.runners.cuda.arena import Mailbox, copy
+from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.graphs import StepGraphs
+from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.step_masks import StepMasks
+from llmcli.runners.cuda.workspace import Workspace
+from llmcli.runners.interrupts import interrupts_held_back
+from llmcli.runners.step_device import Work
+from llmcli.sampling.chain import Choice
+
+
+class DraftLanes:
+    """Queues such steps. `uses_graphs=False` launches the same kernels one by one.
+
+    Attributes: logits float32 [lanes, vocab_size], from the latest step
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: DeviceSampler,
+        workspace: Workspace[Any],
+        mailbox: Mailbox,
+        *,
+        uses_graphs: bool = True,
+    ):
+        self.logits = workspace.score_logits[:MAX_SPAN]
+        self._forward = forward
+        self._sampler = sampler
+        self._workspace = workspace
+        self._mailbox = mailbox
+        self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
+
+    def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
+        """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
+
+        The slots hold the latest tokens and the page tables. The masks are asked for once the card works.
+        """
+        lanes = np.zeros((3, MAX_SPAN), np.int32)
+        firsts, count = [], 0
+        for work in works:
+            assert work.slot is not None
+            some = slice(count, count + work.num_tokens)
+            lanes[0, count + 1 : some.stop] = work.drafts
+            lanes[1, some] = work.slot
+            lanes[2, some] = np.arange(work.position, work.position + work.num_tokens)
+            firsts.append(count)
+            count = some.stop
+        self._mailbox.send(self._workspace.drafted, lanes)
+        token_ids, latest = self._workspace.drafted[0], self._workspace.slot_token_ids
+        for first, work in zip(firsts, works, strict=True):
+            assert work.slot is not None
+            copy(self._forward.device, token_ids[first : first + 1], latest[work.slot : work.slot + 1])
+        self._graphs.start(count)
+        for first, work, made in zip(firsts, works, masks, strict=True):
+            self._choose(first, work, made)
+
+    def _launch(self, count: int) -> None:
+        token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
+        page_table = self._workspace.page_table
+        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, page_table, is_span=True))
+        self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
+
+    def _choose(self, first: int, work: Work, masks: StepMasks) -> None:
+        assert work.slot is not None
+        workspace, num_drafts = self._workspace, len(work.drafts)
+        token_ids, rows, positions = (workspace.drafted[place] for place in range(3))
+        for lane in range(first, first + num_drafts + 1):
+            this, following = slice(lane, lane + 1), slice(lane + 1, lane + 2)
+            has_draft = lane < first + num_drafts
+            self._sampler.allow(work.slot, masks.mask(lane - first))
+            self._sampler.enqueue(
+                logits=self.logits[this],
+                rows=rows[this],
+                positions=positions[this],
+                token_ids=workspace.slot_token_ids,
+                history=workspace.history,
+                next_row=rows[following] if has_draft else None,
+                draft=token_ids[following] if has_draft else None,
+            )
+
+
+class DraftChoices:
+    """The choices of a row with drafts. How many the card makes is known once they are read."""
+
+    def __init__(self, sampler: DeviceSampler, work: Work):
+        assert work.slot is not None
+        self._sampler = sampler
+        self._slot = work.slot
+        self._position = work.position
+        self._drafts = work.drafts
+        self._first_run = sampler.num_runs(work.slot) + 1
+        self._chosen: Chosen | None = None
+
+    def read(self) -> Chosen:
+        """Wait for the choices, and count the sampler's runs; a choice that fails behind a kept draft is left out.
+
+        Read them before the slot runs again.
+        """
+        if self._chosen is None:
+            chosen, num_runs = self._read()
+            with interrupts_held_back():
+                for _ in range(num_runs):
+                    self._sampler.count_run(self._slot)
+                self._chosen = chosen
+        return self._chosen
+
+    def _read(self) -> tuple[Chosen, int]:
+        choices: list[Choice] = []
+        for place, draft in enumerate((*self._drafts, None)):
+            try:
+                choice = self._sampler.choice(self._slot, self._first_run + place, self._position + place + 1)
+            except (CheckpointError, UsageError) as error:
+                return tuple(choices) or error, place + 1
+            choices.append(choice)
+            if choice.token_id != draft:
+                break
+        return tuple(choices), len(choices)
+
+
+def with_drafts(works: Sequence[Work], lanes: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The lanes that run by themselves, and the passes of works with drafts; lanes join those if all fit in one pass.
+
+    A work is told by its place.
+    """
+    drafted = [place for place, work in enumerate(works) if work.drafts]
+    if drafted and sum(works[place].num_tokens for place in (*drafted, *lanes)) <= MAX_SPAN:
+        return [], [[*drafted, *lanes]]
+    passes: list[list[int]] = []
+    room = 0
+    for place in drafted:
+        if works[place].num_tokens > room:
+            passes.append([])
+            room = MAX_SPAN
+        passes[-1].append(place)
+        room -= works[place].num_tokens
+    return list(lanes), passes

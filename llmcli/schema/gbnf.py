@@ -1,0 +1,54 @@
+"""Grammars in llama.cpp's GBNF, in Lark's syntax. llguidance converts them; what it converts wrongly is refused."""
+
+import re
+
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from llmcli.errors import UsageError
+
+_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.M)
+# Strings, bracket expressions and comments.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.S)
+_CODE = re.compile(r"\\(?:\\|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
+_SET_OPERATION = re.compile(r"&&|--|~~")  # in Rust's regular expressions, not in GBNF
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar is written in GBNF."""
+    return _RULE.search(text) is not None
+
+
+def gbnf_as_lark(name: str, text: str) -> str:
+    """The same grammar in Lark's syntax. Raises: UsageError with the line"""
+    bare = _QUOTED.sub(lambda match: "_" + "\n" * match[0].count("\n") + "_" * (len(match[0]) - 1), text)
+    for found in _QUOTED.finditer(text):
+        if found[0].startswith("[") and _SET_OPERATION.search(found[0]):
+            raise _refused(name, text, found.start(), f"{found[0]:.40} is read in another way; write && -- ~~ apart")
+    if (dot := bare.find(".")) >= 0:
+        raise _refused(name, bare, dot, "the dot for any character is not supported; name the characters in brackets")
+    spelt = _QUOTED.sub(lambda match: _CODE.sub(_character, match[0]), text)
+    try:
+        lark = gbnf_to_lark(spelt)
+    except GbnfToLarkError as error:
+        message = str(error).partition(" at line ")[0]
+        raise _refused(name, spelt, error.pos.pos, f"{message[:1].lower()}{message[1:]}") from error
+    except RecursionError:
+        raise UsageError(f"{name}: parentheses are nested too deeply") from None
+    except Exception as error:  # it raises nothing more exact for names of rules
+        unknown = re.search(r"'([\w-]+)'", str(error))
+        place = re.search(rf"(?<![\w-]){re.escape(unknown[1])}(?![\w-])", bare) if unknown else None
+        raise _refused(name, text, place.start() if place else 0, str(error) or "it is not a grammar") from error
+    return lark.removeprefix("%llguidance {}\n")
+
+
+def _character(code: re.Match[str]) -> str:
+    """The character itself, which llguidance reads where it drops zeros of a code."""
+    digits = code[1] or code[2] or code[3]
+    if digits is None or int(digits, 16) < 0x80 or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
+        return code[0]
+    return chr(int(digits, 16))
+
+
+def _refused(name: str, text: str, place: int, what: str) -> UsageError:
+    line = text.count("\n", 0, place) + 1
+    return UsageError(f"{name}, line {line}: {what}")
