@@ -25,6 +25,7 @@ PLACES = {
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
+    "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
     "HostTarget": "cli.host_target:HostTarget",
@@ -53,7 +54,8 @@ PLACES = {
     "Scheduler": "engine.scheduler:Scheduler",
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
-    "ServerOptions": "serve.server:ServerOptions",
+    "Server": "serve.server:Server",
+    "ServerOptions": "serve.front:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
@@ -146,7 +148,6 @@ PLACES = {
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
-    "run_server": "serve.server:run_server",
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
@@ -251,8 +252,9 @@ if TYPE_CHECKING:
     )
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
-    from llmcli.serve.server import ServerOptions, run_server
+    from llmcli.serve.server import Server
     from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
