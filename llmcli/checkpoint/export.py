@@ -110,7 +110,7 @@ class Exporter:
                 workspace.write(name, COPIED_FILE.read_bytes(path))
             for name, text in small_files(plan, qualities, self._source_name, self._destination.name).items():
                 workspace.write(name, text.encode())
-            plan.source.check()
+            plan.check_sources()
             workspace.publish()
         return qualities
 
@@ -146,7 +146,7 @@ def _write_shards(
         except CheckpointError:
             workspace.discard()
             raise
-        plan.source.check()  # what an earlier run has finished is trusted by the files' states
+        plan.check_sources()  # what an earlier run has finished is trusted by the files' states
         workspace.keep(shard, qualities)
 
 

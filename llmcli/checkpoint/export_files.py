@@ -61,6 +61,10 @@ def quality_card(
         "symmetric": options.scheme.is_symmetric,
         "head_bits": options.head_bits,
         "skip": list(options.skip),
+        "adapters": [
+            {"name": adapter.name, "weight": adapter.weight, "sha256": adapter.sha256}
+            for adapter in plan.model.adapters
+        ],
         "kept_layers": list(plan.skipped),
         "channel_layers": list(plan.channel_layers),
         "bytes_before": total.bytes_before,
@@ -94,6 +98,7 @@ def model_card(
         "| embedding, norms, biases | as in the source |",
         f"| weights | {total.bytes_before / 1e6:,.1f} MB before, {total.bytes_after / 1e6:,.1f} MB now |",
     ]
+    lines += _list_row("LoRA adapters added before", [adapter.shown_name for adapter in plan.model.adapters])
     lines += _list_row("one scale a row, since the group does not divide the input size", plan.channel_layers)
     lines += _list_row("kept as in the source", plan.skipped)
     lines += ["", "## Loading", "", *_loading(plan), "", "## Quantization error", ""]

@@ -86,13 +86,18 @@ class ExportPlan:
         is_shared = self.model.tensors.head == EMBEDDING
         return is_shared and self.options is not None and self.options.head_bits is not None
 
+    def check_sources(self) -> None:
+        """Refuse a source, or an adapter, that is not as it was. Raises: CheckpointError"""
+        for state in (self.source, *(adapter.state for adapter in self.model.adapters)):
+            state.check()
+
     @cached_property
     def fingerprint(self) -> str:
         """Equal for two plans whose shards are the same bytes: same weight files, same choices, same program.
 
         The small files that are copied do not count: they are copied anew by every run.
         """
-        facts = {
+        facts: dict[str, Any] = {
             "version": __version__,
             "options": None if self.options is None else asdict(self.options),
             "config": self.config_json,
@@ -103,6 +108,15 @@ class ExportPlan:
             ],
             "files": {name: astuple(state) for name, state in self.source.weight_files.items()},
         }
+        if self.model.adapters:
+            facts["adapters"] = [
+                (
+                    adapter.weight,
+                    str(adapter.folder.resolve()),
+                    {name: astuple(state) for name, state in adapter.state.files.items()},
+                )
+                for adapter in self.model.adapters
+            ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -221,7 +235,8 @@ def quantization_config_of(
 
 def _config_json(model: Model, quantization: QuantizationConfig, *, is_head_quantized: bool) -> dict[str, Any]:
     config_json = {**model.checkpoint.config_json, "quantization_config": quantization.to_dict()}
-    if model.config.tie_word_embeddings and is_head_quantized:
+    has_own_head = model.adapters and model.tensors.head == HEAD  # an adapter brings a copy
+    if model.config.tie_word_embeddings and (is_head_quantized or has_own_head):
         config_json["tie_word_embeddings"] = False  # with true, transformers looks for no head in the file
     return config_json
 

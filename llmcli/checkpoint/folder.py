@@ -136,14 +136,14 @@ def _not_a_folder(file: Path) -> CheckpointError:
 def refuse_adapter(where: object, names: Collection[str]) -> None:
     """Refuse a folder or repository `where` whose files `names` hold a LoRA adapter, also beside a full model.
 
-    Running the model without it would be half the work.
+    Running the model without it would be half the work, and --adapter says on which model it runs.
     Raises: UnsupportedModelError.
     """
     has_safetensors = any(name.endswith(".safetensors") for name in names)
     if _ADAPTER_WEIGHTS.intersection(names) or (_ADAPTER_CONFIG_NAME in names and not has_safetensors):
         raise UnsupportedModelError(
-            f"{where} holds a LoRA adapter, which is not applied; "
-            "merge it into its base model and save that as safetensors, or give the base model's folder"
+            f"{where} holds a LoRA adapter, not a whole model; "
+            "run its base model with `--adapter`, which takes this folder or hub id"
         )
 
 

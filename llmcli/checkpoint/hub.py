@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from llmcli.checkpoint.adapters.config import ADAPTER_CONFIG_NAME, LoraConfig
+from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, require_adapter_files
 from llmcli.checkpoint.folder import CONFIG_NAME, quantization_of, refuse_quantization_files
 from llmcli.checkpoint.hub_client import FileMetadata, HubClient
 from llmcli.checkpoint.hub_errors import hub_errors_explained
@@ -49,6 +51,28 @@ def resolve_model(name: str, *, on_progress: Callable[[int, int], None], update:
             return _download(client, hub_id, repository, revision, on_progress)
 
 
+def resolve_adapter(name: str, *, on_progress: Callable[[int, int], None], update: bool = False) -> Path:
+    """The same for a LoRA adapter, of which only config and weights are downloaded. Raises: as `resolve_model`"""
+    hub_id = find_hub_id(name)
+    if hub_id is None:
+        return Path(name)
+    if not update and (folder := find_cached_adapter(hub_id)) is not None:
+        return folder
+    with hub_errors_explained(hub_id):
+        repository = repository_folder(hub_id.repo_id)
+        revision = checked_revision(hub_id.revision or _MAIN)
+        with HubClient(hub_id) as client:
+            files = client.list_files()
+            require_adapter_files(hub_id, files.names)
+            snapshot = repository / "snapshots" / files.commit
+            small_files = _find_missing(client, hub_id, snapshot, [ADAPTER_CONFIG_NAME])
+            create_snapshot(repository, files.commit, revision)
+            _transfer(client, snapshot, small_files, lambda position: None)
+            LoraConfig.load(snapshot / ADAPTER_CONFIG_NAME)
+            _download_weights(client, hub_id, snapshot, [ADAPTER_WEIGHTS_NAME], on_progress)
+            return snapshot
+
+
 def find_cached(hub_id: HubId) -> Path | None:
     """The folder of a model that is complete in the cache, else None.
 
@@ -58,6 +82,15 @@ def find_cached(hub_id: HubId) -> Path | None:
         repository_folder(hub_id.repo_id)  # refuses odd ids
         config = cached_file(hub_id.repo_id, CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
         return config.parent if config is not None and is_complete(config.parent) else None
+
+
+def find_cached_adapter(hub_id: HubId) -> Path | None:
+    """The folder of an adapter that is complete in the cache, else None. Raises: as `find_cached`"""
+    with hub_errors_explained(hub_id):
+        repository_folder(hub_id.repo_id)
+        config = cached_file(hub_id.repo_id, ADAPTER_CONFIG_NAME, checked_revision(hub_id.revision or _MAIN))
+        has_weights = config is not None and (config.parent / ADAPTER_WEIGHTS_NAME).is_file()
+        return config.parent if config is not None and has_weights else None
 
 
 def _download(
@@ -82,11 +115,17 @@ def _download(
     missing = [name for name in names if name not in files.names]
     if missing or not names:
         raise CheckpointError(f"{hub_id} lacks {_listed(missing)}: its upload is incomplete; try another revision")
+    _download_weights(client, hub_id, snapshot, names, on_progress)
+    return snapshot
+
+
+def _download_weights(
+    client: HubClient, hub_id: HubId, snapshot: Path, names: list[str], on_progress: Callable[[int, int], None]
+) -> None:
     weights = _find_missing(client, hub_id, snapshot, names)
     num_present = sum((snapshot / name).stat().st_size for name in names if name not in weights)
     total = num_present + sum(file.size for file in weights.values())
     _transfer(client, snapshot, weights, lambda position: on_progress(num_present + position, total))
-    return snapshot
 
 
 def _find_missing(client: HubClient, hub_id: HubId, snapshot: Path, names: Collection[str]) -> dict[str, FileMetadata]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmcli.checkpoint.adapters.folder import Adapter
 from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.matching import ModelTensors, match_tensors
@@ -14,12 +15,16 @@ from llmcli.quantization.methods import notes_of
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder that passed every check that needs no weights. `notes` are sentences that users should know."""
+    """A model folder that passed every check that needs no weights. `notes` are sentences that users should know.
+
+    `adapters` are those that its tensors have been changed by.
+    """
 
     checkpoint: Checkpoint
     config: LlamaConfig
     tensors: ModelTensors
     notes: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 def open_model(folder: Path) -> Model:

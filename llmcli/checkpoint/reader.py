@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from llmcli.checkpoint.merged_tensor import MergedTensor, Merger
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError
@@ -22,10 +23,14 @@ CHUNK_BYTES = 32 * 1024**2
 
 
 class TensorReader:
-    """Reads tensors by their TensorInfo; keeps one file open per shard until the `with` block ends. Not thread-safe."""
+    """Reads tensors by their TensorInfo; keeps one file open per shard until the `with` block ends. Not thread-safe.
+
+    Who reads a `MergedTensor` gets what its adapters make of it, so nobody else needs to know of adapters.
+    """
 
     def __init__(self) -> None:
         self._files: dict[Path, FileIO] = {}
+        self._merger = Merger(self._read_range)
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +89,12 @@ class TensorReader:
 
     def _read_range(self, info: TensorInfo, begin: int, view: memoryview) -> None:
         """Fill a view of bytes from the byte `begin` of the tensor on."""
+        if isinstance(info, MergedTensor):
+            self._merger.fill(info, begin, view)
+        else:
+            self._read_file(info, begin, view)
+
+    def _read_file(self, info: TensorInfo, begin: int, view: memoryview) -> None:
         num_read = 0
         try:
             file = self._open(info.path)

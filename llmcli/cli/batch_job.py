@@ -196,6 +196,11 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         "text": options.text,
         "model": str(folder),
         **{f"file {name}": state for name, state in _model_files(folder).items()},
+        **{
+            f"adapter {adapter.name} {name}": f"{state}, weight {adapter.weight:g}"
+            for adapter in run.session.model.adapters
+            for name, state in _model_files(adapter.folder).items()
+        },
         "context": run.context,
         "max_new_tokens": prompts.max_new_tokens,
         "stop": list(run.stop_strings),

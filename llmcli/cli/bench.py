@@ -72,6 +72,17 @@ class MeasuringOptions:
             min=1, metavar="N", help="Runs per figure; long ones are repeated less.", rich_help_panel=MEASURING_PANEL
         ),
     ] = DEFAULT_REPEATS
+    draft: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=7,
+            metavar="N",
+            help="Also time steps of one row with 1 to N drafts.",
+            show_default=False,
+            rich_help_panel=MEASURING_PANEL,
+        ),
+    ] = 0
     scratch: Annotated[
         Path | None,
         typer.Option(
@@ -146,6 +157,8 @@ def bench(
     llmcli bench my-model
 
     llmcli bench Llama-2-7B --format int4 --rows 8 --json
+
+    llmcli bench my-model --draft 7
     """
     num_rows = parse_rows(rows)
     options = devices.checked()
@@ -188,7 +201,9 @@ def _measure(
             runner = load_runner(model, options, context, num_rows, on_progress, host_rows=num_rows, allows_less=False)
         load_seconds = time.perf_counter() - start
         terminal.info(f"{subject.full_name}: {runner.description}{options.note}, context {context}")
-        figures = lazy.BenchOptions(prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats)
+        figures = lazy.BenchOptions(
+            prompts, depths, planned.num_rows, measuring.tokens, measuring.repeats, measuring.draft
+        )
         meter = lazy.open_meter(options.card)
         with progress("measuring", unit="figures") as on_progress:
             return lazy.measure_subject(

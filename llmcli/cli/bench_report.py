@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llmcli.cli import lazy
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.own_kernels import change_text, speed_change
 from llmcli.cli.tables import format_table
 from llmcli.cli.units import duration, rate
 
 if TYPE_CHECKING:
-    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures, Spread
+    from llmcli.measure.bench import BenchReport, DecodeFigures, PromptFigures
+    from llmcli.measure.draft_steps import DraftFigures
+    from llmcli.measure.spread import Spread
 
 _NOTE = "A change in parentheses may be chance: the runs of both overlap."
 
@@ -45,8 +48,9 @@ def tables_text(report: BenchReport) -> str:
     decode = _table(
         header, report.decode, engine.decode if engine else None, lambda item: _decode_cells(item, has_energy)
     )
+    drafts = f"\n{_draft_table(report.draft_steps)}" if report.draft_steps else ""
     note = "" if engine is None else f"\n{_NOTE}\n"
-    return f"\n{prompts}\n{decode}{note}"
+    return f"\n{prompts}\n{decode}{drafts}{note}"
 
 
 def _table(
@@ -92,6 +96,25 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
     ]
 
 
+def _draft_table(items: Sequence[DraftFigures]) -> str:
+    """A step of one row by its drafts, and the gain where so many of a hundred are right."""
+    header = ["depth", "drafts", "step", "steps of one", *(f"gain at {rate:.0%}" for rate in lazy.RATES), "runs"]
+    return format_table(
+        header,
+        [
+            [
+                str(item.depth),
+                str(item.num_drafts),
+                duration(item.step_seconds.median),
+                f"{item.steps_of_one:.2f}",
+                *(f"{item.gain(rate):.2f}" for rate in lazy.RATES),
+                str(item.step_seconds.num_runs),
+            ]
+            for item in items
+        ],
+    )
+
+
 def _kernel_facts(report: BenchReport) -> list[tuple[str, str]]:
     if report.engine is None:
         return []
@@ -121,13 +144,14 @@ def as_json(report: BenchReport) -> dict[str, Any]:
     """Everything, with the rates that follow from it; with kernels of the user's, each figure beside that of ours."""
     facts = dataclasses.asdict(report)
     engine = report.engine
-    del facts["engine"]
+    del facts["engine"], facts["draft_steps"]
     if engine is not None:
         facts["own_kernels"] = dict(engine.own_kernels)
     return {
         **facts,
         "prompts": _records(report.prompts, engine.prompts if engine else None, _prompt_record),
         "decode": _records(report.decode, engine.decode if engine else None, _decode_record),
+        **({"draft_steps": [_draft_record(item) for item in report.draft_steps]} if report.draft_steps else {}),
     }
 
 
@@ -159,6 +183,14 @@ def _decode_record(item: DecodeFigures) -> dict[str, Any]:
     }
 
 
+def _draft_record(item: DraftFigures) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(item),
+        "steps_of_one": item.steps_of_one,
+        "gain": {str(rate): item.gain(rate) for rate in lazy.RATES},
+    }
+
+
 CSV_COLUMNS = (
     "model",
     "device",
@@ -177,6 +209,7 @@ CSV_COLUMNS = (
     "joules_per_token",
     "average_watts",
     "kernels",
+    "drafts",
 )
 
 
@@ -189,6 +222,10 @@ def as_csv(report: BenchReport) -> str:
         writer.writerows(_csv_rows(report, report.engine.prompts, report.engine.decode, "llmcli"))
     own = "llmcli" if report.engine is None else ",".join(report.engine.own_kernels)
     writer.writerows(_csv_rows(report, report.prompts, report.decode, own))
+    for item in report.draft_steps:
+        count = item.num_drafts + 1
+        rates = _csv_rates(report, "draft step", item.depth, 1, count, item.step_seconds)
+        writer.writerow({**rates, "kernels": own, "drafts": item.num_drafts})
     return text.getvalue()
 
 

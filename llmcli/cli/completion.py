@@ -37,10 +37,13 @@ def complete_hub_id(incomplete: str) -> list[str]:
 
 def complete_model(incomplete: str) -> list[str]:
     """Model folders at the typed path, the models in the hub's cache, and the built-in ones."""
-    parent, name = os.path.split(incomplete)
-    folders = sorted(path.parent.name for path in Path(parent).expanduser().glob("*/config.json"))
-    paths = [os.path.join(parent, folder) for folder in _beginning(folders, name)]
+    paths = _folders_with("config.json", incomplete)
     return paths + complete_hub_id(incomplete) + _beginning(BUILT_IN_MODELS, incomplete)
+
+
+def complete_adapter(incomplete: str) -> list[str]:
+    """Folders of LoRA adapters at the typed path."""
+    return _folders_with("adapter_config.json", incomplete)
 
 
 def complete_draft(incomplete: str) -> list[str]:
@@ -52,6 +55,12 @@ def complete_subject(incomplete: str) -> list[str]:
     """The same, and the shapes of configs/models."""
     shapes = sorted(path.stem for path in resource_folder("configs").glob("models/*.json"))
     return complete_model(incomplete) + _beginning(shapes, incomplete)
+
+
+def _folders_with(file_name: str, incomplete: str) -> list[str]:
+    parent, name = os.path.split(incomplete)
+    folders = sorted(path.parent.name for path in Path(parent).expanduser().glob(f"*/{file_name}"))
+    return [os.path.join(parent, folder) for folder in _beginning(folders, name)]
 
 
 def _beginning(words: Iterable[str], incomplete: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli.adapters import AdapterOption, parse_adapters, with_adapters
 from llmcli.cli.completion import complete_model
 from llmcli.cli.groups import with_groups
 from llmcli.cli.options import AUTO, MODEL_PANEL, DeviceOptions, MessageOptions, ModelNames
@@ -78,6 +79,7 @@ def evaluate(
             metavar="MODEL", help="Compare with this second model, token by token.", autocompletion=complete_model
         ),
     ] = None,
+    adapter: AdapterOption = None,
     windows: WindowOptions,
     devices: DeviceOptions,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
@@ -85,7 +87,7 @@ def evaluate(
 ) -> None:
     """Measure a model's perplexity on a text, or compare two models.
 
-    With --kv-cache int8 the second model, or the same one again, has an int8 KV cache.
+    With --kv-cache int8 the second model, or the same one again, has an int8 KV cache. --adapter changes the first.
 
     Examples:
 
@@ -95,10 +97,11 @@ def evaluate(
 
     llmcli eval my-model --kv-cache int8 --file text.txt
     """
+    adapters = parse_adapters(adapter)
     options = devices.checked()
     name = names.chosen
     text = read_text(file)
-    sessions = [open_session(name)]
+    sessions = [with_adapters(open_session(name), adapters)]
     if against is not None:
         sessions.append(open_session(against))
         require_same_tokenizer(*sessions)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
+from llmcli.cli.adapters import AdapterChoice, add_adapters, with_adapters
 from llmcli.cli.compile_notice import say_compiling
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.prompt import read_text
@@ -31,14 +32,21 @@ EVALUATION_WINDOW = 2048
 
 
 def open_export(
-    source: str, destination: Path, options: ExportOptions, *, card: int | None, replace: bool, dry_run: bool
+    source: str,
+    destination: Path,
+    options: ExportOptions,
+    adapters: Sequence[AdapterChoice] = (),
+    *,
+    card: int | None,
+    replace: bool,
+    dry_run: bool,
 ) -> Exporter:
-    """Check the source and the destination of an export and plan it; `card` None is the CPU.
+    """Check the source, its adapters and the destination of an export and plan it; `card` None is the CPU.
 
     Raises: UsageError, CheckpointError and DeviceError, with their subclasses.
     """
     opened = _open_source(source, destination, replace=replace, dry_run=dry_run)
-    plan = lazy.plan_export(opened.model, options, opened.state)
+    plan = lazy.plan_export(add_adapters(opened.model, adapters), options, opened.state)
     if card is None:
         return lazy.Exporter(plan, opened.destination, opened.name, replace=replace)
     open_quantizer = partial(_open_card_quantizer, card, plan.weights)
@@ -83,13 +91,15 @@ def _open_card_quantizer(card: int, weights: Sequence[PlannedWeight]) -> CardQua
     return lazy.CardQuantizer(device, weights, on_compile=say_compiling)
 
 
-def evaluate_export(source: str, destination: Path, text: str, options: RunnerOptions) -> None:
+def evaluate_export(
+    source: str, adapters: Sequence[AdapterChoice], destination: Path, text: str, options: RunnerOptions
+) -> None:
     """Measure what quantizing did to a text: `builtin`, or a file. The figures go into the export's cards.
 
     Raises: UsageError for a text that cannot be read.
     """
     content, name = read_evaluation_text(text)
-    sessions = [open_session(source), open_session(str(destination))]
+    sessions = [with_adapters(open_session(source), adapters), open_session(str(destination))]
     window = sessions[0].resolve_context(None, EVALUATION_WINDOW)
     (before, after), comparison = evaluate_models(sessions, options, content, window=window, stride=window // 2)
     assert comparison is not None

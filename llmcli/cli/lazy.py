@@ -25,6 +25,7 @@ PLACES = {
     "Exporter": "checkpoint.export:Exporter",
     "FORMATS": "checkpoint.shapes:FORMATS",
     "Fields": "config.fields:Fields",
+    "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
     "HostTarget": "cli.host_target:HostTarget",
@@ -42,6 +43,7 @@ PLACES = {
     "PAGE_TOKENS": "runners.base:PAGE_TOKENS",
     "PICTURE": "cli.roofline_figure:PICTURE",
     "PromptFacts": "receipt.receipt:PromptFacts",
+    "RATES": "measure.draft_steps:RATES",
     "RECEIPT_FILE": "receipt.file:RECEIPT_FILE",
     "Request": "engine.request:Request",
     "Roads": "engine.roads:Roads",
@@ -52,7 +54,8 @@ PLACES = {
     "Scheduler": "engine.scheduler:Scheduler",
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
-    "ServerOptions": "serve.server:ServerOptions",
+    "Server": "serve.server:Server",
+    "ServerOptions": "serve.front:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
@@ -85,6 +88,7 @@ PLACES = {
     "examine": "measure.doctor:examine",
     "excerpt": "lab.excerpt:excerpt",
     "find_cached": "checkpoint.hub:find_cached",
+    "find_cached_adapter": "checkpoint.hub:find_cached_adapter",
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
@@ -115,13 +119,16 @@ PLACES = {
     "measure_rates": "runners.cuda.rates:measure_rates",
     "measure_steps": "lab.step_times:measure_steps",
     "measure_subject": "measure.subject:measure_subject",
+    "merge_adapters": "checkpoint.adapters.merge:merge_adapters",
     "num_parameters": "checkpoint.model:num_parameters",
+    "open_adapter": "checkpoint.adapters.folder:open_adapter",
     "open_meter": "measure.energy:open_meter",
     "open_model": "checkpoint.model:open_model",
     "own_sources": "lab.ladder:own_sources",
     "place_calls": "lab.roofline:place_calls",
     "plan_bench": "measure.subject:plan_bench",
     "plan_conversion": "checkpoint.conversion_plan:plan_conversion",
+    "plan_draft": "measure.subject:plan_draft",
     "plan_export": "checkpoint.export_plan:plan_export",
     "plan_removal": "checkpoint.hub_cache:plan_removal",
     "plan_subject": "measure.subject:plan_subject",
@@ -137,10 +144,10 @@ PLACES = {
     "render_diff_page": "cli.output.page_diff:render_diff_page",
     "require_room_for_torch": "cli.address_space:require_room_for_torch",
     "require_text": "checkpoint.export_destination:require_text",
+    "resolve_adapter": "checkpoint.hub:resolve_adapter",
     "resolve_destination": "checkpoint.export_destination:resolve_destination",
     "resolve_dtype": "runners.torch.precision:resolve_dtype",
     "resolve_model": "checkpoint.hub:resolve_model",
-    "run_server": "serve.server:run_server",
     "rung_call": "lab.profile:rung_call",
     "sampler_of": "receipt.describe:sampler_of",
     "save_figure": "cli.roofline_figure:save_figure",
@@ -157,13 +164,15 @@ PLACES = {
 }
 
 if TYPE_CHECKING:
+    from llmcli.checkpoint.adapters.folder import open_adapter
+    from llmcli.checkpoint.adapters.merge import merge_adapters
     from llmcli.checkpoint.conversion_plan import plan_conversion
     from llmcli.checkpoint.export import Exporter
     from llmcli.checkpoint.export_destination import refuse_existing, require_text, resolve_destination
     from llmcli.checkpoint.export_files import add_evaluation
     from llmcli.checkpoint.export_plan import plan_export
     from llmcli.checkpoint.export_source import SourceState
-    from llmcli.checkpoint.hub import find_cached, resolve_model
+    from llmcli.checkpoint.hub import find_cached, find_cached_adapter, resolve_adapter, resolve_model
     from llmcli.checkpoint.hub_cache import list_cached_models, plan_removal
     from llmcli.checkpoint.hub_library import cached_repo_ids
     from llmcli.checkpoint.model import num_parameters, open_model
@@ -207,12 +216,13 @@ if TYPE_CHECKING:
     from llmcli.measure.bench import SPARE_TOKENS, BenchOptions, Comparison
     from llmcli.measure.diff import diff, verdict
     from llmcli.measure.doctor import examine
+    from llmcli.measure.draft_steps import RATES
     from llmcli.measure.energy import open_meter
     from llmcli.measure.evaluate import compare, evaluate
     from llmcli.measure.info import inspect_model
     from llmcli.measure.kernel_change import measure_change
     from llmcli.measure.scratch import Scratch
-    from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_subject
+    from llmcli.measure.subject import Subject, measure_subject, plan_bench, plan_draft, plan_subject
     from llmcli.measure.verify import compare_layers, compare_logits
     from llmcli.receipt.comparison import compare_receipts, compare_samples
     from llmcli.receipt.describe import describe_run, describe_samples, look_at_files, sampler_of
@@ -242,8 +252,9 @@ if TYPE_CHECKING:
     )
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
+    from llmcli.serve.front import FrontWork, ServerOptions
     from llmcli.serve.gate import LOOPBACK_NAMES
-    from llmcli.serve.server import ServerOptions, run_server
+    from llmcli.serve.server import Server
     from llmcli.serve.service import Limits
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template

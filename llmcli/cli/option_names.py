@@ -56,6 +56,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--json-schema": ("--schema",),
     "--json-schema-file": ("--schema",),
     "--kv-cache-dtype": ("--kv-cache",),
+    "--lora": ("--adapter",),
+    "--lora-scaled": ("--adapter",),
     "--max-kv-size": ("--context",),
     "--max-length": ("--max-new-tokens", "--context"),
     "--max-model-len": ("--context",),

@@ -30,7 +30,7 @@ from llmcli.cli.units import duration, rate, size
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.measure.plan import MemoryUse, Plan
+    from llmcli.measure.plan import DraftPlan, MemoryUse, Plan
     from llmcli.measure.subject import Target
 
 
@@ -93,6 +93,10 @@ def plan(
     *,
     names: SubjectOptions,
     place: PlaceOptions,
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A draft model (or SHAPE) beside it.", rich_help_panel=MODEL_PANEL),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     messages: MessageOptions,
 ) -> None:
@@ -105,6 +109,8 @@ def plan(
     llmcli plan my-model --context 32768
 
     llmcli plan Llama-3.1-70B --memory 48 --bandwidth 960
+
+    llmcli plan Llama-3.1-8B --draft Llama-3.2-1B
     """
     num_rows = parse_rows(place.rows)
     options = place.devices.checked()
@@ -116,17 +122,21 @@ def plan(
         target = open_target(options, subject)
     context = resolve_context(subject.model.config, subject.name, place.context)
     facts = lazy.plan_subject(subject, target, context=context, num_rows=num_rows, lengths=LENGTHS)
+    drafter = None
+    if draft is not None:
+        other = open_subject(draft, None)
+        drafter = lazy.plan_draft(other, target if card.memory is not None else open_target(options, other), facts)
     if json_:
-        terminal.write_json(_as_json(facts))
+        terminal.write_json(_as_json(facts, drafter))
         return
     source = "as given" if card.memory is not None else "measured"
-    terminal.write(fact_lines(_lines(facts, source), 18, sys.stdout))
+    terminal.write(fact_lines(_lines(facts, source, drafter), 18, sys.stdout))
     terminal.write("\n" + format_table(*_decode_table(facts)), is_drawn=True)
     if facts.prompts[0].first_token_seconds is not None:
         terminal.write("\n" + format_table(*_prompt_table(facts)), is_drawn=True)
 
 
-def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
+def _lines(facts: Plan, source: str, drafter: DraftPlan | None) -> list[tuple[str, str]]:
     memory = facts.memory
     cache = f"KV cache {size(memory.cache_bytes)} ({memory.cache_type})"
     parts = f"weights {size(memory.weight_bytes)} + {cache}"
@@ -139,7 +149,14 @@ def _lines(facts: Plan, source: str) -> list[tuple[str, str]]:
         ("memory", f"needs {size(memory.total_bytes)}; {size(memory.available_bytes)} free"),
         ("", f"{parts} + workspace {size(memory.workspace_bytes)}"),
         ("context", f"{facts.context} tokens{rows}{largest}"),
+        *([] if drafter is None else [("draft model", _draft_text(facts, drafter))]),
     ]
+
+
+def _draft_text(facts: Plan, drafter: DraftPlan) -> str:
+    more, both = size(drafter.memory.total_bytes), size(drafter.bytes_of_both)
+    fits = drafter.bytes_of_both <= facts.memory.available_bytes
+    return f"{drafter.model} needs {more} more, {both} in all{'' if fits else ', which is not free'}"
 
 
 def _decode_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
@@ -164,8 +181,11 @@ def _prompt_table(facts: Plan) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _as_json(facts: Plan) -> dict[str, object]:
+def _as_json(facts: Plan, drafter: DraftPlan | None) -> dict[str, object]:
     def with_total(memory: MemoryUse) -> dict[str, object]:
         return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
 
-    return {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}
+    record = {**dataclasses.asdict(facts), "memory": with_total(facts.memory)}
+    if drafter is not None:
+        record["draft"] = {**dataclasses.asdict(drafter), "memory": with_total(drafter.memory)}
+    return record

@@ -10,6 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.cli.adapters import AdapterOption, parse_adapters
 from llmcli.cli.completion import complete_device, complete_words
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.export import evaluate_export, open_export, read_evaluation_text
@@ -105,6 +106,7 @@ def quantize(
     *,
     source: SourceArgument,
     destination: DestinationArgument,
+    adapter: AdapterOption = None,
     form: FormOptions,
     work: WorkOptions,
     files: FileOptions,
@@ -124,12 +126,15 @@ def quantize(
     llmcli quantize ORG/NAME my-int4 --bits 4 --dry-run
     """
     options = form.checked(files.shard_bytes())
+    adapters = parse_adapters(adapter)
     runner_options = RunnerOptions(work.device, AUTO, None)
     if work.eval_ is not None:
         read_evaluation_text(work.eval_)  # before hours of work, not after
     card = None if files.dry_run else runner_options.card
     with foreign_errors_explained(f"reading {source}", CheckpointError):
-        exporter = open_export(source, destination, options, card=card, replace=files.force, dry_run=files.dry_run)
+        exporter = open_export(
+            source, destination, options, adapters, card=card, replace=files.force, dry_run=files.dry_run
+        )
     plan = exporter.plan
     if files.dry_run:
         _report_plan(plan)
@@ -141,7 +146,7 @@ def quantize(
         report_earlier_run(workspace, len(plan.shards))
         _run(exporter, workspace, destination, verbose)
         if work.eval_ is not None:
-            evaluate_export(source, destination, work.eval_, runner_options)
+            evaluate_export(source, adapters, destination, work.eval_, runner_options)
 
 
 def _run(exporter: Exporter, workspace: ExportWorkspace, destination: Path, verbose: bool) -> None:

@@ -1,6 +1,6 @@
 """`llmcli replay`: generates the text of a receipt again and shows what differs.
 
-A receipt is a stranger's file: the model that it names is never downloaded.
+A receipt is a stranger's file: the model and the adapters that it names are never downloaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 
 from llmcli.checkpoint.hub_id import HubId, find_hub_id
 from llmcli.cli import lazy
+from llmcli.cli.adapters import AdapterChoice, AdapterOption, parse_adapters, with_adapters
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.generate import show_all
 from llmcli.cli.groups import with_groups
@@ -65,6 +66,7 @@ class ReplayOptions:
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
+    adapter: AdapterOption = None
     device: Annotated[
         str | None,
         typer.Option(
@@ -153,7 +155,7 @@ def _prepare(receipt: Receipt, options: ReplayOptions) -> tuple[Run, Request]:
     sampler = lazy.sampler_of(receipt)
     devices = _devices(receipt, options.device)
     name = _model_name(receipt, options)
-    session = open_session(name)
+    session = with_adapters(open_session(name), _adapters(receipt, options))
     _check_fit(receipt, session)
     stopping = receipt.stopping
     run = Run(
@@ -213,6 +215,25 @@ def _model_name(receipt: Receipt, options: ReplayOptions) -> str:
     if built_in_model(name) is None and (hub_id is not None or not os.path.exists(name)):
         raise CheckpointError(f"{options.file} was made with the model {name!r}, which is not here; {remedy}")
     return name
+
+
+def _adapters(receipt: Receipt, options: ReplayOptions) -> Sequence[AdapterChoice]:
+    """The adapters that are given, else the receipt's, if they are on this machine."""
+    if options.adapter:
+        return parse_adapters(options.adapter)
+    choices = []
+    for facts in receipt.model.adapters:
+        name, hub_id = facts.name, find_hub_id(facts.name)
+        if hub_id is not None and facts.commit is not None:
+            hub_id = HubId(hub_id.repo_id, facts.commit)
+            name = str(hub_id)
+        is_here = os.path.exists(name) if hub_id is None else lazy.find_cached_adapter(hub_id) is not None
+        if not is_here:
+            raise CheckpointError(
+                f"{options.file} was made with the adapter {name!r}, which is not here; give adapters with --adapter"
+            )
+        choices.append(AdapterChoice(name, facts.weight))
+    return choices
 
 
 def _check_fit(receipt: Receipt, session: Session) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
+from llmcli.cli.adapters import AdapterChoice, parse_adapters, with_adapters
 from llmcli.cli.device_choice import RunnerOptions, start_device
 from llmcli.cli.draft import OFF, Draft, open_draft
 from llmcli.cli.options import AUTO, Numbers, SamplerOptions
@@ -45,6 +46,7 @@ class RunRequest:
     seed: int | None
     context: int | None
     draft: str = AUTO
+    adapters: tuple[AdapterChoice, ...] = ()
 
 
 def check_run(
@@ -63,11 +65,12 @@ def check_run(
     timeline = timeline or Timeline()
     flags = parse_sampler_flags(sampler.logit_bias, sampler.sampler_order, sampler.dry_breaker, ignore_eos=ignore_eos)
     stop_strings = checked_stop_strings(stop)
+    adapters = parse_adapters(options.adapter)
     start_device(options.devices.device, timeline)
     with timeline.part("driver and CuPy"):
         devices = options.devices.checked()
     return RunRequest(
-        devices, numbers, sampler.preset, flags, stop_strings, sampler.seed, options.context, options.draft
+        devices, numbers, sampler.preset, flags, stop_strings, sampler.seed, options.context, options.draft, adapters
     )
 
 
@@ -153,7 +156,7 @@ def open_run(request: RunRequest, name: str | None, timeline: Timeline | None = 
 
     Raises: CheckpointError and its subclasses, UsageError.
     """
-    session = open_session(name, timeline)
+    session = with_adapters(open_session(name, timeline), request.adapters)
     sampling = session.resolve_sampling(request.numbers, request.preset, request.flags, request.stop_strings)
     stop_strings = session.resolve_stop_strings(request.stop_strings)
     session.say_what_is_not_applied()

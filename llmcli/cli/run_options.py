@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.cli.adapters import AdapterOption
 from llmcli.cli.completion import complete_draft
 from llmcli.cli.options import AUTO, MODEL_PANEL, ContextOption, DeviceOptions, ModelOption
 
@@ -23,9 +24,10 @@ DraftOption = Annotated[
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The model that runs, its context, its device, and what drafts for it."""
+    """The model that runs, its adapters, its context, its device, and what drafts for it."""
 
     model: ModelOption = None
+    adapter: AdapterOption = None
     context: ContextOption = None
     draft: DraftOption = AUTO
     devices: DeviceOptions = DeviceOptions()

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,8 +24,7 @@ from llmcli.cli.options import (
 from llmcli.cli.run import check_run, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
-from llmcli.cli.served_model import SessionModel
-from llmcli.cli.template_variables import parse_template_variables
+from llmcli.cli.served_model import open_served_model
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 
@@ -60,20 +60,14 @@ def serve(
     key = server.read_key()
     listener, is_local = server.listen(has_key=key is not None)
     with listener:
-        run = open_run(request, chosen_model(server.model_argument, options.model))
-        model = SessionModel(
-            run,
-            request.seed,
-            stopping.max_new_tokens,
-            server.chat_template,
-            parse_template_variables(server.template_var),
-        )
+        address = _address(listener)
+        name = chosen_model(server.model_argument, options.model)
+        run = open_run(request, name)
         num_rows = parse_rows(server.rows)
-        runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
-        signals = lazy.run_server(
-            listener,
-            lazy.Scheduler(runner, run.session.tokenizer),
-            model,
+        work = lazy.FrontWork(
+            partial(
+                open_served_model, request, name, stopping.max_new_tokens, server.chat_template, server.template_var
+            ),
             lazy.ServerOptions(
                 max_waiting=server.max_queue,
                 limits=lazy.Limits(server.max_body_bytes, server.timeout),
@@ -81,11 +75,18 @@ def serve(
                 api_key=key,
                 hosts=(*lazy.LOOPBACK_NAMES, server.host.lower()) if is_local else (),
                 origins=server.cors_origin or (),
+                logs_contents=server.log_contents,
             ),
-            log=_log,
-            log_contents=_log_contents if server.log_contents else None,
-            on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, listener)),
         )
+        with lazy.Server(listener, work) as front:
+            runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
+            drafting = run.draft.load(runner, run.devices, run.context)
+            signals = front.run(
+                lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting),
+                log=_log,
+                log_contents=_log_contents,
+                on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),
+            )
     if signal.SIGINT in signals:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -93,18 +94,21 @@ def serve(
 def _require_packages() -> None:
     """Raises: UsageError where the extra is not installed."""
     try:
-        _ = lazy.run_server
+        _ = lazy.Server
     except ModuleNotFoundError as error:
         raise UsageError(f"serve needs the package {error.name}: run `pip install 'llmcli[serve]'`") from error
 
 
-def _start_line(name: str, runner: Runner, context: int, listener: socket.socket) -> str:
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     limits = runner.limits
     rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
     cache = f"KV cache for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
-    return f"Serving {name} at http://{shown}:{port}: {runner.description}, {rows}, context {context}, {cache}"
+    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {cache}"
 
 
 def _log(line: str) -> None:

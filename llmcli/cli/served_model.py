@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.run import Run
+from llmcli.cli.draft import OFF
+from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SamplingParams
 
@@ -107,3 +109,16 @@ class SessionModel:
             raise UsageError("prompt is an empty list of token ids, expected at least one")
         if token_ids and (largest := max(token_ids)) >= vocab_size:
             raise UsageError(f"{key} names token {largest}, expected 0 to {vocab_size - 1}")
+
+
+def open_served_model(
+    request: RunRequest,
+    name: str | None,
+    max_new_tokens: int | None,
+    chat_template: str | None,
+    template_variables: Sequence[str] | None,
+) -> SessionModel:
+    """The model `name` as the flags of `request` serve it. Raises: as `open_run`"""
+    variables = parse_template_variables(template_variables)
+    run = open_run(replace(request, draft=OFF), name)
+    return SessionModel(run, request.seed, max_new_tokens, chat_template, variables)

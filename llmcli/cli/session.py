@@ -380,11 +380,10 @@ def shown_name(name: str | None, folder: Path) -> str:
     return name if name is not None and find_hub_id(name) else folder.resolve().name
 
 
-def fetch_model(name: str, update: bool = False) -> Path:
-    """The folder of a model on the hub, from the cache or downloaded into it with a progress bar.
+def fetch_model(name: str, update: bool = False, *, is_adapter: bool = False) -> Path:
+    """The folder of a model or adapter on the hub, from the cache or downloaded into it with a progress bar.
 
     With `update` a branch that has moved on is downloaded though the cache holds an older commit of it.
-
     Raises: CheckpointError and its subclasses.
     """
     with ExitStack() as stack:
@@ -397,4 +396,5 @@ def fetch_model(name: str, update: bool = False) -> Path:
                 bar = stack.enter_context(progress(f"downloading {name}"))
             bar(done, total)
 
-        return lazy.resolve_model(name, on_progress=on_progress, update=update)
+        resolve = lazy.resolve_adapter if is_adapter else lazy.resolve_model
+        return resolve(name, on_progress=on_progress, update=update)

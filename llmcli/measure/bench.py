@@ -5,7 +5,6 @@ What is timed is what `generate` does, which is checked first. Medians over a fe
 
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +15,10 @@ from llmcli.engine.events import Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError
+from llmcli.measure.draft_steps import MIN_TOKENS, DraftFigures, measure_draft_steps
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
+from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
@@ -35,20 +36,6 @@ _ENERGY_SECONDS = 2.0
 
 T = TypeVar("T")
 Way = Callable[[], AbstractContextManager[None]]  # inside, the runner launches some kernels or others
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Seconds of several runs of the same."""
-
-    median: float
-    fastest: float
-    slowest: float
-    num_runs: int
-
-    def overlaps(self, other: "Spread") -> bool:
-        """Whether some run of one took as long as some run of the other."""
-        return self.fastest <= other.slowest and other.fastest <= self.slowest
 
 
 @dataclass(frozen=True)
@@ -121,13 +108,17 @@ class DecodeFigures:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. Prompts and depths must leave room in the runner's rows for the new tokens."""
+    """What to measure. Prompts and depths must leave room in the runner's rows for the new tokens.
+
+    With `most_drafts` also steps of one row with so many drafts, and with fewer.
+    """
 
     prompts: Sequence[int]
     depths: Sequence[int]
     num_rows: int
     num_new_tokens: int
     repeats: int
+    most_drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +164,7 @@ class BenchReport:
     prompts: tuple[PromptFigures, ...]
     decode: tuple[DecodeFigures, ...]
     engine: EngineFigures | None = None
+    draft_steps: tuple[DraftFigures, ...] = ()
 
 
 class Bench:
@@ -303,6 +295,12 @@ class Bench:
             )
         return figures
 
+    def measure_drafts(self, depth: int) -> list[DraftFigures]:
+        """Time steps of one row with 0 drafts, 1, and so on."""
+        options = self._options
+        count = max(options.num_new_tokens, MIN_TOKENS)
+        return measure_draft_steps(self._runner, self._prompt(depth), options.most_drafts, count, options.repeats)
+
     def _energy(self, run: Callable[[], tuple[float, int]]) -> tuple[Energy | None, int]:
         """The energy of further runs, one after the other, for long enough to tell, and their number of tokens."""
         if self._meter is None or self._meter.idle_watts is None:
@@ -373,8 +371,3 @@ class NoText(Tokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         """No token has bytes."""
         return b""
-
-
-def spread_of(times: Sequence[float]) -> Spread:
-    """Their median and their ends."""
-    return Spread(statistics.median(times), min(times), max(times), len(times))

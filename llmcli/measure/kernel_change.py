@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from llmcli.measure.bench import Spread, Way, run_in_turns, spread_of
+from llmcli.measure.bench import Way, run_in_turns
+from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler

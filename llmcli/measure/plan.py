@@ -63,6 +63,15 @@ class PromptPrediction:
 
 
 @dataclass(frozen=True)
+class DraftPlan:
+    """A draft model beside a model, and the bytes of both."""
+
+    model: str
+    memory: MemoryUse
+    bytes_of_both: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A model on a device. `read_bytes_per_second` is measured, or as the user says."""
 

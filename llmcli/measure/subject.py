@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.checkpoint.model import Model, num_parameters
+from llmcli.engine.drafts import MAX_DRAFT_ROWS
 from llmcli.errors import InsufficientMemoryError
 from llmcli.measure.bench import Bench, BenchOptions, BenchReport, Comparison, EngineFigures
 from llmcli.measure.energy import EnergyMeter
-from llmcli.measure.plan import MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
+from llmcli.measure.plan import DraftPlan, MemoryUse, Plan, Predictor, depths_within, predict_decode, predict_prompt
 from llmcli.runners.base import Runner
 
 OnProgress = Callable[[int, int], None]  # done so far, all
@@ -77,6 +78,16 @@ def plan_subject(
     )
 
 
+def plan_draft(subject: Subject, target: Target, beside: Plan) -> DraftPlan:
+    """The memory of a draft model as a run loads it: with the model's context and rows, as far as it has use for them.
+
+    Raises: InsufficientMemoryError if it does not fit even alone
+    """
+    context = min(beside.context, subject.model.config.max_position_embeddings)
+    memory = target.plan(subject, context=context, num_rows=min(beside.num_rows, MAX_DRAFT_ROWS)).memory
+    return DraftPlan(subject.full_name, memory, beside.memory.total_bytes + memory.total_bytes)
+
+
 def plan_bench(subject: Subject, target: Target, *, context: int, num_rows: int | None) -> TargetPlan:
     """The plan of what `bench` loads, before gigabytes are written.
 
@@ -106,7 +117,8 @@ def measure_subject(
     """
     energy_problem = meter if isinstance(meter, str) else None
     bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
-    total = 1 + len(options.prompts) + len(options.depths)
+    drafted_depths = options.depths if options.most_drafts else ()
+    total = 1 + len(options.prompts) + len(options.depths) + len(drafted_depths)
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels
         num_checked_tokens = bench.check_tokens()
     on_progress(1, total)
@@ -127,6 +139,10 @@ def measure_subject(
             decode.append(own_step)
             engine_decode.append(engine_step)
         on_progress(1 + len(prompts) + len(decode), total)
+    draft_steps = []
+    for place, depth in enumerate(drafted_depths, 1):
+        draft_steps += bench.measure_drafts(depth)
+        on_progress(1 + len(prompts) + len(decode) + place, total)
     engine = None
     if comparison is not None:
         engine = EngineFigures(comparison.own_kernels, tuple(engine_prompts), tuple(engine_decode))
@@ -144,4 +160,5 @@ def measure_subject(
         prompts=tuple(prompts),
         decode=tuple(decode),
         engine=engine,
+        draft_steps=tuple(draft_steps),
     )

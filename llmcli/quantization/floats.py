@@ -13,6 +13,12 @@ Array = NDArray[Any]
 # How an array of each dtype is held.
 STORED_AS: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
+# The largest float32 that rounds to a finite value of each dtype.
+LARGEST_ROUNDED = {
+    "BF16": np.array(0x7F7F7FFF, np.uint32).view(np.float32)[()],
+    "F16": np.nextafter(np.float32(65520), np.float32(0)),
+    "F32": np.finfo(np.float32).max,
+}
 BF16_SHIFT = 16  # a bf16 is the upper half of a float32
 
 
@@ -41,6 +47,19 @@ def narrow(values: Array, dtype: str) -> Array:
     if dtype == "BF16":
         return (values.view(np.uint32) >> BF16_SHIFT).astype(np.uint16)
     return values.astype(STORED_AS[dtype])
+
+
+def round_nearest(values: Array, dtype: str) -> Array:
+    """Float32 values as they are stored, each rounded to the nearest value of `dtype`, ties to even. NaN may be lost.
+
+    Shapes: values float32, any shape; the result of that shape, as STORED_AS says
+    """
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        # A carry out of the mantissa runs into the exponent, as it should.
+        bits = bits + (((bits >> BF16_SHIFT) & 1) + np.uint32((1 << (BF16_SHIFT - 1)) - 1))
+        return (bits >> BF16_SHIFT).astype(np.uint16)
+    return values.astype(STORED_AS[dtype], copy=False)
 
 
 def round_up(values: Array, dtype: str) -> Array:

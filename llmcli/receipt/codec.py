@@ -56,7 +56,9 @@ class Form:
 def to_json(value: Any) -> Any:
     """A dataclass, or what one holds, as `json.dumps` takes it."""
     if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        # What is as it usually is stays out, so that who knows an older form reads the newer one.
+        return {name: to_json(item) for name, (item, default) in values.items() if item != default}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple):

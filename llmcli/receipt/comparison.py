@@ -51,6 +51,10 @@ def _settings(receipt: Receipt) -> dict[str, Any]:
     """Everything but the model's name and the texts, by a name for people."""
     return {
         "commit": receipt.model.commit,
+        **{
+            f"adapter {number}": f"commit {adapter.commit}, weight {adapter.weight:g}"
+            for number, adapter in enumerate(receipt.model.adapters, 1)
+        },
         **{f"file {name}": f"sha256 {facts.sha256}" for name, facts in receipt.model.files.items()},
         **receipt.program,
         **receipt.machine,

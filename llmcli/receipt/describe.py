@@ -13,6 +13,7 @@ from llmcli.receipt.digests import FileDigests
 from llmcli.receipt.machine import describe_machine, describe_program
 from llmcli.receipt.model_files import commit_of, model_files
 from llmcli.receipt.receipt import (
+    AdapterFacts,
     FileFacts,
     ModelFacts,
     PromptFacts,
@@ -68,7 +69,7 @@ def describe_run(
         text_libraries.append("llguidance")
         schema = SchemaFacts(request.schema.grammar.name, request.schema.grammar.lark)
     return Receipt(
-        model=ModelFacts(name, commit_of(model.checkpoint.folder), files),
+        model=ModelFacts(name, commit_of(model.checkpoint.folder), files, _adapters(model)),
         program=describe_program(arithmetic, text_libraries),
         machine=describe_machine(card),
         runner=RunnerFacts(
@@ -115,6 +116,10 @@ def sampler_of(receipt: Receipt) -> Sampler:
         dry_breaker_token_ids=frozenset(sampling.dry_breaker_token_ids),
         order=sampling.order,
     )
+
+
+def _adapters(model: Model) -> tuple[AdapterFacts, ...]:
+    return tuple(AdapterFacts(one.name, commit_of(one.folder), one.weight) for one in model.adapters)
 
 
 def _params(parameters: Mapping[str, float]) -> SamplingParams:

@@ -13,7 +13,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def model_files(model: Model, *, with_template: bool) -> dict[str, Path]:
-    """The files by name: config, weights and their index, tokenizer, and the chat template if it is used."""
+    """The files by name: config, weights and their index, tokenizer, the chat template if it is used, adapters."""
     folder = model.checkpoint.folder
     weights = sorted({info.path for info in model.checkpoint.tensors.values()})
     names = [CONFIG_NAME, GENERATION_CONFIG_NAME]
@@ -24,7 +24,10 @@ def model_files(model: Model, *, with_template: bool) -> dict[str, Path]:
     if with_template:
         names.append(_TEMPLATE_NAME)
     files = {name: folder / name for name in names if (folder / name).exists()}
-    return files | {path.name: path for path in weights}
+    files |= {path.name: path for path in weights}
+    for number, adapter in enumerate(model.adapters, 1):
+        files |= {f"adapter {number} {path.name}": path for path in adapter.files}
+    return files
 
 
 def commit_of(folder: Path) -> str | None:

@@ -29,12 +29,25 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """A LoRA adapter: its name as the command line has it, its commit if it is in the hub's cache, its weight."""
+
+    name: Name
+    commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
+    weight: float
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """`name` is the model as the command line named it; `commit` is there for one in the hub's cache."""
+    """`name` is the model as the command line named it; `commit` is there for one in the hub's cache.
+
+    The files of adapters are among `files`.
+    """
 
     name: Name
     commit: Annotated[str, Form("[0-9a-f]{40}", "40 hexadecimal digits")] | None
     files: Mapping[str, FileFacts]
+    adapters: tuple[AdapterFacts, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`Desk`: where the event loop hands requests to the worker, and gets their events back.
+"""`Desk`: where the routes hand requests to the engine, and get their events back.
 
 Bounds how many texts wait. All methods are for the event loop's thread.
 """
@@ -12,8 +12,8 @@ from types import TracebackType
 
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
+from llmcli.serve.front_end import FrontEnd
 from llmcli.serve.refusal import Refusal
-from llmcli.serve.worker import Job, Scheduler, Worker
 
 
 class Texts:
@@ -32,7 +32,8 @@ class Texts:
         self._events: list[tuple[int, Event]] = []
         self._has_events = asyncio.Event()
         self._num_open = sum(len(request.samples) for request in requests)
-        self._jobs = {desk.begin(self, request): index for index, request in enumerate(requests)}
+        desk.num_texts += self._num_open
+        self._keys = {desk.begin(self, request): index for index, request in enumerate(requests)}
 
     @property
     def num_open(self) -> int:
@@ -55,19 +56,23 @@ class Texts:
                     raise event.error
             yield events
 
-    def take(self, job: Job, event: Event) -> None:
-        """Note an event of one of the jobs."""
-        if job not in self._jobs:
+    def take(self, key: int, event: Event) -> None:
+        """Note an event of one of the requests."""
+        if key not in self._keys or self._num_open == 0:  # one has failed, which ends all
             return
         if isinstance(event, Failed):
-            self._num_open = 0
+            self._end(self._num_open)
         elif isinstance(event, Finished):
-            self._num_open -= 1
+            self._end(1)
         elif isinstance(event, Token) and self.first_token_time is None:
             self.first_token_time = time.perf_counter()
-        self._events.append((self._jobs[job], event))
+        self._events.append((self._keys[key], event))
         if self._in_pieces or self._num_open == 0:
             self._has_events.set()
+
+    def _end(self, count: int) -> None:
+        self._num_open -= count
+        self._desk.num_texts -= count
 
     def __enter__(self) -> Texts:
         return self
@@ -75,34 +80,32 @@ class Texts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for job in self._jobs:
-            self._desk.end(job)
-        self._num_open = 0
+        for key in self._keys:
+            self._desk.end(key)
+        self._end(self._num_open)
 
 
 class Desk:
-    """See the module. Make it in the running event loop; `open` and `close` start and stop the worker."""
+    """See the module.
 
-    def __init__(self, scheduler: Scheduler, *, max_waiting: int):
+    Attributes: num_texts: those that wait or run
+    """
+
+    def __init__(self, engine: FrontEnd, *, max_waiting: int):
         """`max_waiting` texts may wait beside those that have a row."""
-        self.worker = Worker(scheduler, self._deliver)
-        self.scheduler = scheduler
-        self._max_texts = max_waiting + scheduler.usage.num_rows
+        self.engine = engine
+        self.num_texts = 0
+        self._max_texts = max_waiting + engine.begin_state.usage.num_rows
         self._max_waiting = max_waiting
-        self._texts: dict[Job, Texts] = {}
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def num_texts(self) -> int:
-        """Texts that wait or run."""
-        return sum(texts.num_open for texts in {id(texts): texts for texts in self._texts.values()}.values())
+        self._texts: dict[int, Texts] = {}
+        engine.take = self._take
 
     def submit(self, requests: Sequence[Request], *, in_pieces: bool = True) -> Texts:
         """Begin the texts of some requests. Use the result in a `with`; `in_pieces` as for `Texts.batches`.
 
         Raises: Refusal if too many texts wait, or if the device has failed
         """
-        if (fault := self.worker.fault) is not None:
+        if (fault := self.engine.fault) is not None:
             raise Refusal(503, f"{fault}; the server cannot continue; restart it", code="device_failed")
         num_new = sum(len(request.samples) for request in requests)
         if self.num_texts + num_new > self._max_texts:
@@ -114,24 +117,18 @@ class Desk:
             )
         return Texts(self, requests, in_pieces=in_pieces)
 
-    def begin(self, texts: Texts, request: Request) -> Job:
-        """Hand over one request of `texts`."""
-        job = self.worker.submit(request)
-        self._texts[job] = texts
-        return job
+    def begin(self, texts: Texts, request: Request) -> int:
+        """Hand over one request of `texts`; return its number."""
+        key = self.engine.submit(request)
+        self._texts[key] = texts
+        return key
 
-    def end(self, job: Job) -> None:
-        """Forget a job; what is left of it is cancelled."""
-        if self._texts.pop(job, None) is not None:
-            self.worker.cancel(job)
+    def end(self, key: int) -> None:
+        """Forget a request; what is left of it is cancelled."""
+        if self._texts.pop(key, None) is not None:
+            self.engine.cancel(key)
 
-    def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._take, events)
-        except RuntimeError:  # the loop is closed: nobody listens
-            return
-
-    def _take(self, events: Sequence[tuple[Job, Event]]) -> None:
-        for job, event in events:
-            if (texts := self._texts.get(job)) is not None:
-                texts.take(job, event)
+    def _take(self, events: Sequence[tuple[int, Event]]) -> None:
+        for key, event in events:
+            if (texts := self._texts.get(key)) is not None:
+                texts.take(key, event)

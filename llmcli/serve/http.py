@@ -1,4 +1,4 @@
-"""`HttpServer`: uvicorn with our ends: signals, and connections that send or take nothing."""
+"""`HttpServer`: uvicorn with our ends: a signal, and connections that send or take nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from starlette.types import ASGIApp
 HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how long an unused one is kept
 CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
 _MAX_HEADER_BYTES = 64 * 1024
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application on a socket until a SIGTERM or Ctrl-C, and then what is under way for `grace_seconds`.
+    """Serves an application on a socket until END_SIGNAL, and then what is under way for `grace_seconds`.
 
-    A second signal ends it at once. `signals` are those that came.
+    A second signal ends it at once.
     """
 
     def __init__(self, app: ASGIApp, *, grace_seconds: float, max_connections: int, on_ready: Callable[[], None]):
@@ -43,7 +43,6 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
         )
         super().__init__(config)
-        self.signals: list[int] = []
         self._on_ready = on_ready
         self._idle_since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
         self._closing_since: dict[Any, float] = {}
@@ -55,19 +54,21 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take signals as the class says; uvicorn itself would raise them again at the end."""
-        usual = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        """Take the signal as the class says; uvicorn itself takes others, and would raise them again at the end."""
+        usual = signal.signal(END_SIGNAL, self.handle_exit)
         try:
             yield
         finally:
-            for number, handler in usual.items():
-                signal.signal(number, handler)
+            signal.signal(END_SIGNAL, usual)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note a signal: the first one ends the service, the second one everything."""
-        self.signals.append(sig)
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    def end_at_once(self) -> None:
+        """End without grace."""
+        self.force_exit = self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's tick, every 0.1 s."""

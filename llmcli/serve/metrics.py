@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llmcli.serve.desk import Desk
+from llmcli.serve.engine_end import EngineState
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _NUM_KEPT = 2048
@@ -37,21 +37,21 @@ class Metrics:
     request_seconds: Summary = field(default_factory=Summary)
     first_token_seconds: Summary = field(default_factory=Summary)
 
-    def text(self, desk: Desk) -> str:
-        """The page that Prometheus reads."""
-        return "".join(f"{line}\n" for line in self._lines(desk))
+    def text(self, engine: EngineState, num_texts: int) -> str:
+        """The page that Prometheus reads; `num_texts` wait or run."""
+        return "".join(f"{line}\n" for line in self._lines(engine, num_texts))
 
-    def _lines(self, desk: Desk) -> Iterator[str]:
-        usage = desk.scheduler.usage
+    def _lines(self, engine: EngineState, num_texts: int) -> Iterator[str]:
+        usage = engine.usage
         requests = [
             (f'{{path="{path}",status="{status}"}}', count) for (path, status), count in sorted(self.requests.items())
         ]
         yield from _metric("requests_total", "counter", "Requests that have ended", requests)
-        yield from _metric("texts_waiting", "gauge", "Texts that have no row yet", [("", desk.scheduler.num_waiting)])
-        yield from _metric("texts", "gauge", "Texts that wait or run", [("", desk.num_texts)])
+        yield from _metric("texts_waiting", "gauge", "Texts that have no row yet", [("", engine.num_waiting)])
+        yield from _metric("texts", "gauge", "Texts that wait or run", [("", num_texts)])
         yield from _metric("rows", "gauge", "Texts that can run side by side", [("", usage.num_rows)])
-        yield from _metric("pages", "gauge", "Pages of the KV cache", [("", desk.scheduler.runner.limits.num_pages)])
-        yield from _metric("pages_free", "gauge", "Pages that no text holds", [("", desk.worker.free_pages)])
+        yield from _metric("pages", "gauge", "Pages of the KV cache", [("", engine.num_pages)])
+        yield from _metric("pages_free", "gauge", "Pages that no text holds", [("", engine.free_pages)])
         for name, what, count in (
             ("steps_total", "Steps of the model", usage.steps),
             ("row_steps_total", "Steps, times the rows in use", usage.row_steps),

@@ -33,13 +33,16 @@ def about_routes(service: Service) -> list[Route]:
         return {"id": name, "object": "model", "created": created, **facts}
 
     async def health(http: HttpRequest) -> Response:
-        fault = service.desk.worker.fault
+        fault = service.desk.engine.fault
         if fault is None:
             return json_response({"status": "ok"})
         return json_response({"status": "failed", "message": f"{fault}; restart the server"}, 503)
 
     async def metrics(http: HttpRequest) -> Response:
-        return PlainTextResponse(service.metrics.text(service.desk), media_type="text/plain; version=0.0.4")
+        state = await service.desk.engine.state()
+        return PlainTextResponse(
+            service.metrics.text(state, service.desk.num_texts), media_type="text/plain; version=0.0.4"
+        )
 
     async def embeddings(http: HttpRequest) -> Response:
         raise Refusal(404, "this server has no embeddings; it generates text only", code="not_supported")

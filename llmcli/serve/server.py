@@ -1,59 +1,85 @@
-"""`run_server`: one server from its first connection to its end."""
+"""`Server`: one server from its first connection to its end: the engine in this process, the front in another."""
 
 from __future__ import annotations
 
-import asyncio
+import signal
 import socket
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import Pipe
+from pathlib import Path
+from types import FrameType, TracebackType
 
-from llmcli.serve.app import build_app
-from llmcli.serve.desk import Desk
-from llmcli.serve.http import HttpServer
-from llmcli.serve.model import ServedModel
-from llmcli.serve.service import Limits, Service
+from llmcli.errors import LLMCliError
+from llmcli.serve.engine_end import EngineEnd
+from llmcli.serve.front import FrontWork
+from llmcli.serve.http import END_SIGNAL
 from llmcli.serve.worker import Scheduler
 
-_SPARE_CONNECTIONS = 256  # beside those of texts: other paths, and clients that keep theirs open
-_STEP_SECONDS = 5.0  # for the step that runs to end
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_END_SECONDS = 5.0  # for the front's process, once the link is closed
+
+# -P leaves the working directory out of the search for modules.
+_FRONT = "import sys; sys.path.append(sys.argv[3]); from llmcli.serve.front import main; main(*map(int, sys.argv[1:3]))"
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What the server allows. Without `api_key` only requests to one of `hosts` come in; empty is any host."""
+class Server:
+    """Starts the front at once, so that it imports and opens what it needs while the weights load; see `run`."""
 
-    max_waiting: int
-    limits: Limits
-    grace_seconds: float
-    api_key: str | None = None
-    hosts: Collection[str] = ()
-    origins: Collection[str] = ()
+    def __init__(self, listener: socket.socket, work: FrontWork):
+        """Hand over `listener`, a bound socket. Closes the front at the end of a `with`."""
+        self._connection, there = Pipe()
+        numbers = (there.fileno(), listener.fileno())
+        root = Path(__file__).resolve().parents[2]
+        # In a session of its own it gets no Ctrl-C from the terminal.
+        self._front = subprocess.Popen(
+            [sys.executable, "-P", "-c", _FRONT, *map(str, numbers), str(root)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=numbers,
+            start_new_session=True,
+        )
+        there.close()
+        listener.close()  # the front alone has it: once it takes no more clients, they are refused
+        self._connection.send(work)
 
+    def __enter__(self) -> Server:
+        return self
 
-def run_server(
-    listener: socket.socket,
-    scheduler: Scheduler,
-    model: ServedModel,
-    options: ServerOptions,
-    *,
-    log: Callable[[str], None],
-    log_contents: Callable[[str, object], None] | None,
-    on_ready: Callable[[], None],
-) -> list[int]:
-    """Serve on a bound socket until a signal ends it; return the signals that came."""
-
-    async def serve() -> list[int]:
-        desk = Desk(scheduler, max_waiting=options.max_waiting)
-        service = Service(model, desk, options.limits, log_contents)
-        app = build_app(service, api_key=options.api_key, hosts=options.hosts, origins=list(options.origins), log=log)
-        most = options.max_waiting + scheduler.usage.num_rows + _SPARE_CONNECTIONS
-        server = HttpServer(app, grace_seconds=options.grace_seconds, max_connections=most, on_ready=on_ready)
-        desk.worker.start()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.close()
         try:
-            await server.serve([listener])
-        finally:
-            service.encoder.shutdown(wait=False, cancel_futures=True)
-            await asyncio.to_thread(desk.worker.stop, _STEP_SECONDS)
-        return server.signals
+            self._front.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._front.kill()
+            self._front.wait()
 
-    return asyncio.run(serve())
+    def run(
+        self,
+        scheduler: Scheduler,
+        *,
+        log: Callable[[str], None],
+        log_contents: Callable[[str, object], None],
+        on_ready: Callable[[], None],
+    ) -> list[int]:
+        """Serve until a SIGTERM or Ctrl-C; return the signals that came. A second one ends what is under way.
+
+        Raises: LLMCliError if the front's process ends by itself
+        """
+        signals: list[int] = []
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            signals.append(number)
+            self._front.send_signal(END_SIGNAL)
+
+        usual = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+        try:
+            EngineEnd(self._connection, scheduler).run(log=log, log_contents=log_contents, on_ready=on_ready)
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+        if not signals:
+            raise LLMCliError("the process that serves connections has ended; start the server again")
+        return signals

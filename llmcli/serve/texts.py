@@ -113,7 +113,7 @@ class TextsResponse:
         try:
             answering.result()
         except DeviceError as error:
-            is_over = self.service.desk.worker.fault is not None
+            is_over = self.service.desk.engine.fault is not None
             what = "the server cannot continue; restart it" if is_over else "other requests are served"
             raise Refusal(500, f"{error}; {what}", code="device_failed") from error
 

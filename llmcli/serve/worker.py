@@ -50,9 +50,13 @@ class Scheduler(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """A request and its place in the scheduler. `number` is None before it is there, and after its end."""
+    """A request and its place in the scheduler. `number` is None before it is there, and after its end.
+
+    `key` is what who has submitted it calls it.
+    """
 
     request: Request
+    key: int = 0
     number: int | None = None
     num_open: int = 0  # texts that have not ended
 
@@ -81,9 +85,9 @@ class Worker:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Request, key: int = 0) -> Job:
         """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all."""
-        job = Job(request)
+        job = Job(request, key)
         self._commands.put(lambda: self._begin(job))
         return job
 

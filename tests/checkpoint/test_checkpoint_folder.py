@@ -127,7 +127,7 @@ def test_weights_of_another_kind_only(folder, name, kind, has_config):
 def test_lora_adapter(folder, names):
     for name in names:
         (folder / name).touch()
-    assert "holds a LoRA adapter, which is not applied; merge it" in unsupported(folder)
+    assert "holds a LoRA adapter, not a whole model; run its base model with `--adapter`" in unsupported(folder)
     (folder / "config.json").unlink()
     assert "LoRA adapter" in unsupported(folder)
 

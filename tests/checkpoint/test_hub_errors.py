@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written(tiny_hub: HubServer) -> None:
 
 def test_what_a_file_name_tells_is_refused_before_any_download(tiny_hub: HubServer, tiny_llama: Path) -> None:
     tiny_hub.add_model("org/odd", tiny_llama, **{"adapter_model.safetensors": b"{}"})
-    assert refusal("org/odd").startswith("org/odd holds a LoRA adapter, which is not applied")
+    assert refusal("org/odd").startswith("org/odd holds a LoRA adapter, not a whole model")
     assert not tiny_hub.requested_files()
 
 

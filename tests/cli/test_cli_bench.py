@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +88,28 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     num_weights = 2 * (128 * 128 * 2 + 128 * 32 * 2 + 3 * 128 * 256 + 2 * 128) + 128 + 320 * 128 + 128
     keys_and_values = 2 * 2 * 2 * 16
     assert item["bytes_per_step"] == 3 * 4 * (num_weights + 32 * keys_and_values)
+
+
+def test_bench_of_steps_with_drafts(llmcli: Llmcli, model: Path) -> None:
+    facts = json.loads(llmcli("bench", model, *QUICK, "--draft", 2, "--json").stdout)
+    steps = facts["draft_steps"]
+    assert [(item["depth"], item["num_drafts"], item["step_seconds"]["num_runs"]) for item in steps] == [
+        (30, 0, 2),
+        (30, 1, 2),
+        (30, 2, 2),
+    ]
+    for item in steps:
+        assert item["steps_of_one"] == pytest.approx(item["step_seconds"]["median"] / item["plain_seconds"])
+    assert steps[2]["gain"]["0.8"] == pytest.approx(2.44 / steps[2]["steps_of_one"])
+    rows = list(csv.DictReader(io.StringIO(llmcli("bench", model, *QUICK, "--draft", 1, "--csv").stdout)))
+    assert [(row["figure"], row["length"], row["drafts"]) for row in rows[3:]] == [
+        ("draft step", "30", "0"),
+        ("draft step", "30", "1"),
+    ]
+    lines = llmcli("bench", model, *QUICK, "--draft", 1).stdout.splitlines()
+    assert lines[-3].split()[:4] == ["depth", "drafts", "step", "steps"]
+    assert [line.split()[:2] for line in lines[-2:]] == [["30", "0"], ["30", "1"]]
+    llmcli("bench", model, *QUICK, "--draft", 8).expect_error(2)
 
 
 def test_bench_csv(llmcli: Llmcli, model: Path) -> None:
@@ -273,6 +296,24 @@ def test_plan_for_a_card_that_is_not_here_needs_no_cupy(llmcli: Llmcli) -> None:
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == json.loads(llmcli(*arguments).stdout)
+
+
+def test_plan_of_a_draft_model(llmcli: Llmcli, model: Path) -> None:
+    def facts(*arguments: Any) -> Any:
+        return json.loads(llmcli("plan", *arguments, "--json").stdout)
+
+    card = ("--memory", 24, "--bandwidth", 1008)
+    both = facts("Llama-3.1-8B", "--context", 8192, *card, "--draft", "Llama-3.2-1B")
+    alone = [facts(name, "--context", 8192, *card) for name in ("Llama-3.1-8B", "Llama-3.2-1B")]
+    draft = both.pop("draft")
+    assert both == alone[0]
+    total = sum(one["memory"]["total_bytes"] for one in alone)
+    assert draft == {"model": "Llama-3.2-1B int8", "memory": alone[1]["memory"], "bytes_of_both": total}
+    for gib, fits in ((total / 2**30 + 0.1, True), (total / 2**30 - 0.1, False)):
+        tight = ("Llama-3.1-8B", "--context", 8192, "--memory", gib, "--bandwidth", 1008, "--draft", "Llama-3.2-1B")
+        assert ("which is not free" in llmcli("plan", *tight).stdout) != fits
+    assert facts(model, "--draft", model)["draft"]["memory"] == facts(model)["memory"]
+    llmcli("plan", model, "--draft", "nothing").expect_error(2, "neither a model folder nor a known shape")
 
 
 def test_plan_with_a_cache_of_codes(llmcli: Llmcli, model: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from measure.test_measure_bench import ClockedRunner, Predictor
 
 from llmcli.measure import kernel_change
-from llmcli.measure.bench import BenchOptions, Comparison, Spread, run_in_turns
+from llmcli.measure.bench import BenchOptions, Comparison, run_in_turns
 from llmcli.measure.kernel_change import NUM_STEPS, measure_change
+from llmcli.measure.spread import Spread
 from llmcli.measure.subject import measure_subject
 
 Slower = Callable[[], Any]

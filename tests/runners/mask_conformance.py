@@ -57,6 +57,28 @@ class MaskConformance:
             alone += step.choices()[0]
         assert list(chosen) == alone  # type: ignore[arg-type]
 
+    def test_each_choice_behind_a_draft_has_its_mask(self, runner: Runner) -> None:
+        """Drafts that are right up to the fourth; beside a row whose mask cannot be made, and then alone."""
+        if not (runner.limits.takes_masks and runner.limits.max_drafts):
+            pytest.skip("this runner takes no masks for drafts")
+        masks, alone, other = some_masks(6, 2), [], start(runner, PROMPT[:20], SAMPLER)
+        for place in range(6):
+            step = runner.queue([Span(other, masks=lambda place=place: masks[place : place + 1])])  # type: ignore[misc]
+            alone += step.choices()[0]  # type: ignore[arg-type]
+        right = [choice.token_id for choice in alone]
+        wrong = (right[3] + 1) % CONFIG["vocab_size"]
+        row, failing = start(runner, PROMPT[:20], SAMPLER), start(runner, PROMPT[:25], SAMPLER)
+
+        def fail() -> TokenMask:
+            raise UsageError("too complex")
+
+        first = Span(row, drafts=(*right[:3], wrong), masks=lambda: masks[:5])
+        chosen, error = runner.queue([first, Span(failing, drafts=(1, 2), masks=fail)]).choices()
+        assert list(chosen) == alone[:4]  # type: ignore[arg-type]
+        assert isinstance(error, UsageError)
+        (chosen,) = runner.queue([Span(row, drafts=(right[4],), masks=lambda: masks[4:])]).choices()
+        assert list(chosen) == alone[4:]  # type: ignore[arg-type]
+
     def test_only_the_row_with_a_mask_feels_it(self, runner: Runner) -> None:
         if not runner.limits.takes_masks:
             pytest.skip("this runner takes no masks")

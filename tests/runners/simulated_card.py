@@ -138,6 +138,9 @@ class SimulatedSampler:
     def allow(self, slot: int, mask: np.ndarray | None) -> None:
         self._masks[slot] = None if mask is None else mask.copy()
 
+    def num_runs(self, slot: int) -> int:
+        return self._num_counted[slot]
+
     def count_run(self, slot: int) -> int:
         self._num_counted[slot] += 1
         return self._num_counted[slot]

@@ -1,8 +1,12 @@
 """Schedulers over a device without a model, and what each request's texts must be, told by nothing but a function."""
 
+import asyncio
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from multiprocessing import Pipe
 
 from page_device import PageDevice
 from tiny_models import EOS_ID
@@ -12,6 +16,9 @@ from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
+from llmcli.serve.desk import Desk
+from llmcli.serve.engine_end import EngineEnd
+from llmcli.serve.front_end import FrontEnd
 from llmcli.tokenizer.base import Tokenizer
 
 ENDLESS = 1_000_000  # a seed
@@ -39,3 +46,20 @@ def open_scheduler(tokenizer: Tokenizer, *, num_rows: int = 4, works_ahead: bool
 def make_request(prompt: Sequence[int], seed: int, num_samples: int = 1, most: int = 30) -> Request:
     sampler = Sampler(SamplingParams(), seed=seed, num_prompt_tokens=len(prompt), eos_token_ids=frozenset({EOS_ID}))
     return Request(tuple(prompt), sampler, tuple(range(num_samples)), most)
+
+
+@asynccontextmanager
+async def open_desk(scheduler: Scheduler, *, max_waiting: int) -> AsyncIterator[Desk]:
+    """A desk whose engine runs in a thread, at the other end of the link that processes have."""
+    here, there = Pipe()
+    end = EngineEnd(there, scheduler)
+    thread = threading.Thread(target=end.run, daemon=True)
+    thread.start()
+    _, begin_state = await asyncio.to_thread(here.recv)
+    engine = FrontEnd(here, begin_state, on_lost=lambda: None)
+    try:
+        yield Desk(engine, max_waiting=max_waiting)
+    finally:
+        engine.close()
+        await asyncio.to_thread(thread.join, 30)
+        assert not thread.is_alive()

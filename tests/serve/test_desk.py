@@ -5,11 +5,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from paged import ENDLESS, ids_alone, make_request, open_scheduler
+from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 
 from llmcli.engine.events import Finished, Token
 from llmcli.errors import DeviceError
-from llmcli.serve.desk import Desk, Texts
+from llmcli.serve.desk import Texts
 from llmcli.serve.refusal import Refusal
 from llmcli.tokenizer.base import Tokenizer
 
@@ -35,34 +35,30 @@ async def read(texts: Texts) -> dict[tuple[int, int], list[int]]:
 
 def test_many_clients_read_their_own_texts(tokenizer: Tokenizer) -> None:
     async def test() -> None:
-        desk = Desk(open_scheduler(tokenizer), max_waiting=100)
-        desk.worker.start()
-        pairs = [[make_request([97, seed], seed), make_request([98, seed], seed, 2)] for seed in range(20)]
-        for pair, read_texts in zip(
-            pairs, await asyncio.gather(*(read(desk.submit(pair)) for pair in pairs)), strict=True
-        ):
-            assert read_texts == {
-                (index, sample): ids_alone(request, sample)
-                for index, request in enumerate(pair)
-                for sample in request.samples
-            }
-        assert desk.num_texts == 0
-        desk.worker.stop()
+        async with open_desk(open_scheduler(tokenizer), max_waiting=100) as desk:
+            pairs = [[make_request([97, seed], seed), make_request([98, seed], seed, 2)] for seed in range(20)]
+            for pair, read_texts in zip(
+                pairs, await asyncio.gather(*(read(desk.submit(pair)) for pair in pairs)), strict=True
+            ):
+                assert read_texts == {
+                    (index, sample): ids_alone(request, sample)
+                    for index, request in enumerate(pair)
+                    for sample in request.samples
+                }
+            assert desk.num_texts == 0
 
     run(test())
 
 
 def test_too_many_are_refused_until_others_end(tokenizer: Tokenizer) -> None:
     async def test() -> None:
-        desk = Desk(open_scheduler(tokenizer, num_rows=2), max_waiting=3)
-        texts = desk.submit([make_request([97], 1, num_samples=5)])
-        with pytest.raises(Refusal, match="5 texts are waiting or running") as caught:
-            desk.submit([make_request([97], 2)])
-        assert (caught.value.status, caught.value.code) == (429, "queue_full")
-        desk.worker.start()
-        await read(texts)
-        assert await read(desk.submit([make_request([97], 2)])) == {(0, 0): ids_alone(make_request([97], 2), 0)}
-        desk.worker.stop()
+        async with open_desk(open_scheduler(tokenizer, num_rows=2), max_waiting=3) as desk:
+            texts = desk.submit([make_request([97], 1, num_samples=5)])
+            with pytest.raises(Refusal, match="5 texts are waiting or running") as caught:
+                desk.submit([make_request([97], 2)])
+            assert (caught.value.status, caught.value.code) == (429, "queue_full")
+            await read(texts)
+            assert await read(desk.submit([make_request([97], 2)])) == {(0, 0): ids_alone(make_request([97], 2), 0)}
 
     run(test())
 
@@ -70,16 +66,14 @@ def test_too_many_are_refused_until_others_end(tokenizer: Tokenizer) -> None:
 def test_who_leaves_frees_rows_and_queue(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         scheduler = open_scheduler(tokenizer, num_rows=2)
-        desk = Desk(scheduler, max_waiting=4)
-        desk.worker.start()
-        for _ in range(50):
-            with desk.submit([make_request([97], ENDLESS, num_samples=6, most=900)]) as texts:
-                async for _ in texts.batches():
-                    break
-            assert desk.num_texts == 0
-        request = make_request([98], 4)
-        assert await read(desk.submit([request])) == {(0, 0): ids_alone(request, 0)}
-        desk.worker.stop()
+        async with open_desk(scheduler, max_waiting=4) as desk:
+            for _ in range(50):
+                with desk.submit([make_request([97], ENDLESS, num_samples=6, most=900)]) as texts:
+                    async for _ in texts.batches():
+                        break
+                assert desk.num_texts == 0
+            request = make_request([98], 4)
+            assert await read(desk.submit([request])) == {(0, 0): ids_alone(request, 0)}
         assert scheduler.runner.free_pages == scheduler.runner.limits.num_pages
 
     run(test())
@@ -88,16 +82,14 @@ def test_who_leaves_frees_rows_and_queue(tokenizer: Tokenizer) -> None:
 def test_a_fault_is_raised_to_the_reader(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         scheduler = open_scheduler(tokenizer)
-        desk = Desk(scheduler, max_waiting=4)
+        async with open_desk(scheduler, max_waiting=4) as desk:
 
-        def fail() -> None:
-            raise DeviceError("the card is gone")
+            def fail() -> None:
+                raise DeviceError("the card is gone")
 
-        monkeypatch.setattr(scheduler, "step", fail)
-        desk.worker.start()
-        with pytest.raises(DeviceError, match="the card is gone"):
-            await read(desk.submit([make_request([97], 1), make_request([98], 1)]))
-        assert desk.num_texts == 0
-        desk.worker.stop()
+            monkeypatch.setattr(scheduler, "step", fail)
+            with pytest.raises(DeviceError, match="the card is gone"):
+                await read(desk.submit([make_request([97], 1), make_request([98], 1)]))
+            assert desk.num_texts == 0
 
     run(test())

@@ -2,20 +2,17 @@
 
 import random
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from llmcli.engine.texts import Usage
+from llmcli.serve.engine_end import EngineState
 from llmcli.serve.metrics import Metrics
 
 
-def desk() -> Any:
+def engine() -> EngineState:
     usage = Usage(4, steps=3, row_steps=9, prompt_tokens_computed=50, prompt_tokens_shared=16)
-    runner = SimpleNamespace(limits=SimpleNamespace(num_pages=8))
-    scheduler = SimpleNamespace(usage=usage, num_waiting=2, runner=runner)
-    return SimpleNamespace(scheduler=scheduler, num_texts=6, worker=SimpleNamespace(free_pages=5))
+    return EngineState(usage, num_waiting=2, num_pages=8, free_pages=5)
 
 
 def values(text: str) -> dict[str, float]:
@@ -41,7 +38,7 @@ def values(text: str) -> dict[str, float]:
 def test_counts() -> None:
     metrics = Metrics(new_tokens=70)
     metrics.requests.update([("/v1/completions", 200)] * 3 + [("other", 404)])
-    found = values(metrics.text(desk()))
+    found = values(metrics.text(engine(), 6))
     assert found['llmcli_requests_total{path="/v1/completions",status="200"}'] == 3
     assert found['llmcli_requests_total{path="other",status="404"}'] == 1
     expected = {"texts": 6, "texts_waiting": 2, "rows": 4, "pages": 8, "pages_free": 5, "new_tokens_total": 70}
@@ -56,7 +53,7 @@ def test_percentiles_are_those_of_the_latest() -> None:
         seconds = [rng.expovariate(1) for _ in range(count)]
         for one in seconds:
             metrics.first_token_seconds.observe(one)
-        found = values(metrics.text(desk()))
+        found = values(metrics.text(engine(), 6))
         for quantile in (0.5, 0.9, 0.99):
             expected = np.quantile(seconds[-2048:], quantile, method="inverted_cdf")
             assert found[f'llmcli_first_token_seconds{{quantile="{quantile}"}}'] == expected

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from paged import ENDLESS, ids_alone, make_request, open_scheduler
+from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError, InsufficientMemoryError
@@ -55,10 +55,10 @@ class Client:
 class Server:
     """A desk over a scheduler without a model, behind the gate."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, timeout: float | None = None):
+    def __init__(self, desk: Desk, scheduler: Scheduler, tokenizer: Tokenizer, timeout: float | None = None):
         self.scheduler = scheduler
         self.tokenizer = tokenizer
-        self.desk = Desk(scheduler, max_waiting=100)
+        self.desk = desk
         self.service = Service(NoModel(), self.desk, Limits(1000, timeout))  # type: ignore[arg-type]
         self.lines: list[str] = []
 
@@ -76,13 +76,11 @@ def run_test(tokenizer: Tokenizer) -> Callable[..., None]:
 
     def run(test: Callable[[Server, Client], Any], timeout: float | None = None) -> None:
         async def body() -> None:
-            server, client = Server(open_scheduler(tokenizer), tokenizer, timeout), Client()
-            server.desk.worker.start()
-            try:
+            scheduler, client = open_scheduler(tokenizer), Client()
+            async with open_desk(scheduler, max_waiting=100) as desk:
+                server = Server(desk, scheduler, tokenizer, timeout)
                 await test(server, client)
-            finally:
-                await asyncio.to_thread(server.desk.worker.stop, SECONDS)
-            assert server.desk.num_texts == 0
+            assert desk.num_texts == 0
             runner = server.scheduler.runner
             assert runner.free_pages == runner.limits.num_pages
 

@@ -104,7 +104,7 @@ class DraftChoices:
         self._slot = work.slot
         self._position = work.position
         self._drafts = work.drafts
-        self._runs: list[int] = []
+        self._first_run = sampler.num_runs(work.slot) + 1
         self._chosen: Chosen | None = None
 
     def read(self) -> Chosen:
@@ -113,22 +113,24 @@ class DraftChoices:
         Read them before the slot runs again.
         """
         if self._chosen is None:
-            self._chosen = self._read()
+            chosen, num_runs = self._read()
+            with interrupts_held_back():
+                for _ in range(num_runs):
+                    self._sampler.count_run(self._slot)
+                self._chosen = chosen
         return self._chosen
 
-    def _read(self) -> Chosen:
+    def _read(self) -> tuple[Chosen, int]:
         choices: list[Choice] = []
         for place, draft in enumerate((*self._drafts, None)):
-            with interrupts_held_back():
-                if len(self._runs) == place:
-                    self._runs.append(self._sampler.count_run(self._slot))
             try:
-                choices.append(self._sampler.choice(self._slot, self._runs[place], self._position + place + 1))
+                choice = self._sampler.choice(self._slot, self._first_run + place, self._position + place + 1)
             except (CheckpointError, UsageError) as error:
-                return tuple(choices) or error
-            if choices[-1].token_id != draft:
+                return tuple(choices) or error, place + 1
+            choices.append(choice)
+            if choice.token_id != draft:
                 break
-        return tuple(choices)
+        return tuple(choices), len(choices)
 
 
 def with_drafts(works: Sequence[Work], lanes: Sequence[int]) -> tuple[list[int], list[list[int]]]:

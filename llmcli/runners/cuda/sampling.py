@@ -81,6 +81,10 @@ class DeviceSampler:
             start = self._layout.mask_start
             self._mailbox.send(self._state[slot, start : start + mask.nbytes], mask)
 
+    def num_runs(self, slot: int) -> int:
+        """The number of a slot's latest run that has been counted."""
+        return self._num_runs[slot]
+
     def count_run(self, slot: int) -> int:
         """Count a run that is queued for a slot, and return its number."""
         self._num_runs[slot] += 1

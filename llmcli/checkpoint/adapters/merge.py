@@ -1,0 +1,179 @@
+"""Adds adapters to a model: every tensor of theirs is matched with the base model's, before a weight is read.
+
+What they change becomes a `MergedTensor`, whose values are computed as it is read; so runners and the exporter read a
+model with adapters as any other.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from llmcli.checkpoint.adapters.folder import ADAPTER_WEIGHTS_NAME, Adapter
+from llmcli.checkpoint.adapters.targets import Target, find_targets, is_saved
+from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFFIX, expected_tensors
+from llmcli.checkpoint.matching import ModelTensors
+from llmcli.checkpoint.merged_tensor import LowRankUpdate, MergedTensor
+from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.checkpoint.safetensors_header import printable
+from llmcli.errors import CheckpointError, UnsupportedModelError
+
+_PREFIX = "base_model.model."
+_BASE_LAYER = ".base_layer."
+_EMBEDDING_MODULE = EMBEDDING.removesuffix(WEIGHT_SUFFIX)
+_HEAD_MODULE = HEAD.removesuffix(WEIGHT_SUFFIX)
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(?(embedding)|\.weight)")
+
+
+def merge_adapters(model: Model, adapters: Sequence[Adapter]) -> Model:
+    """The model with the adapters, in their order; no weight is read.
+
+    Raises: UnsupportedModelError for a quantized model, and what cannot be added; CheckpointError naming a tensor of an
+    adapter that contradicts its config or the model
+    """
+    if not adapters:
+        return model
+    folder = model.checkpoint.folder
+    if model.tensors.quantized:
+        raise UnsupportedModelError(
+            f"{folder} is quantized, and an adapter is added to 16-bit weights; give the 16-bit model, or quantize it "
+            f"with the adapter: `llmcli quantize BASE DST --adapter {adapters[0].name}`, where BASE is the 16-bit model"
+        )
+    changes: dict[str, _Change] = {}
+    tensors = model.tensors
+    for adapter in adapters:
+        tensors = _with_own_head(tensors, adapter)
+        _Matching(model, tensors, adapter).collect(changes)
+    merged = {name: changes[name].merged(info) if name in changes else info for name, info in tensors.tensors.items()}
+    return replace(model, tensors=replace(tensors, tensors=merged), adapters=tuple(adapters))
+
+
+@dataclass
+class _Change:
+    """What adapters do to one tensor."""
+
+    source: TensorInfo | None = None
+    updates: list[LowRankUpdate] = field(default_factory=list)
+
+    def merged(self, base: TensorInfo) -> MergedTensor:
+        place = (base.name, base.dtype, base.shape, base.path, base.offset, base.num_bytes)
+        return MergedTensor(*place, self.source or base, tuple(self.updates))
+
+
+class _Matching:
+    """One adapter's tensors, matched with its config and with the base model's."""
+
+    def __init__(self, model: Model, base: ModelTensors, adapter: Adapter):
+        self._base = base.tensors
+        self._adapter = adapter
+        self._is_tied = base.head == EMBEDDING
+        self._where = f"{adapter.name}/{ADAPTER_WEIGHTS_NAME}"
+        modules = [tensor.layer for tensor in expected_tensors(model.config) if tensor.is_linear]
+        self._targets = find_targets(adapter.config, modules, (_EMBEDDING_MODULE, _HEAD_MODULE), adapter.name)
+
+    def collect(self, changes: dict[str, _Change]) -> None:
+        """Add what the adapter changes to `changes`, by the names of the model's tensors."""
+        factors: dict[tuple[str, str], TensorInfo] = {}
+        replaced: dict[str, TensorInfo] = {}
+        for stored_name, info in self._adapter.tensors.items():
+            name = stored_name.removeprefix(_PREFIX)
+            self._check_dtype(info)
+            if match := _FACTOR.fullmatch(name):
+                factors[self._target_of(match["module"], bool(match["embedding"]), info), match["factor"]] = info
+            else:
+                replaced[self._replaced_name(name, info)] = info
+        self._require_saved(replaced)
+        for module, target in self._targets.items():
+            name = module + WEIGHT_SUFFIX
+            self._change(changes, name).updates.append(self._update(module, target, factors))
+        for name, info in replaced.items():
+            change = self._change(changes, name)
+            if change.source is not None or self._adapter.weight != 1:
+                raise UnsupportedModelError(
+                    f"{self._where}: {printable(info.name)} replaces {name}, so the adapter cannot have a weight, nor "
+                    "can another adapter replace it; give one adapter without a weight"
+                )
+            change.source = info
+
+    def _change(self, changes: dict[str, _Change], name: str) -> _Change:
+        return changes.setdefault(name, _Change())
+
+    def _target_of(self, module: str, is_embedding: bool, info: TensorInfo) -> str:
+        if module not in self._targets:
+            what = "a layer that the base model does not have"
+            if module + WEIGHT_SUFFIX in self._base or module == _HEAD_MODULE:
+                what = "a layer that target_modules in its config leave out"
+            raise self._error(info, f"belongs to {what}; is it the adapter of another model?")
+        if is_embedding != (module == _EMBEDDING_MODULE):
+            raise self._error(info, "is not of the kind of its layer, embedding or linear; the adapter is damaged")
+        if self._is_tied and module in (_EMBEDDING_MODULE, _HEAD_MODULE):
+            raise UnsupportedModelError(
+                f"{self._where}: {printable(info.name)} changes a matrix that the base model has as embedding and as "
+                "output head, where peft gives another result once it is merged; it is not supported"
+            )
+        return module
+
+    def _replaced_name(self, name: str, info: TensorInfo) -> str:
+        """The tensor of the model in whose place another stands."""
+        own_name = name.replace(_BASE_LAYER, ".")
+        if own_name not in self._base:
+            raise self._error(info, "is not a tensor that the base model has; is it the adapter of another model?")
+        module, _, parameter = own_name.rpartition(".")
+        config = self._adapter.config
+        is_named = is_saved(config, module)
+        if parameter == "bias":
+            is_named = is_named or config.bias == "all" or (config.bias == "lora_only" and module in self._targets)
+        is_whole = _BASE_LAYER in name and module in (_EMBEDDING_MODULE, _HEAD_MODULE)  # peft saves them with factors
+        if not is_named and not is_whole:
+            raise self._error(info, "replaces a tensor that neither modules_to_save nor bias in its config name")
+        self._check_shape(info, self._base[own_name].shape, f"the base model's {own_name}")
+        return own_name
+
+    def _require_saved(self, replaced: dict[str, TensorInfo]) -> None:
+        for name in self._base:
+            module = name.rpartition(".")[0]
+            is_shared = name == HEAD and self._adapter.config.ties_weights
+            if is_saved(self._adapter.config, module) and name not in replaced and not is_shared:
+                raise CheckpointError(f"{self._where} lacks {name}, which modules_to_save in its config names")
+
+    def _update(self, module: str, target: Target, factors: dict[tuple[str, str], TensorInfo]) -> LowRankUpdate:
+        is_embedding = module == _EMBEDDING_MODULE
+        suffix = "lora_embedding_{}" if is_embedding else "lora_{}.weight"
+        for factor in "AB":
+            if (module, factor) not in factors:
+                name = f"{_PREFIX}{module}.{suffix.format(factor)}"
+                raise CheckpointError(f"{self._where} lacks {name}; is it the adapter of another model, or damaged?")
+        a, b = factors[module, "A"], factors[module, "B"]
+        rows, columns = self._base[module + WEIGHT_SUFFIX].shape
+        if is_embedding:
+            rows, columns = columns, rows
+        config = f"rank {target.rank} in its config, {module} in the base model"
+        self._check_shape(a, (target.rank, columns), config)
+        self._check_shape(b, (rows, target.rank), config)
+        scale = self._adapter.weight * target.scale
+        return LowRankUpdate(a, b, scale, True) if is_embedding else LowRankUpdate(b, a, scale)
+
+    def _check_shape(self, info: TensorInfo, shape: tuple[int, ...], reason: str) -> None:
+        if info.shape != shape:
+            raise self._error(info, f"is {list(info.shape)}, expected {list(shape)} ({reason})")
+
+    def _check_dtype(self, info: TensorInfo) -> None:
+        if info.dtype not in WEIGHT_DTYPES:
+            raise UnsupportedModelError(
+                f"{self._where}: {printable(info.name)} is {info.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}"
+            )
+
+    def _error(self, info: TensorInfo, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._where}: {printable(info.name)} {what}")
+
+
+def _with_own_head(tensors: ModelTensors, adapter: Adapter) -> ModelTensors:
+    """A tied model gets a head of its own where the adapter has another embedding or head than the other.
+
+    peft trains copies of what modules_to_save names, unless ensure_weight_tying keeps the two one.
+    """
+    saves = is_saved(adapter.config, _EMBEDDING_MODULE) or is_saved(adapter.config, _HEAD_MODULE)
+    if tensors.head != EMBEDDING or not saves or adapter.config.ties_weights:
+        return tensors
+    head = replace(tensors.tensors[EMBEDDING], name=HEAD)
+    return replace(tensors, tensors={**tensors.tensors, HEAD: head}, head=HEAD)

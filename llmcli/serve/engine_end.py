@@ -1,0 +1,95 @@
+"""`EngineEnd`: the engine's end of the link between two processes. The other, `front_end.py`, is where clients come in.
+
+There are two since the threads of one process take turns: who talks with 256 clients would halve the rate of the rows.
+Messages are tuples whose first element is a word.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from llmcli.engine.events import Event, PrefillProgress, Token
+from llmcli.engine.texts import Usage
+from llmcli.serve.worker import Job, Scheduler, Worker
+
+_STEP_SECONDS = 5.0  # for the step that runs to end
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the engine counts, at one moment."""
+
+    usage: Usage
+    num_waiting: int  # texts that have no row yet
+    num_pages: int
+    free_pages: int
+
+
+class EngineEnd:
+    """Runs a scheduler for the front, until the front closes the link."""
+
+    def __init__(self, connection: Connection, scheduler: Scheduler):
+        self._connection = connection
+        self._scheduler = scheduler
+        self._worker = Worker(scheduler, self._deliver)
+        self._jobs: dict[int, Job] = {}  # by the front's numbers
+        self._sending = threading.Lock()
+
+    def run(
+        self,
+        *,
+        log: Callable[[str], None] = lambda line: None,
+        log_contents: Callable[[str, object], None] = lambda what, contents: None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do what the front says. `on_ready` is called once it listens; `log` and `log_contents` get what it logs."""
+        self._worker.start()
+        commands: dict[str, Callable[..., None]] = {
+            "submit": self._submit,
+            "cancel": self._cancel,
+            "state": lambda: self._send("state", self._state()),
+            "log": log,
+            "contents": log_contents,
+            "ready": on_ready,
+        }
+        try:
+            self._send("begin", self._state())
+            while True:
+                name, *arguments = self._connection.recv()
+                commands[name](*arguments)
+        except (EOFError, OSError):
+            return  # the front has ended
+        finally:
+            self._worker.stop(_STEP_SECONDS)
+
+    def _submit(self, key: int, request: Any) -> None:
+        self._jobs[key] = self._worker.submit(request, key)
+
+    def _cancel(self, key: int) -> None:
+        self._worker.cancel(self._jobs.pop(key))
+
+    def _state(self) -> EngineState:
+        scheduler = self._scheduler
+        usage, limits = replace(scheduler.usage), scheduler.runner.limits
+        return EngineState(usage, scheduler.num_waiting, limits.num_pages, self._worker.free_pages)
+
+    def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
+        """In the worker's thread, once a step. Tokens go as tuples: an object of a class takes ten times as long."""
+        told = [
+            (job.key, event.sample, event.token_id, event.text, event.inspection)
+            if isinstance(event, Token)
+            else (job.key, event)
+            for job, event in events
+            if not isinstance(event, PrefillProgress)
+        ]
+        if told or self._worker.fault is not None:
+            self._send("events", told, self._worker.fault)
+
+    def _send(self, *message: object) -> None:
+        with self._sending, suppress(OSError):  # who reads no more has ended, which `run` sees
+            self._connection.send(message)

@@ -1,0 +1,78 @@
+"""The front: the process that talks with clients. `server.py` starts it, and has the engine beside it.
+
+It ends when the link to the engine ends, and on END_SIGNAL. Other signals are the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import socket
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from llmcli.serve.app import build_app
+from llmcli.serve.desk import Desk
+from llmcli.serve.engine_end import EngineState
+from llmcli.serve.front_end import FrontEnd
+from llmcli.serve.http import HttpServer
+from llmcli.serve.model import ServedModel
+from llmcli.serve.service import Limits, Service
+
+_SPARE_CONNECTIONS = 256  # beside those of texts: other paths, and clients that keep theirs open
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the server allows. Without `api_key` only requests to one of `hosts` come in; empty is any host."""
+
+    max_waiting: int
+    limits: Limits
+    grace_seconds: float
+    api_key: str | None = None
+    hosts: Collection[str] = ()
+    origins: Collection[str] = ()
+    logs_contents: bool = False
+
+
+@dataclass(frozen=True)
+class FrontWork:
+    """What the front is told at its start. `open_model` has spoken to the user before, in the engine's process."""
+
+    open_model: Callable[[], ServedModel]
+    options: ServerOptions
+
+
+def main(link: int, listening: int) -> None:
+    """Serve; the numbers are those of open files: the link, and a bound socket."""
+    connection = Connection(link)
+    with socket.socket(fileno=listening) as listener, contextlib.suppress(EOFError):
+        work: FrontWork = connection.recv()
+        with contextlib.redirect_stderr(io.StringIO()):
+            model = work.open_model()
+        _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
+        asyncio.run(_serve(connection, begin_state, listener, model, work.options))
+
+
+async def _serve(
+    connection: Connection,
+    begin_state: EngineState,
+    listener: socket.socket,
+    model: ServedModel,
+    options: ServerOptions,
+) -> None:
+    engine = FrontEnd(connection, begin_state, on_lost=lambda: server.end_at_once())
+    desk = Desk(engine, max_waiting=options.max_waiting)
+    service = Service(model, desk, options.limits, engine.log_contents if options.logs_contents else None)
+    app = build_app(
+        service, api_key=options.api_key, hosts=options.hosts, origins=list(options.origins), log=engine.log
+    )
+    most = options.max_waiting + begin_state.usage.num_rows + _SPARE_CONNECTIONS
+    server = HttpServer(app, grace_seconds=options.grace_seconds, max_connections=most, on_ready=engine.say_ready)
+    try:
+        await server.serve([listener])
+    finally:
+        service.encoder.shutdown(wait=False, cancel_futures=True)
+        engine.close()

@@ -1,0 +1,86 @@
+"""`FrontEnd`: the front's end of the link to the engine, which runs in another process. For the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from multiprocessing.connection import Connection
+
+from llmcli.engine.events import Event, Token
+from llmcli.engine.request import Request
+from llmcli.errors import LLMCliError
+from llmcli.serve.engine_end import EngineState
+
+# What has happened since the last call, by the number of the request.
+Take = Callable[[Sequence[tuple[int, Event]]], None]
+
+
+class FrontEnd:
+    """See the module. Make it in the running event loop, once the engine has begun.
+
+    Attributes: fault: set once the device cannot go on; begin_state: the engine's at the beginning
+    """
+
+    def __init__(self, connection: Connection, begin_state: EngineState, *, on_lost: Callable[[], None]):
+        """`on_lost` is called if the engine's process ends."""
+        self.fault: LLMCliError | None = None
+        self.begin_state = begin_state
+        self.take: Take = lambda events: None
+        self._connection = connection
+        self._on_lost = on_lost
+        self._keys = count(1)
+        self._state_readers: list[asyncio.Future[EngineState]] = []
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._read)
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; return its number. Events end with a `Finished` for each sample, or one `Failed` for all."""
+        key = next(self._keys)
+        self._connection.send(("submit", key, request))
+        return key
+
+    def cancel(self, key: int) -> None:
+        """Forget a request, and drop what is left of it before the next step; events may still be on their way."""
+        self._connection.send(("cancel", key))
+
+    async def state(self) -> EngineState:
+        """What the engine counts now."""
+        reader: asyncio.Future[EngineState] = self._loop.create_future()
+        self._state_readers.append(reader)
+        self._connection.send(("state",))
+        return await reader
+
+    def log(self, line: str) -> None:
+        """Write a line where the server logs."""
+        self._connection.send(("log", line))
+
+    def log_contents(self, what: str, contents: object) -> None:
+        """Log contents of requests and answers."""
+        self._connection.send(("contents", what, contents))
+
+    def say_ready(self) -> None:
+        """Say that clients can come."""
+        self._connection.send(("ready",))
+
+    def close(self) -> None:
+        """Close the link, which ends the engine."""
+        self._loop.remove_reader(self._connection.fileno())
+        self._connection.close()
+
+    def _read(self) -> None:
+        """Take all messages that are there, so that pieces are joined if this process is late."""
+        try:
+            events: list[tuple[int, Event]] = []
+            while self._connection.poll():
+                kind, *arguments = self._connection.recv()
+                if kind == "state":
+                    self._state_readers.pop(0).set_result(arguments[0])
+                    continue
+                told, self.fault = arguments
+                for key, *event in told:
+                    events.append((key, event[0] if len(event) == 1 else Token(*event)))
+            self.take(events)
+        except (EOFError, OSError):
+            self._loop.remove_reader(self._connection.fileno())
+            self._on_lost()
