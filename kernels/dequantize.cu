@@ -7,8 +7,9 @@
 // Launch:   grid (ceil(num_tiles * units * 64 / 256)), block (256), no shared memory
 // Traffic:  tiles, scales and zero points read once, out written once; a warp writes 4 * UNIT_INPUTS / 4 neighbours of
 //           8 rows
-// Numerics: codes minus zero points and 8-bit floats are exact; the product is rounded to fp32, then to fp16. Floats keep their bits,
-//           but bf16 may become fp16: exact from 2^-17 to 65504, saturated above, to within 2^-25 below
+// Numerics: codes minus zero points and 8-bit floats are exact; the product is rounded to fp32, then to fp16. Floats
+//           keep their bits, but bf16 may become fp16: exact from 2^-17 to 65504, saturated above, to within 2^-25
+//           below
 // Choice:   One thread takes a 16-byte vector of the tiles, 4 to 32 neighbours of one row, so loads and stores are
 //           whole sectors. With bf16 as fp16, activations keep 11 bits in the product instead of 8, and the weights
 //           lose nothing that counts
