@@ -10,14 +10,14 @@
 //           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
 //           out once
-// Numerics: Weights are exact: codes in integers, 16-bit and 8-bit floats in the tensor cores. x' has a relative error e = 2^-22
-//           (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
+// Numerics: Weights are exact: codes in integers, floats of 8 and 16 bits in the tensor cores. x' has a relative error
+//           e = 2^-22 (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
 //           inputs; that largest is clamped to 2^-100 from below, and gives NaN from 2^126 on. Sums are fp32: |error|
 //           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the span| * |W|. The
-//           order is fixed: of a tile's N = 16 warps (codes and 8-bit floats: 8) warp w sums the spans w, w + N, ..., then each quarter
-//           of the warps is added in order, then the quarters. So equal runs give equal bits. A row's bits depend
-//           neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
-//           independent)
+//           order is fixed: of a tile's N = 16 warps (codes and 8-bit floats: 8) warp w sums the spans w, w + N, ...,
+//           then each quarter of the warps is added in order, then the quarters. So equal runs give equal bits. A row's
+//           bits depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma
+//           are independent)
 // Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (int4) one half on each of two tiles.
 //           (2) A warp works on a span as soon as it has landed. It asks for the next one only when at most PENDING are
 //           under way.

@@ -20,8 +20,8 @@ struct Int4 {};
 // 8-bit floats (e4m3), a byte each as the checkpoint has them, with scales. NaN does not occur.
 struct Fp8 {};
 
-// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero, 0 for floats. HAS_SCALES: whether
-// weights have scales. IS_PERMUTED: see unpack_part.
+// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero, 0 for floats. HAS_SCALES: they
+// have scales. IS_PERMUTED: see unpack_part.
 template <typename WeightT>
 struct TileFormat;
 template <>
@@ -67,7 +67,7 @@ struct TileFormat<float> {
     static constexpr bool IS_PERMUTED = false;
 };
 
-// Units side by side that are multiplied together. With scales they have 128 inputs: sums of these are converted to fp32
+// Units side by side that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.
 template <typename WeightT>
 constexpr int SPAN_UNITS = 1;
@@ -113,8 +113,8 @@ struct Groups {
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
 
-// The fp16 numbers of two e4m3 codes, divided by FP8_UNIT: the code's exponent and mantissa at the places of fp16's, whose
-// bias is 8 more. Exact for subnormal numbers, too. Bits 15 and 31 of `signs`, 7 to 13 and 23 to 29 of `rest` count.
+// The fp16 numbers of two e4m3 codes, divided by FP8_UNIT: exponent and mantissa at the places of fp16's, whose bias is
+// 8 more. Exact for subnormal numbers, too. Bits 15 and 31 of `signs`, 7 to 13 and 23 to 29 of `rest` count.
 constexpr float FP8_UNIT = 256.0f;
 __device__ __forceinline__ unsigned fp8_halves(unsigned signs, unsigned rest) {
     return (signs & 0x80008000u) | (rest & 0x3f803f80u);
