@@ -7,8 +7,9 @@
 // Launch:   grid (ceil(num_tiles * units * 64 / 256)), block (256), no shared memory
 // Traffic:  tiles, scales and zero points read once, out written once; a warp writes 4 * UNIT_INPUTS / 4 neighbours of
 //           8 rows
-// Numerics: codes minus zero points are exact; the product is rounded to fp32, then to fp16. Floats keep their bits,
-//           but bf16 may become fp16: exact from 2^-17 to 65504, saturated above, to within 2^-25 below
+// Numerics: codes minus zero points and 8-bit floats are exact; the product is rounded to fp32, then to fp16. Floats
+//           keep their bits, but bf16 may become fp16: exact from 2^-17 to 65504, saturated above, to within 2^-25
+//           below
 // Choice:   One thread takes a 16-byte vector of the tiles, 4 to 32 neighbours of one row, so loads and stores are
 //           whole sectors. With bf16 as fp16, activations keep 11 bits in the product instead of 8, and the weights
 //           lose nothing that counts
@@ -46,12 +47,22 @@ __device__ __forceinline__ int code_at<Int4>(const uint4& bytes, int index) {
     return words[index / 8] >> (4 * (index % 8)) & 0xfu;
 }
 
+// The weight at an index of these, without its scale.
+template <typename WeightT>
+__device__ __forceinline__ float value_at(const uint4& bytes, int index, int zero) {
+    return static_cast<float>(code_at<WeightT>(bytes, index) - zero);
+}
+template <>
+__device__ __forceinline__ float value_at<Fp8>(const uint4& bytes, int index, int) {
+    const unsigned code = code_at<Int8>(bytes, index);
+    return __fmul_rn(__half2float(__ushort_as_half(fp8_halves(code << 8, code << 7))), FP8_UNIT);
+}
+
 template <typename WeightT, typename ScaleT, typename PlainT>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     dequantize(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                const unsigned char* __restrict__ zero_points, PlainT* __restrict__ out, DequantizeShape shape) {
     using T = PlainT;
-    constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
     constexpr int VECTOR_INPUTS = TileFormat<WeightT>::UNIT_INPUTS / 4;
     constexpr int STEP = Pack<T>::SIZE < VECTOR_INPUTS ? Pack<T>::SIZE : VECTOR_INPUTS;
     const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
@@ -70,7 +81,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         const int input = first + begin;
         if (input >= shape.num_inputs) return;
         Pack<T> values;
-        if constexpr (HAS_CODES) {
+        if constexpr (TileFormat<WeightT>::HAS_SCALES) {
             // A group is 8 inputs at least, and so is a step.
             const int group = input >> shape.group_shift;
             const size_t index = (static_cast<size_t>(tile) * shape.num_groups + group) * TILE_ROWS + row_in_tile;
@@ -78,8 +89,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
             const int zero = zero_points != nullptr ? zero_points[index] : TileFormat<WeightT>::OFFSET;
 #pragma unroll
             for (int i = 0; i < STEP; ++i) {
-                const int q = code_at<WeightT>(bytes, begin + i) - zero;
-                values.values[i] = from_float<T>(__fmul_rn(static_cast<float>(q), scale));
+                values.values[i] = from_float<T>(__fmul_rn(value_at<WeightT>(bytes, begin + i, zero), scale));
             }
         } else {
             copy_floats(*reinterpret_cast<const Pack<WeightT>*>(&bytes), values);

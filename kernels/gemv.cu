@@ -10,14 +10,14 @@
 //           BLOCKS, two for more than two rows from sm_90 on; may overlap the kernel in front
 // Traffic:  weights, scales and zero points once for all rows; x 4 * num_inputs bytes a row from L2 in every cluster;
 //           out once
-// Numerics: Weights are exact: codes in integers, 16-bit weights in the tensor cores. x' has a relative error e = 2^-22
-//           (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
+// Numerics: Weights are exact: codes in integers, floats of 8 and 16 bits in the tensor cores. x' has a relative error
+//           e = 2^-22 (bf16 2^-18). With codes its error is e = 1 / 63000 of the largest magnitude in its span of 128
 //           inputs; that largest is clamped to 2^-100 from below, and gives NaN from 2^126 on. Sums are fp32: |error|
 //           <= sqrt(K) * 2^-24 * S + e * T, S = sum|x' * W|, T = S, or with codes sum max|x' of the span| * |W|. The
-//           order is fixed: of a tile's N = 16 warps (codes: 8) warp w sums the spans w, w + N, ..., then each quarter
-//           of the warps is added in order, then the quarters. So equal runs give equal bits. A row's bits depend
-//           neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma are
-//           independent)
+//           order is fixed: of a tile's N = 16 warps (codes and 8-bit floats: 8) warp w sums the spans w, w + N, ...,
+//           then each quarter of the warps is added in order, then the quarters. So equal runs give equal bits. A row's
+//           bits depend neither on the other rows nor on ROWS, STAGES, BLOCKS, chunks or the grid (columns of an mma
+//           are independent)
 // Choice:   (1) One block of 16 warps a multiprocessor: all on one tile, or (int4) one half on each of two tiles.
 //           (2) A warp works on a span as soon as it has landed. It asks for the next one only when at most PENDING are
 //           under way.
@@ -36,6 +36,7 @@
 #include "common/launch.cuh"
 #include "common/product_codes.cuh"
 #include "common/product_floats.cuh"
+#include "common/product_fp8.cuh"
 #include "common/product_halves.cuh"
 #include "common/span_stream.cuh"
 
@@ -50,6 +51,10 @@ constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
 struct ProductOf {
     using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
+};
+template <typename ScaleT, int GROUP_SIZE, int ROWS>
+struct ProductOf<Fp8, ScaleT, GROUP_SIZE, true, ROWS> {
+    using Type = Fp8Product<ScaleT, GROUP_SIZE, ROWS>;
 };
 template <typename ScaleT, int ROWS>
 struct ProductOf<__half, ScaleT, 0, true, ROWS> {
@@ -96,13 +101,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
              const unsigned char* __restrict__ zero_points, const float* x, const float* __restrict__ norm_weight,
              const float* __restrict__ biases, float* out, GemvShape shape) {
     constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>, UNITS = SPAN_UNITS<WeightT>;
-    constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::OFFSET != 0;
+    constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES, HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && HAS_SCALES;
     using G = Groups<WeightT, GROUP_SIZE>;
     using Product = typename ProductOf<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>::Type;
-    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With codes a
-    // span has more inputs, so a tile has fewer spans, and gets half as many warps.
-    constexpr bool HAS_CODES = TileFormat<WeightT>::OFFSET != 0;
-    constexpr int TILE_WARPS = HAS_CODES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
+    // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With
+    // scales a span has more inputs, so a tile has fewer spans, and gets half as many warps.
+    constexpr int TILE_WARPS = HAS_SCALES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
     // A part: the warps of a block that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     // Whether the next span must have landed when this one is done. A ring of two slots has no room for that.
     constexpr bool LANDS_AHEAD = STAGES > 2;
     // The most copies of a warp that may be under way when it asks for the next one; measured.
-    constexpr int MOST_PENDING = HAS_CODES ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
+    constexpr int MOST_PENDING = HAS_SCALES ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
     using Out = Output<ROWS, TILE_WARPS>;
     // A part has buffers for the sums of NUM_BUFFERS tiles. The blocks own them, and finish tiles, in turn.

@@ -111,6 +111,19 @@ struct Vector<Int8, Int8> {
     }
 };
 template <>
+struct Vector<Fp8, Fp8> {
+    __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
+        const uint4 codes = load_codes(source, count, 0);
+        const unsigned words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // NaN has all bits but the sign, and nothing is infinite.
+            if (__vcmpeq4(words[i] & 0x7f7f7f7fu, 0x7f7f7f7fu) != 0) flags |= NOT_FINITE;
+        }
+        return codes;
+    }
+};
+template <>
 struct Vector<Int4, Int4> {
     __device__ __forceinline__ static uint4 load(const unsigned char* source, int count, int& flags) {
         uint4 result = load_codes(source, (count + 1) / 2, 0x88888888u);

@@ -190,14 +190,20 @@ def write_gptq(
 
 
 def write_fp8(
-    source: Path, folder: Path, *, block: tuple[int, int] | None = (128, 128), suffix: str = "scale_inv", **config: Any
+    source: Path,
+    folder: Path,
+    *,
+    block: tuple[int, int] | None = (128, 128),
+    suffix: str = "scale_inv",
+    keep: str = "\0",
+    **config: Any,
 ) -> Path:
-    """8-bit floats, rounded by torch, as DeepSeek and Qwen publish them."""
+    """8-bit floats, rounded by torch, as DeepSeek and Qwen publish them. What has `keep` in its name stays."""
     for copy in (folder, exact(folder)):
         shutil.copytree(source, copy)
     tensors = load_file(source / "model.safetensors")
     floats = {name: tensor.float() for name, tensor in tensors.items()}
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith("_proj.weight") and keep not in name]:
         weight = tensors[name].double()
         rows, inputs = (min(size, most) for size, most in zip(block or weight.shape, weight.shape, strict=True))
         scales = torch.stack([

@@ -30,6 +30,25 @@ constexpr bool HAS_UNIT_SCALE = false;  // bf16 has the exponents of fp32
 template <>
 constexpr bool HAS_UNIT_SCALE<__half> = true;
 
+// Eight inputs of one row as pairs; LANES lanes side by side have those of one scale.
+template <typename T, int LANES>
+struct HalfPairs {
+    unsigned hi[4], lo[4];
+    PowerScale power = {1.0f, 1.0f};
+
+    __device__ __forceinline__ explicit HalfPairs(const float (&values)[8]) {
+        if constexpr (HAS_UNIT_SCALE<T>) power = scale_to<14>(largest_of<LANES>(values));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float first = __fmul_rn(values[2 * i], power.scale);
+            const float second = __fmul_rn(values[2 * i + 1], power.scale);
+            hi[i] = round_pair<T>(first, second);
+            const T* rounded = reinterpret_cast<const T*>(&hi[i]);
+            lo[i] = round_pair<T>(__fadd_rn(first, -to_float(rounded[0])), __fadd_rn(second, -to_float(rounded[1])));
+        }
+    }
+};
+
 template <typename T, int ROWS>
 struct HalfProduct {
     static constexpr int COLUMN_TILES = (ROWS + 3) / 4;
@@ -44,27 +63,13 @@ struct HalfProduct {
     LaneSums<NUM_SUMS> sums;
 
     // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
-    struct Staged {
-        unsigned hi[4], lo[4];
-        PowerScale power = {1.0f, 1.0f};
-
-        __device__ __forceinline__ Staged(const float (&values)[8], int eighth) {
-            if constexpr (HAS_UNIT_SCALE<T>) power = scale_to<14>(largest_of<LANES>(values));
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float first = __fmul_rn(values[2 * i], power.scale);
-                const float second = __fmul_rn(values[2 * i + 1], power.scale);
-                hi[i] = round_pair<T>(first, second);
-                const T* rounded = reinterpret_cast<const T*>(&hi[i]);
-                lo[i] =
-                    round_pair<T>(__fadd_rn(first, -to_float(rounded[0])), __fadd_rn(second, -to_float(rounded[1])));
-            }
-        }
+    struct Staged : HalfPairs<T, LANES> {
+        __device__ __forceinline__ Staged(const float (&values)[8], int) : HalfPairs<T, LANES>(values) {}
         __device__ __forceinline__ void store(uint4* unit, int eighth, int row) const {
-            unit[2 * row * 4 + eighth] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-            unit[(2 * row + 1) * 4 + eighth] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+            unit[2 * row * 4 + eighth] = make_uint4(this->hi[0], this->hi[1], this->hi[2], this->hi[3]);
+            unit[(2 * row + 1) * 4 + eighth] = make_uint4(this->lo[0], this->lo[1], this->lo[2], this->lo[3]);
             if (HAS_UNIT_SCALE<T> && eighth == 0) {
-                *reinterpret_cast<float*>(unit + 8 * ROWS + row) = power.inverse;
+                *reinterpret_cast<float*>(unit + 8 * ROWS + row) = this->power.inverse;
             }
         }
     };

@@ -17,47 +17,64 @@ constexpr int UNIT_VECTORS = UNIT_BYTES / 16;
 // Codes q + 128, and q + 8 two to a byte, the first in the low half. An asymmetric scheme has zero points instead.
 struct Int8 {};
 struct Int4 {};
+// 8-bit floats (e4m3), a byte each as the checkpoint has them, with scales. NaN does not occur.
+struct Fp8 {};
 
-// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero. IS_PERMUTED: see unpack_part.
+// ActivationT: the type in which activations are multiplied. OFFSET: the code of zero, 0 for floats. HAS_SCALES: they
+// have scales. IS_PERMUTED: see unpack_part.
 template <typename WeightT>
 struct TileFormat;
 template <>
 struct TileFormat<Int8> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 64, OFFSET = 128;
+    static constexpr bool HAS_SCALES = true;
     static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<Int4> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 128, OFFSET = 8;
+    static constexpr bool HAS_SCALES = true;
     static constexpr bool IS_PERMUTED = true;
+};
+template <>
+struct TileFormat<Fp8> {
+    using ActivationT = __half;
+    static constexpr int UNIT_INPUTS = 64, OFFSET = 0;
+    static constexpr bool HAS_SCALES = true;
+    static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<__half> {
     using ActivationT = __half;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
+    static constexpr bool HAS_SCALES = false;
     static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<__nv_bfloat16> {
     using ActivationT = __nv_bfloat16;
     static constexpr int UNIT_INPUTS = 32, OFFSET = 0;
+    static constexpr bool HAS_SCALES = false;
     static constexpr bool IS_PERMUTED = false;
 };
 template <>
 struct TileFormat<float> {
     using ActivationT = float;
     static constexpr int UNIT_INPUTS = 16, OFFSET = 0;
+    static constexpr bool HAS_SCALES = false;
     static constexpr bool IS_PERMUTED = false;
 };
 
-// Units side by side that are multiplied together. With codes they have 128 inputs: sums of these are converted to fp32
+// Units side by side that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.
 template <typename WeightT>
 constexpr int SPAN_UNITS = 1;
 template <>
 constexpr int SPAN_UNITS<Int8> = 2;
+template <>
+constexpr int SPAN_UNITS<Fp8> = 2;
 
 template <typename WeightT>
 constexpr int SPAN_INPUTS_OF = SPAN_UNITS<WeightT> * TileFormat<WeightT>::UNIT_INPUTS;
@@ -95,6 +112,18 @@ struct Groups {
 
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
+
+// The fp16 numbers of two e4m3 codes, divided by FP8_UNIT: exponent and mantissa at the places of fp16's, whose bias is
+// 8 more. Exact for subnormal numbers, too. Bits 15 and 31 of `signs`, 7 to 13 and 23 to 29 of `rest` count.
+constexpr float FP8_UNIT = 256.0f;
+__device__ __forceinline__ unsigned fp8_halves(unsigned signs, unsigned rest) {
+    return (signs & 0x80008000u) | (rest & 0x3f803f80u);
+}
+// Of the four codes of a word the first and the third, and the second and the fourth.
+__device__ __forceinline__ void widen_fp8(unsigned word, unsigned& even, unsigned& odd) {
+    even = fp8_halves(word << 8, word << 7);
+    odd = fp8_halves(word, word >> 1);
+}
 
 // The number to subtract from a row's codes, which unpack_part gives as 1024 + code (high nibbles: 64 + code, after a
 // division by 16). Integers up to 2047 are exact in fp16, so every difference is exact.

@@ -31,15 +31,10 @@ _OUR_FORMAT = PackQuantized()
 class Translation:
     """`model` is the model in our form; its tensors are read by readers that `open_reader` opens, in any thread.
 
-    Raises: UnsupportedModelError for layers that have no such form: 8-bit floats, and inputs in an order of their own
+    Raises: UnsupportedModelError for layers that have no such form: inputs in an order of their own
     """
 
     def __init__(self, model: Model):
-        for module, of_floats in model.tensors.scaled.items():
-            raise UnsupportedModelError(
-                f"{module} is stored as {of_floats.scheme}, which CUDA does not read yet; quantize the original model "
-                "with `llmcli quantize`, or use --device cpu"
-            )
         self._original = model
         self._foreign = {module: layer for module, layer in model.tensors.packed.items() if layer.format != _OUR_FORMAT}
         for module, layer in self._foreign.items():

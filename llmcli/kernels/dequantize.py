@@ -24,6 +24,7 @@ BLOCK_SIZE = 256
 # What rows are written in and activations multiplied in.
 ACTIVATION_DTYPES: dict[str, np.dtype[Any]] = {
     "int8": np.dtype(np.float16),
+    "fp8": np.dtype(np.float16),
     "int4": np.dtype(np.float16),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.float16),
@@ -35,7 +36,11 @@ SPEC = KernelSpec(
     "dequantize",
     "tiles to plain rows",
     (
-        *(f"dequantize<{codes}, {scale}, __half>" for codes in ("Int8", "Int4") for scale in SCALE_C_TYPES.values()),
+        *(
+            f"dequantize<{codes}, {scale}, __half>"
+            for codes in ("Int8", "Int4", "Fp8")
+            for scale in SCALE_C_TYPES.values()
+        ),
         *(f"dequantize<{weight}, float, {weight}>" for weight in ("__half", "__nv_bfloat16", "float")),
         "dequantize<__nv_bfloat16, float, __half>",
     ),
@@ -102,7 +107,7 @@ def dequantize_cost(*, layout: TileLayout, num_tiles: int, itemsize: int) -> Ker
     return KernelCost(
         read_bytes=matrix_bytes,
         written_bytes=rows * layout.num_inputs * itemsize,
-        flops=rows * layout.num_inputs if layout.has_codes else 0,
+        flops=rows * layout.num_inputs if layout.has_scales else 0,
         stored_bytes=matrix_bytes,
         element_bits=WEIGHT_BITS[layout.weight_type],
     )

@@ -27,8 +27,8 @@ MAX_ROWS = 8
 BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
-_DEEPEST = {"int8": 4, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
-_TILE_WARPS = {"int8": 8, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
+_DEEPEST = {"int8": 4, "fp8": 4, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
+_TILE_WARPS = {"int8": 8, "fp8": 8, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
 
@@ -290,6 +290,8 @@ def _span_bytes(layout: TileLayout, kernel_rows: int) -> int:
     if layout.has_codes:
         scales_bytes = 16 * (-(-kernel_rows // 4) if layout.is_symmetric else kernel_rows * _groups_per_span(layout))
         return kernel_rows * 2 * layout.span_inputs + scales_bytes
+    if layout.weight_type == "fp8":
+        return kernel_rows * 4 * layout.span_inputs + 16 * -(-kernel_rows // 4)
     return kernel_rows * {"float32": 64, "bfloat16": 128, "float16": 144}[layout.weight_type]
 
 
@@ -338,6 +340,9 @@ SPEC = KernelSpec(
         *(_variant("int8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant("int4", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant(weight_type, rows, 6) for weight_type in ("float16", "float32") for rows in (1, 8)),
+        *(_variant("fp8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant("fp8", rows, 4, scale_type="float32") for rows in (1, 8)),
+        _variant("fp8", 8, 2, group_size=128, scale_type="float32"),
         _variant("int8", 1, 4, scale_type="bfloat16"),
         _variant("bfloat16", 1, 6),
         _variant("bfloat16", 8, 5),

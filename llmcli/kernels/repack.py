@@ -32,6 +32,7 @@ SPEC = KernelSpec(
     (
         "repack<Int8, Int8>",
         "repack<Int4, Int4>",
+        "repack<Fp8, Fp8>",
         *(f"repack<{source}, {weight}>" for source in _FLOATS for weight in _FLOATS),
         *(f"repack_scales<{scale}>" for scale in _FLOATS),
         "repack_zero_points<4>",
@@ -121,8 +122,8 @@ def repack(
     pitch = row_bytes(source_type, layout.num_inputs)
     alignment = 1 if layout.has_codes else WEIGHT_BITS[source_type] // 8
     check("repack", "source", source, dtype="uint8", shape=(segment.num_rows * pitch,), aligned=alignment)
-    if layout.has_codes and source_type != layout.weight_type:
-        raise ValueError(f"repack: {source_type} weights do not become {layout.weight_type} codes")
+    if layout.has_scales and source_type != layout.weight_type:
+        raise ValueError(f"repack: {source_type} weights do not become {layout.weight_type}")
     _check_flags(flags)
     segment.check_fits(layout)
     shape = SourceShape(

@@ -15,12 +15,14 @@ HALF_ROWS = TILE_ROWS // 2  # where two tensors share tiles, each has one half o
 UNIT_BYTES = 1024  # 64 bytes of each row of a tile
 _UNIT_ROW_BYTES = UNIT_BYTES // TILE_ROWS
 _MAX_GROUPS_PER_UNIT = 8
-SPAN_UNITS = {"int8": 2, "int4": 1, "float16": 1, "bfloat16": 1, "float32": 1}  # multiplied together
+SPAN_UNITS = {"int8": 2, "fp8": 2, "int4": 1, "float16": 1, "bfloat16": 1, "float32": 1}  # multiplied together
+_SCALED = ("int8", "int4", "fp8")
 ALIGNMENT = 256  # of every array inside an arena, in bytes
 
-WEIGHT_BITS = {"int8": 8, "int4": 4, "float16": 16, "bfloat16": 16, "float32": 32}
+WEIGHT_BITS = {"int8": 8, "fp8": 8, "int4": 4, "float16": 16, "bfloat16": 16, "float32": 32}
 WEIGHT_C_TYPES = {
     "int8": "Int8",
+    "fp8": "Fp8",
     "int4": "Int4",
     "float16": "__half",
     "bfloat16": "__nv_bfloat16",
@@ -38,8 +40,9 @@ SCALE_DTYPES: dict[str, np.dtype[Any]] = {
 class TileLayout:
     """One matrix [num_rows, num_inputs] as tiles, without its bytes.
 
-    weight_type is a key of WEIGHT_BITS. Codes have scales of `scale_type`, one for each `group_size` inputs of a row
-    (None: one a row), and zero points if they are not symmetric. `group_size` is a stored size (`stored_group_size`).
+    weight_type is a key of WEIGHT_BITS. Codes and fp8 (e4m3) have scales of `scale_type`, one for each `group_size`
+    inputs of a row (None: one a row). Codes that are not symmetric have zero points. `group_size` is a stored size
+    (`stored_group_size`).
     """
 
     weight_type: str
@@ -56,11 +59,11 @@ class TileLayout:
         """
         if self.num_rows < 1 or self.num_inputs < 1:
             raise ValueError(f"a matrix of {self.num_rows} x {self.num_inputs} weights has no tiles")
-        if self.has_codes != (self.scale_type is not None):
+        if self.has_scales != (self.scale_type is not None):
             raise ValueError(f"{self.weight_type} weights with scales of type {self.scale_type}")
-        if not self.has_codes and (self.group_size is not None or not self.is_symmetric):
+        if not (self.has_codes or self.is_symmetric) or not (self.has_scales or self.group_size is None):
             raise ValueError(f"{self.weight_type} weights have neither groups nor zero points")
-        if self.has_codes and self.group_size != stored_group_size(
+        if self.has_scales and self.group_size != stored_group_size(
             self.weight_type, self.group_size, self.num_inputs, self.is_symmetric
         ):
             raise ValueError(f"group size {self.group_size} is not a stored one")
@@ -69,6 +72,11 @@ class TileLayout:
     def has_codes(self) -> bool:
         """Whether weights are integers with scales."""
         return self.weight_type in ("int8", "int4")
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether weights have scales: codes and 8-bit floats."""
+        return self.weight_type in _SCALED
 
     @property
     def unit_inputs(self) -> int:
@@ -103,7 +111,7 @@ class TileLayout:
     @property
     def num_groups(self) -> int:
         """Groups of a row as stored: those of whole units, so that each unit's groups exist. 0 without scales."""
-        if not self.has_codes:
+        if not self.has_scales:
             return 0
         if self.group_size is None:
             return 1
@@ -186,6 +194,8 @@ def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int,
         return None if is_symmetric else max(_power_of_two_from(num_inputs), _span_inputs(weight_type))
     power = group_size & -group_size
     smallest = _unit_inputs(weight_type) // _MAX_GROUPS_PER_UNIT
+    if weight_type == "fp8":  # whose groups are whole spans
+        smallest = _span_inputs(weight_type)
     if power < smallest:
         raise ValueError(f"groups of {group_size} {weight_type} weights; a multiple of {smallest} is needed")
     return power
@@ -204,7 +214,7 @@ def tile_layout(
 
     Raises: ValueError for groups too small to lie in a unit
     """
-    if weight_type in ("int8", "int4"):
+    if weight_type in _SCALED:
         group_size = stored_group_size(weight_type, group_size, num_inputs, is_symmetric)
     return TileLayout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric)
 

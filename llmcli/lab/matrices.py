@@ -7,6 +7,7 @@ import numpy as np
 from llmcli.kernels.tiles import ALIGNMENT, TILE_ROWS, WEIGHT_BITS, TiledMatrix, TileLayout, tile_layout
 from llmcli.lab.problem import Arrays, stored_values
 from llmcli.lab.storage import to_storage
+from llmcli.quantization.floats import E4M3_VALUES
 from llmcli.quantization.packing import pack_rows, pack_zero_points
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -44,6 +45,8 @@ class StoredMatrix:
         """The tensor's bytes as on disk."""
         if self.scales is None:
             return np.ascontiguousarray(self.values).view(np.uint8).reshape(-1)
+        if self.weight_type == "fp8":
+            return np.ascontiguousarray(self.values).reshape(-1)
         return pack_rows(self.values, WEIGHT_BITS[self.weight_type]).view(np.uint8).reshape(-1)
 
     @property
@@ -59,6 +62,8 @@ class StoredMatrix:
             return stored_values(self.values)
         inputs = self.values.shape[1]
         group = np.arange(inputs) // (self.group_size or inputs)
+        if self.weight_type == "fp8":
+            return np.asarray(E4M3_VALUES[self.values].astype(np.float64) * stored_values(self.scales)[:, group])
         zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
         return np.asarray((self.values.astype(np.float64) - zeros) * stored_values(self.scales)[:, group])
 
@@ -80,6 +85,8 @@ def random_matrix(
     top = (1 << WEIGHT_BITS[weight_type]) - 1
     codes = rng.integers(0, top + 1, shape, dtype=np.uint8)
     codes[:, 0], codes[:, -1] = top, 1
+    if weight_type == "fp8":
+        codes[codes & 0x7F == 0x7F] = 0x7E  # NaN becomes the largest number
     groups = -(-num_inputs // (group_size or num_inputs))
     scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_rows, groups)), DTYPES[scale_type])
     zeros = None if is_symmetric else rng.integers(0, top + 1, (num_rows, groups), dtype=np.uint8)

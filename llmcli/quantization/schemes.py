@@ -65,6 +65,20 @@ class Fp8Scheme:
     block_rows: int | None
     block_inputs: int | None
 
+    @property
+    def group_size(self) -> int | None:
+        """Inputs of a row that share a scale; None is all of them."""
+        return self.block_inputs
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Floats have no zero points."""
+        return True
+
+    def num_groups(self, input_size: int) -> int:
+        """Scales that a row of `input_size` weights has, its own or shared with other rows."""
+        return 1 if self.block_inputs is None else -(-input_size // self.block_inputs)
+
     def scale_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Shape of the scales for a weight of `shape` [output_size, input_size]; a last block may be smaller."""
         rows = 1 if self.block_rows is None else -(-shape[0] // self.block_rows)

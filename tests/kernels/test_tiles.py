@@ -5,6 +5,7 @@ import pytest
 
 from llmcli.kernels.tiles import segment_offsets, stored_group_size, tile_layout
 from llmcli.lab.matrices import aligned_zeros, random_matrix, tiles_of
+from llmcli.quantization.floats import E4M3_VALUES
 
 
 def mma(a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:
@@ -35,7 +36,17 @@ def part_values(weight_type: str, lane_bytes: np.ndarray, part: int) -> list[flo
         word = int.from_bytes(lane_bytes[4 * part : 4 * part + 4].tobytes(), "little")
         # The masks 0x000f000f and 0x00f000f0 on the word and on the word >> 8.
         return [float(word >> shift & 15) - 8 for i in range(4) for shift in (4 * i, 4 * i + 16)]
+    if weight_type == "fp8":
+        words = [int.from_bytes(lane_bytes[at : at + 4].tobytes(), "little") for at in (8 * part, 8 * part + 4)]
+        return [value for word in words for value in widened_fp8(word)]
     return [float(value) for value in lane_bytes.view(np.float16)]
+
+
+def widened_fp8(word: int) -> list[float]:
+    """Four e4m3 codes by the shifts and masks of widen_fp8: two registers of two fp16 numbers, times FP8_UNIT."""
+    pairs = [(word << 8, word << 7), (word, word >> 1)]
+    bits = [(signs & 0x80008000) | (rest & 0x3F803F80) for signs, rest in pairs]
+    return [256 * float(value) for value in np.array(bits, np.uint32).view(np.float16)]
 
 
 def columns_of(weight_type: str, x: np.ndarray, parts: int) -> np.ndarray:
@@ -45,17 +56,29 @@ def columns_of(weight_type: str, x: np.ndarray, parts: int) -> np.ndarray:
         eighth, place = divmod(k, 8)
         if weight_type == "int4":
             place = 2 * (place % 4) + place // 4
+        if weight_type == "fp8":
+            place = [0, 2, 1, 3, 4, 6, 5, 7][place]
         stored[eighth % parts, :, eighth // parts, place] = x[:, k]
     return stored
 
 
-@pytest.mark.parametrize("weight_type", ["int8", "int4", "float16"])
+def test_every_e4m3_code_is_widened_exactly() -> None:
+    codes = [code for code in range(256) if code & 0x7F != 0x7F]
+    words = np.array(codes[:252], np.uint8).reshape(-1, 4)
+    for first, second, third, fourth in [*words.tolist(), codes[-4:]]:
+        word = first | second << 8 | third << 16 | fourth << 24
+        assert widened_fp8(word) == [float(E4M3_VALUES[code]) for code in (first, third, second, fourth)]
+
+
+@pytest.mark.parametrize("weight_type", ["int8", "int4", "fp8", "float16"])
 def test_tile_bytes_are_mma_operands(weight_type: str) -> None:
     """Units through emulated tensor cores give the product of the rows; the tail and missing rows count nothing."""
     layout = tile_layout(weight_type, 1, 1, None, None if weight_type == "float16" else "float32")
     inputs = 3 * layout.unit_inputs - 24
     stored = random_matrix(0, weight_type, 37, inputs)
     exact = stored.values.astype(np.float64) - {"int8": 128, "int4": 8}.get(weight_type, 0)
+    if weight_type == "fp8":
+        exact = E4M3_VALUES[stored.values].astype(np.float64)
     matrix = tiles_of(stored)
     layout = matrix.layout
     x = np.zeros((8, layout.num_units * layout.unit_inputs))

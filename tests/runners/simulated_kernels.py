@@ -14,7 +14,7 @@ from llmcli.kernels.repack import row_bytes  # noqa: E402
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TiledMatrix, TileLayout  # noqa: E402
 from llmcli.lab.digits import Digits, digits_of  # noqa: E402
 from llmcli.lab.halves import Halves, halves_of  # noqa: E402
-from llmcli.quantization.floats import widen  # noqa: E402
+from llmcli.quantization.floats import E4M3_VALUES, widen  # noqa: E402
 from llmcli.quantization.packing import unpack_zero_points  # noqa: E402
 
 
@@ -78,14 +78,15 @@ def weights_of(matrix: TiledMatrix) -> np.ndarray:
     codes = rows
     if layout.weight_type == "int4":
         codes = np.stack((rows & 15, rows >> 4), axis=-1).reshape(len(rows), -1)
-    codes = codes[:, : layout.num_inputs].astype(np.float32)
+    codes = codes[:, : layout.num_inputs]
+    codes = E4M3_VALUES[codes] if layout.weight_type == "fp8" else codes.astype(np.float32)
     group_of = np.arange(layout.num_inputs) // (layout.group_size or layout.num_inputs)
 
     def spread(array: Any) -> np.ndarray:  # [tile, group, 16] -> [rows, num_inputs]
         values = floats(array).transpose(0, 2, 1).reshape(len(rows), -1)
         return values[:, group_of]
 
-    zeros = 128 if layout.weight_type == "int8" else 8
+    zeros = {"int8": 128, "int4": 8, "fp8": 0}[layout.weight_type]
     return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * spread(matrix.scales)
 
 
@@ -100,6 +101,10 @@ def repack(device: Any, *, source: Any, source_type: str, segment: Any, matrix: 
     if layout.has_codes:
         fill = 128 if layout.weight_type == "int8" else 0x88
         rows = raw
+    elif layout.weight_type == "fp8":
+        rows = raw
+        if flags is not None and (rows & 0x7F == 0x7F).any():
+            on_host(flags)[0] |= 1
     else:
         stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
         typed = raw.view(stored[source_type])
@@ -127,6 +132,8 @@ def cupy_like(shape: tuple[int, ...], dtype: Any) -> Any:
 def repack_scales(
     device: Any, *, source: Any, group_size: int | None, segment: Any, matrix: TiledMatrix, flags: Any = None
 ) -> None:
+    if flags is not None and not np.isfinite(floats(source)).all():
+        on_host(flags)[0] |= 1
     _spread_groups(on_host(source), group_size, segment, matrix, on_host(matrix.scales))
 
 

@@ -1,13 +1,14 @@
-"""Models of AWQ and GPTQ on a card: the bits of their conversions."""
+"""Models of AWQ and GPTQ on a card: the bits of their conversions; 8-bit floats: the logits of the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from foreign_models import write_awq, write_gptq
+from foreign_models import write_awq, write_fp8, write_gptq
 from quantized import SIZES
-from row_steps import PROMPT, logits_of, same
+from row_steps import PROMPT, logits_of, relative_error, same
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.conversion_plan import plan_conversion
@@ -33,3 +34,16 @@ def test_a_foreign_model_has_the_bits_of_its_conversion(write: Callable[..., Pat
             for folder in (foreign, converted)
         )
         assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"block": None, "suffix": "scale"}, {"block": (1, 4096)}, {"keep": "up_proj"}])
+def test_fp8_has_the_logits_of_the_cpu(options: dict[str, Any], tmp_path: Path) -> None:
+    from llmcli.runners.cuda.load import load
+    from llmcli.runners.torch.load import load as load_on_cpu
+
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    model = open_model(write_fp8(source, tmp_path / "fp8", **options))
+    on_card = load(model, max_seq_len=128, dtype="float32")
+    on_cpu = load_on_cpu(model, max_seq_len=128, dtype="float32")
+    for length in (1, 8, 40, 100):
+        assert relative_error(logits_of(on_card, PROMPT[:length]), logits_of(on_cpu, PROMPT[:length])) < 1e-3

@@ -13,6 +13,7 @@ from foreign_models import write_awq, write_fp8, write_gptq
 from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
 from row_steps import PROMPT, logits_of, relative_error, single_steps, start
+from safetensors.torch import load_file, save_file
 from side_by_side import check_rows_together
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
@@ -20,7 +21,7 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.formats.base import StoredLayer, read_layer
 from llmcli.checkpoint.model import open_model
-from llmcli.errors import UnsupportedModelError
+from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
 from llmcli.runners.cuda import row_products
@@ -129,6 +130,11 @@ FOREIGN: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "GPTQ": (write_gptq, {}),
     "GPTQ, asymmetric, 8 bits": (write_gptq, {"sym": False, "bits": 8, "desc_act": None}),
     "GPTQ, whole rows": (write_gptq, {"group_size": -1, "version": 2}),
+    "fp8, blocks": (write_fp8, {}),
+    "fp8, one scale": (write_fp8, {"block": None, "suffix": "scale"}),
+    "fp8, one scale a row": (write_fp8, {"block": (1, 4096)}),
+    "fp8, gate and up stored differently": (write_fp8, {"keep": "up_proj"}),
+    "fp8, queries stored differently": (write_fp8, {"keep": "q_proj"}),
 }
 
 
@@ -164,7 +170,7 @@ def test_a_foreign_layer_is_read_once(device: SimulatedDevice, tmp_path: Path, m
     ("write", "options", "message"),
     [
         (write_gptq, {"desc_act": True}, "orders its inputs"),
-        (write_fp8, {}, "is stored as fp8, blocks of 128 x 128, which CUDA does not read yet"),
+        (write_fp8, {"block": (64, 32)}, "groups of 32 fp8 weights; a multiple of 128 is needed on CUDA"),
     ],
 )
 def test_foreign_models_that_no_card_reads(
@@ -173,6 +179,17 @@ def test_foreign_models_that_no_card_reads(
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
     folder = write(source, tmp_path / "foreign", **options)
     with pytest.raises(UnsupportedModelError, match=f"{message}.*use --device cpu"):
+        load_simulated(folder, device)
+
+
+@pytest.mark.parametrize(("part", "value"), [("weight", float("nan")), ("weight_scale_inv", float("inf"))])
+def test_fp8_that_is_not_finite_is_refused(part: str, value: float, device: SimulatedDevice, tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    folder = write_fp8(source, tmp_path / "fp8")
+    tensors, name = load_file(folder / "model.safetensors"), f"model.layers.0.mlp.down_proj.{part}"
+    tensors[name].view(-1)[3 if part == "weight" else 0] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} .*NaN or infinity"):
         load_simulated(folder, device)
 
 

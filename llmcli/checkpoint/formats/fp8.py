@@ -12,7 +12,7 @@ from llmcli.checkpoint.arrays import Floats, not_finite, read_rows, read_whole
 from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
-from llmcli.quantization.floats import E4M3_VALUES, widen
+from llmcli.quantization.floats import E4M3_VALUES, Array, widen
 from llmcli.quantization.schemes import Fp8Scheme
 
 FP8_DTYPE = "F8_E4M3"
@@ -46,26 +46,34 @@ class Fp8Layer:
         Shapes: blocks float32 [rows, input_size]
         Raises: CheckpointError for read errors, NaN and infinity
         """
-        info, scale_info = infos[f"{module}.weight"], infos[f"{module}.{self.scale}"]
         num_rows, input_size = self.shape
-        scales = widen(read_whole(scale_info, reader), scale_info.dtype).reshape(self.scheme.scale_shape(self.shape))
-        if not np.isfinite(scales).all():
-            raise not_finite(scale_info)
         step = max(1, _BLOCK_ELEMENTS // input_size)
         for begin in range(0, num_rows, step):
-            end = min(begin + step, num_rows)
-            weights = E4M3_VALUES[read_rows(info, begin, end, reader)]
-            weights *= self._spread(scales, begin, end)
-            if not np.isfinite(weights).all():
-                raise not_finite(info)
-            yield begin, weights
+            yield begin, self.read_rows(module, infos, begin, min(begin + step, num_rows), reader)
 
-    def _spread(self, scales: Floats, begin: int, end: int) -> Floats:
-        """The scales of some rows. Shapes: scales [row blocks, input blocks]; result [1 or rows, 1 or input_size]"""
-        (num_rows, input_size), scheme = self.shape, self.scheme
+    def read_rows(
+        self, module: str, infos: Mapping[str, TensorInfo], begin: int, end: int, reader: TensorReader
+    ) -> Floats:
+        """Rows begin ... end - 1 of the weight. Shapes, Raises: as `read`."""
+        info, scale_info, input_size = infos[f"{module}.weight"], infos[f"{module}.{self.scale}"], self.shape[1]
+        scales = widen(self.read_scales(module, infos, begin, end, reader), scale_info.dtype)
+        if not np.isfinite(scales).all():
+            raise not_finite(scale_info)
+        if self.scheme.block_inputs is not None:
+            scales = scales.repeat(min(self.scheme.block_inputs, input_size), axis=1)[:, :input_size]
+        weights: Floats = E4M3_VALUES[read_rows(info, begin, end, reader)]
+        weights *= scales
+        if not np.isfinite(weights).all():
+            raise not_finite(info)
+        return weights
+
+    def read_scales(
+        self, module: str, infos: Mapping[str, TensorInfo], begin: int, end: int, reader: TensorReader
+    ) -> Array:
+        """The scales of rows begin ... end - 1, as they are stored. Shapes: result [end - begin, input blocks]"""
+        info, num_rows = infos[f"{module}.{self.scale}"], self.shape[0]
+        scales = read_whole(info, reader).reshape(self.scheme.scale_shape(self.shape))
         # A block may be larger than the weight, by any number that a config.json holds.
-        if scheme.block_rows is not None:
-            scales = scales[np.arange(begin, end) // min(scheme.block_rows, num_rows)]
-        if scheme.block_inputs is not None:
-            scales = scales.repeat(min(scheme.block_inputs, input_size), axis=1)[:, :input_size]
-        return scales
+        rows_of_block = min(self.scheme.block_rows or num_rows, num_rows)
+        result: Array = scales[np.arange(begin, end) // rows_of_block]
+        return result

@@ -32,11 +32,14 @@ FORMATS: list[dict[str, Any]] = [
     {"weight_type": "float16"},
     {"weight_type": "bfloat16"},
     {"weight_type": "float32"},
+    {"weight_type": "fp8", "scale_type": "float32"},
+    {"weight_type": "fp8", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "fp8", "scale_type": "float16", "group_size": 256},
 ]
 # What x loses as hi + lo, of itself and of the largest in its span; with codes that becomes 32639, give or take 2 ulp
 # of a quotient, and the rest integers.
-_SPLIT_ERROR = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-_SPAN_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39}
+_SPLIT_ERROR = {"float16": 2.0**-22, "fp8": 2.0**-22, "bfloat16": 2.0**-18}
+_SPAN_ERROR = {"int8": 1 / 63000, "int4": 1 / 63000, "float16": 2.0**-39, "fp8": 2.0**-39}
 U = 2.0**-24
 EPS = 1e-5
 
@@ -179,7 +182,7 @@ def _checks() -> Iterator[Problem]:
         yield problem_of(_case(form, 100, 1001, 1))
         yield problem_of(_case(form, 40, 600, 8, has_norm=True))
     before = np.random.default_rng(3).standard_normal((8, 96)).astype(np.float32)
-    for form in (FORMATS[1], FORMATS[12], FORMATS[15]):
+    for form in (FORMATS[1], FORMATS[12], FORMATS[15], FORMATS[18]):
         case = _case(form, 96, 320, 8, has_norm=True, has_bias=True)
         yield problem_of(case)
         yield problem_of(replace(case, before=before), "add")

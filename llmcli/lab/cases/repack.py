@@ -57,7 +57,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def _checks() -> Iterator[Problem]:
-    for weight_type in ("int8", "int4", "float16", "bfloat16", "float32"):
+    for weight_type in ("int8", "int4", "fp8", "float16", "bfloat16", "float32"):
         for num_rows, num_inputs in ((1, 40), (35, 72), (33, 1001), (17, 7)):
             yield problem_of(random_matrix(1, weight_type, num_rows, num_inputs))
     for scale_type in ("float32", "float16", "bfloat16"):

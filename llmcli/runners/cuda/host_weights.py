@@ -3,12 +3,13 @@
 Every reading function fills its last argument, an array in pinned memory, and may run in any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from llmcli.checkpoint.arrays import Floats, read_floats
+from llmcli.checkpoint.formats.fp8 import Fp8Layer
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.widening import PackedTensors, read_widened
@@ -48,3 +49,30 @@ def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorRead
     Raises: CheckpointError for read errors, NaN and infinity
     """
     read_widened(layer, begin, end, reader, buffer.view(np.float32).reshape(end - begin, -1))
+
+
+def read_fp8(
+    layer: Fp8Layer,
+    module: str,
+    infos: Mapping[str, TensorInfo],
+    begin: int,
+    end: int,
+    reader: TensorReader,
+    buffer: Buffer,
+) -> None:
+    """Read rows begin ... end - 1 of 8-bit floats as float32. Raises: as `read_unpacked`."""
+    buffer.view(np.float32).reshape(end - begin, -1)[:] = layer.read_rows(module, infos, begin, end, reader)
+
+
+def read_fp8_scales(
+    layer: Fp8Layer,
+    module: str,
+    infos: Mapping[str, TensorInfo],
+    begin: int,
+    end: int,
+    reader: TensorReader,
+    buffer: Buffer,
+) -> None:
+    """Read the scales of rows begin ... end - 1 as they are stored. Raises: CheckpointError for read errors."""
+    scales = layer.read_scales(module, infos, begin, end, reader)
+    buffer.view(scales.dtype).reshape(scales.shape)[:] = scales

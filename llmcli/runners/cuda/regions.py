@@ -21,7 +21,7 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
     "int8": np.dtype(np.uint8),
 }
-STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8"}
 
 FLOAT32, INT32, UINT32, BYTE = (np.dtype(kind) for kind in (np.float32, np.int32, np.uint32, np.uint8))
 

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from llmcli.checkpoint.layout import EMBEDDING, WEIGHT_SUFFIX
 from llmcli.kernels.repack import row_bytes
 from llmcli.kernels.tiles import TILE_ROWS, tile_layout
+from llmcli.quantization.schemes import Fp8Scheme
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, INT32, Region, held_bytes
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.weight_layout import Linear, Projection, Space, Weights
@@ -56,22 +57,24 @@ class RowRange:
 
 def is_unpacked(stored: StoredModel, projection: Projection[Space], linear: Linear) -> bool:
     """Whether a layer's codes become float32 because another layer of its matrix is stored differently."""
-    return linear.module in stored.packed and not projection.layout.has_codes
+    return linear.module in stored.packed and not projection.layout.has_scales
 
 
 def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear) -> tuple[Part, ...]:
     """The tensors of one linear layer as they reach the card, without the bias."""
     num_inputs, scheme = projection.layout.num_inputs, projection.format.scheme
+    is_fp8 = isinstance(stored.packed.get(linear.module), Fp8Scheme)
     if is_unpacked(stored, projection, linear):
-        return (Part(CODES, row_bytes("float32", num_inputs)),)
+        return (Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes("float32", num_inputs)),)
     if scheme is None:
         name = linear.module + WEIGHT_SUFFIX
         return (Part(WEIGHT_SUFFIX, row_bytes(stored.dtypes[name], num_inputs)),)
     num_groups = scheme.num_groups(num_inputs)
-    scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + SCALE]].itemsize
-    codes = Part(CODES, row_bytes(projection.layout.weight_type, num_inputs))
-    scales = Part(SCALE, num_groups * scale_itemsize)
-    if scheme.is_symmetric:
+    scale = f".{stored.scale_of(linear.module)}" if is_fp8 else SCALE
+    scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + scale]].itemsize
+    codes = Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes(projection.layout.weight_type, num_inputs))
+    scales = Part(scale, num_groups * scale_itemsize)  # of 8-bit floats those of each row
+    if isinstance(scheme, Fp8Scheme) or scheme.is_symmetric:
         return codes, scales
     return codes, scales, Part(ZERO_POINT, num_groups * 4, rows_per_row=32 // scheme.num_bits)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmcli.checkpoint.formats.fp8 import SCALE_SUFFIXES
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
 from llmcli.checkpoint.translation import Translation
@@ -22,10 +23,10 @@ CODES = "int8"  # the KV cache's type that is no float type
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """How the weights of a matrix are held: in a float type, or as codes of `scheme` with scales of `scale_type`."""
+    """How the weights of a matrix are held: in a float type, or in `scheme` with scales of `scale_type`."""
 
     weight_type: str
-    scheme: WeightScheme | None = None
+    scheme: WeightScheme | Fp8Scheme | None = None
     scale_type: str | None = None
 
     @property
@@ -45,7 +46,7 @@ class StoredModel:
 
     config: LlamaConfig
     head: str
-    packed: Mapping[str, WeightScheme]
+    packed: Mapping[str, WeightScheme | Fp8Scheme]
     dtypes: Mapping[str, str]
     dtype: str = "auto"
     kv_cache: str = "auto"
@@ -61,7 +62,7 @@ class StoredModel:
         return cls(
             model.config,
             model.tensors.head,
-            {name: layer.scheme for name, layer in model.tensors.packed.items()},
+            {name: layer.scheme for name, layer in model.tensors.quantized.items()},
             {name: STORED_DTYPES[info.dtype] for name, info in infos.items() if info.dtype in STORED_DTYPES},
             dtype,
             kv_cache,
@@ -78,7 +79,7 @@ class StoredModel:
         kv_cache: str = "auto",
     ) -> StoredModel:
         """A model as `llmcli quantize` writes it: every linear layer but the head in `scheme`, if there is one."""
-        packed: dict[str, WeightScheme] = {}
+        packed: dict[str, WeightScheme | Fp8Scheme] = {}
         head = EMBEDDING if config.tie_word_embeddings else HEAD
         floats = [head]
         for tensor in expected_tensors(config):
@@ -114,10 +115,16 @@ class StoredModel:
     def format_of(self, module: str) -> MatrixFormat:
         """How the weights of one linear layer are held."""
         scheme = self.packed.get(module)
+        if isinstance(scheme, Fp8Scheme):
+            return MatrixFormat("fp8", scheme, self.dtypes[f"{module}.{self.scale_of(module)}"])
         if scheme is not None:
             # Scales keep their type: what they were rounded to is part of the quantization.
             return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"])
         return MatrixFormat(self._held_type(f"{module}.weight"))
+
+    def scale_of(self, module: str) -> str:
+        """The name of the scales of a layer of 8-bit floats."""
+        return next(suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in self.dtypes)
 
     @property
     def precision(self) -> str:

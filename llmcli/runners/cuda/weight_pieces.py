@@ -23,7 +23,15 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.repack import NOT_FINITE, OUT_OF_RANGE, Segment, repack, repack_scales, repack_zero_points
 from llmcli.kernels.tiles import HALF_ROWS, tile_layout
 from llmcli.runners.cuda.arena import copy
-from llmcli.runners.cuda.host_weights import Buffer, read_bias, read_bytes, read_norm, read_unpacked
+from llmcli.runners.cuda.host_weights import (
+    Buffer,
+    read_bias,
+    read_bytes,
+    read_fp8,
+    read_fp8_scales,
+    read_norm,
+    read_unpacked,
+)
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, Region, held_bytes, lay_out
 from llmcli.runners.cuda.staging import (
     CODES,
@@ -56,6 +64,7 @@ class WeightPieces:
         self._scratch = staging.scratch
         self._infos = model.tensors.tensors
         self._packed = model.tensors.packed
+        self._scaled = model.tensors.scaled
         self._flags = staging.flags
         self._flag_indices = {name: index for index, name in enumerate(stored.dtypes)}
 
@@ -118,11 +127,26 @@ class WeightPieces:
     def _tensor_pieces(
         self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
     ) -> Iterator[Piece]:
+        if linear.module in self._scaled and part.suffix != WEIGHT_SUFFIX:
+            yield from self._fp8_scale_pieces(info, part, projection, linear)
+            return
         put = {CODES: self._put_weights, SCALE: self._put_scales, ZERO_POINT: self._put_zero_points}
         put_part = put.get(part.suffix, self._put_weights)
         for rows in row_ranges(part, linear.num_rows):
             take = partial(put_part, info, projection, _segment(linear, rows.begin, rows.end))
             yield Piece(rows.num_bytes, rows.num_bytes, partial(read_bytes, info, rows.first_byte), take)
+
+    def _fp8_scale_pieces(
+        self, info: TensorInfo, part: Part, projection: Projection[Any], linear: Linear
+    ) -> Iterator[Piece]:
+        """Scales of 8-bit floats, which many rows share, row by row. The first piece counts all bytes of the file."""
+        file_bytes = info.num_bytes
+        for rows in row_ranges(part, linear.num_rows):
+            layer = self._scaled[linear.module]
+            read = partial(read_fp8_scales, layer, linear.module, self._infos, rows.begin, rows.end)
+            take = partial(self._put_scales, info, projection, _segment(linear, rows.begin, rows.end))
+            yield Piece(rows.num_bytes, file_bytes, read, take)
+            file_bytes = 0
 
     def _put_weights(self, info: TensorInfo, projection: Projection[Any], segment: Segment, source: Any) -> None:
         source_type = self._stored.dtypes.get(info.name, projection.layout.weight_type)  # codes are no float tensor
@@ -149,6 +173,15 @@ class WeightPieces:
     def _unpacked_pieces(self, part: Part, projection: Projection[Any], linear: Linear) -> Iterator[Piece]:
         """Pieces of a quantized layer's rows as float32. The first one counts all bytes of the files."""
         module, infos = linear.module, self._infos
+        if module in self._scaled:
+            scaled = self._scaled[module]
+            file_bytes = sum(infos[f"{module}.{name}"].num_bytes for name in ("weight", scaled.scale))
+            for rows in row_ranges(part, linear.num_rows):
+                take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
+                read = partial(read_fp8, scaled, module, infos, rows.begin, rows.end)
+                yield Piece(rows.num_bytes, file_bytes, read, take)
+                file_bytes = 0
+            return
         layer = PackedTensors(
             self._packed[module].scheme, infos[module + CODES], infos[module + SCALE], infos.get(module + ZERO_POINT)
         )

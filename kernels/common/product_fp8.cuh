@@ -1,0 +1,96 @@
+// product_fp8: 8-bit floats (e4m3) times fp32 activations, a span at a time, on the tensor cores for fp16.
+//
+// Weights are widened to fp16 in registers, exactly; FP8_UNIT is made good by the activations' scale. Activations are
+// pairs of fp16 as in product_halves.cuh, with one scale for the 128 inputs of a span. So x has a relative error of
+// 2^-22, and small values one of 2^-39 of the largest in the span. The weights' scales are applied to a span's sums, or
+// to the outputs.
+// A span in shared memory, in vectors of 16 bytes: [part][column][t], 8 inputs each; a part is 8 bytes of each lane t,
+// row r has the columns 2r (hi) and 2r + 1 (lo). Then the inverse of each row's scale (float), times FP8_UNIT.
+#pragma once
+
+#include "common/product_halves.cuh"
+
+template <typename ScaleT, int GROUP_SIZE, int ROWS>
+struct Fp8Product {
+    using G = Groups<Fp8, GROUP_SIZE>;
+    static_assert(G::PER_SPAN == 1, "a group is whole spans");
+    static constexpr int UNITS = SPAN_UNITS<Fp8>, PARTS = 2 * UNITS;
+    static constexpr int COLUMN_TILES = (ROWS + 3) / 4;
+    static constexpr int LANES = G::SPAN_INPUTS / 8;  // that stage a span
+    static constexpr int PART_VECTORS = 2 * ROWS * 4;
+    static constexpr int PAIR_VECTORS = PARTS * PART_VECTORS;
+    static constexpr int SPAN_VECTORS = PAIR_VECTORS + (ROWS + 3) / 4;  // of ROWS rows in shared memory
+
+    static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
+    static constexpr int MAX_DEPTH = ROWS == 1 ? 3 : 2;  // of stage_spans
+
+    LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the row t of each column tile
+
+    // Eight inputs of one row, as they are staged; lane `eighth` of the span holds the inputs 8 * eighth and on.
+    struct Staged : HalfPairs<__half, LANES> {
+        // In the order in which weights are widened: 0 2 1 3 4 6 5 7.
+        __device__ __forceinline__ Staged(const float (&values)[8], int)
+            : HalfPairs<__half, LANES>({values[0], values[2], values[1], values[3], values[4], values[6], values[5],
+                                        values[7]}) {}
+        __device__ __forceinline__ void store(uint4* span, int eighth, int row) const {
+            const int part = eighth / 8 * 2 + eighth % 2, t = eighth / 2 % 4;
+            uint4* columns = span + part * PART_VECTORS + 2 * row * 4 + t;
+            columns[0] = make_uint4(this->hi[0], this->hi[1], this->hi[2], this->hi[3]);
+            columns[4] = make_uint4(this->lo[0], this->lo[1], this->lo[2], this->lo[3]);
+            if (eighth == 0) {
+                reinterpret_cast<float*>(span + PAIR_VECTORS)[row] = __fmul_rn(this->power.inverse, FP8_UNIT);
+            }
+        }
+    };
+
+    // `low` and `high` are this lane's bytes of the rows g and g + 8 of each unit; `slot` the span's scales.
+    __device__ __forceinline__ void add_span(const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
+                                             const unsigned char* slot, const uint4* span, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        float d[COLUMN_TILES][4];
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            const uint4 &l = low[part / 2], &h = high[part / 2];
+            unsigned a[2][4];
+            widen_fp8(part % 2 == 0 ? l.x : l.z, a[0][0], a[0][2]);
+            widen_fp8(part % 2 == 0 ? h.x : h.z, a[0][1], a[0][3]);
+            widen_fp8(part % 2 == 0 ? l.y : l.w, a[1][0], a[1][2]);
+            widen_fp8(part % 2 == 0 ? h.y : h.w, a[1][1], a[1][3]);
+#pragma unroll
+            for (int c = 0; c < COLUMN_TILES; ++c) {
+                // Columns past the last row repeat it; nobody reads their sums.
+                const int column = 2 * min(4 * c + g / 2, ROWS - 1) + g % 2;
+                const uint4 v = span[part * PART_VECTORS + column * 4 + t];
+                mma<__half>(d[c], a[0][0], a[0][1], a[0][2], a[0][3], v.x, v.y);
+                mma<__half>(d[c], a[1][0], a[1][1], a[1][2], a[1][3], v.z, v.w);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            const float scale = reinterpret_cast<const float*>(span + PAIR_VECTORS)[min(4 * c + t, ROWS - 1)];
+            float low_scale = scale, high_scale = scale;
+            if constexpr (G::IS_GROUPED) {
+                const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
+                low_scale = __fmul_rn(scale, to_float(scales[g]));
+                high_scale = __fmul_rn(scale, to_float(scales[g + 8]));
+            }
+            sums[2 * c] = __fmaf_rn(low_scale, __fadd_rn(d[c][0], d[c][1]), sums[2 * c]);
+            sums[2 * c + 1] = __fmaf_rn(high_scale, __fadd_rn(d[c][2], d[c][3]), sums[2 * c + 1]);
+        }
+    }
+
+    // Stores [row][16] of this warp and tile: lane 4g + t has the rows g and g + 8 of activation row 4c + t.
+    __device__ __forceinline__ void write(float* partials, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            const int row = 4 * c + t;
+            if (row >= ROWS) continue;
+            float* one = partials + row * TILE_ROWS + g;
+            one[0] = sums[2 * c];
+            one[8] = sums[2 * c + 1];
+        }
+    }
+};
