@@ -1,6 +1,8 @@
 """The CUDA runner on a card that numpy simulates: everything about it but its kernels, on machines without a card."""
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,9 +14,9 @@ from families import VARIANTS
 from foreign_models import write_awq, write_fp8, write_gptq
 from prompt_cuts import CHUNK, CutAtChunks, CutAtPages
 from quantized import SCHEMES, SIZES, export
-from row_steps import PROMPT, logits_of, relative_error, single_steps, start
+from row_steps import GREEDY, PROMPT, logits_of, relative_error, single_steps, start
 from safetensors.torch import load_file, save_file
-from side_by_side import check_rows_together
+from side_by_side import check_rows_together, tell
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
@@ -229,6 +231,21 @@ def test_plain_weights_take_the_type_that_was_asked_for(dtype: str, device: Simu
     error = worst_error(runner, load(open_model(folder), max_seq_len=200))
     assert error < {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
     assert (error > 1e-5) == (dtype != "float32")
+
+
+def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevice, tmp_path: Path) -> None:
+    """Not when Python looks for rings of references: the next model would find no room."""
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False)
+    gc.collect()
+    gc.disable()
+    try:
+        runner = load_simulated(folder, device, num_rows=2)
+        tell(runner, PROMPT[:5], GREEDY, 3)
+        memory = weakref.ref(runner._device._workspace)  # type: ignore[attr-defined]
+        del runner
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 # Many rows

@@ -44,7 +44,7 @@ class DraftLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
+        self._graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
 
     def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
@@ -66,7 +66,7 @@ class DraftLanes:
         for first, work in zip(firsts, works, strict=True):
             assert work.slot is not None
             copy(self._forward.device, token_ids[first : first + 1], latest[work.slot : work.slot + 1])
-        self._graphs.start(count)
+        self._graphs.start(count, self._launch)
         for first, work, made in zip(firsts, works, masks, strict=True):
             self._choose(first, work, made)
 

@@ -36,8 +36,8 @@ class DecodeLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._graphs = StepGraphs(forward.device, self._launch, uses_graphs=uses_graphs)
-        self._held_graphs = StepGraphs(forward.device, self._launch_held, uses_graphs=uses_graphs)
+        self._graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._held_graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []
@@ -47,11 +47,11 @@ class DecodeLanes:
         count = num_lanes(len(slots))
         self._place(list(slots), list(positions), list(held), count)
         self._positions = [position + 1 for position in positions]
-        self._graphs.start(count)
+        self._graphs.start(count, self._launch)
 
     def choose_held(self) -> None:
         """Choose behind the lanes that are held to a mask, once the slots have theirs."""
-        self._held_graphs.start(num_lanes(len(self._slots)))
+        self._held_graphs.start(num_lanes(len(self._slots)), self._launch_held)
 
     def forget_positions(self) -> None:
         """Send the positions again with the next step: the card does not move a row on that failed to choose."""
