@@ -26,6 +26,7 @@ from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Limits, pages_of
 from llmcli.runners.cuda.arena import on_card
 from llmcli.runners.cuda.device import CudaDevice
+from llmcli.runners.cuda.draft_lanes import DraftLanes
 from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started, num_launches
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
@@ -75,6 +76,9 @@ class CountingSampler:
     def enqueue(self, **arrays: Any) -> None:
         sample_token(self._device, **arrays, state=self._state, results=self._results)
 
+    def allow(self, slot: int, mask: Any) -> None:
+        assert mask is None  # no text here is held to a schema
+
     def count_run(self, slot: int) -> int:
         return 1
 
@@ -108,6 +112,7 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         card = CudaDevice(
             forward,
             lanes,
+            DraftLanes(forward, sampler, workspace, mailbox, uses_graphs=False),
             sampler,
             workspace,
             mailbox,
