@@ -17,6 +17,7 @@ _MEMORY_TEXTS = (
     "failed to map segment",
     "can't start new thread",
     "bad_alloc",
+    "error return without exception set",  # by Python itself, where C code did not say why it got no memory
 )
 _PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException and has no importable class
 _SAFETENSORS = "SafetensorError"  # by name, since importing the library for its class takes milliseconds
@@ -67,7 +68,7 @@ def is_memory_error(error: BaseException) -> bool:
     """Whether an exception says that memory or threads ran out, whatever its class."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    if not isinstance(error, RuntimeError | ImportError | OSError):
+    if not isinstance(error, RuntimeError | ImportError | OSError | SystemError):
         return False
     text = str(error).lower()
     return any(part in text for part in _MEMORY_TEXTS)

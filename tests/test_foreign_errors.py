@@ -53,6 +53,9 @@ def test_memory_that_runs_out_is_the_same_error_whoever_asked_for_it(cause):
 def test_no_memory_for_a_library_or_a_thread():
     assert isinstance(explain(ImportError("x.so: failed to map segment"), "a", UsageError), InsufficientMemoryError)
     assert isinstance(explain(RuntimeError("can't start new thread"), "a", UsageError), InsufficientMemoryError)
+    unexplained = SystemError("error return without exception set")
+    assert isinstance(explain(unexplained, "a", UsageError), InsufficientMemoryError)
+    assert explain(SystemError("bad argument to internal function"), "a", UsageError) is None
     assert isinstance(explain(OSError(errno.ENOMEM, "no"), "a", UsageError), InsufficientMemoryError)
 
 
