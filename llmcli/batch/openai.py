@@ -1,12 +1,12 @@
 """Lines in the form of OpenAI's batch files. Refuses what this program does not do, by the key's name."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from llmcli.batch.values import Form, HeldTo, Line, integer_of, messages_of, refuse_unknown, seed_of, stop_of, text_of
 from llmcli.differences import shown
 from llmcli.errors import UsageError
+from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import check_param
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -90,16 +90,7 @@ def _max_new_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
-    """Token ids and biases: JSON's keys are texts, so ids come as such."""
-    problem = UsageError(
-        f"body.logit_bias is {shown(value)}, expected token ids and numbers, such as {{'50256': -100}}"
-    )
-    if not isinstance(value, dict):
-        raise problem
-    biases = {}
-    for key, bias in value.items():
-        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
-        if not (key.isascii() and key.isdecimal() and len(key) < 19 and is_number):
-            raise problem
-        biases[int(key)] = float(bias)
-    return biases
+    try:
+        return read_logit_bias(value)
+    except ValueError as error:
+        raise UsageError(f"body.logit_bias is {error}") from None

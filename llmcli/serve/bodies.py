@@ -5,7 +5,6 @@ A key that is not known, or is there twice, is refused by name, never ignored. A
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
+from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.serve.refusal import Refusal
 
@@ -47,20 +47,6 @@ def _text_of_parts(value: Any) -> Any:
         if not isinstance(part["text"], str):
             raise ValueError(f"{shown(part['text'])}, expected a string")
     return "".join(part["text"] for part in value)
-
-
-def _biases(value: Any) -> Any:
-    """Token ids and biases: JSON's keys are texts, so ids come as such."""
-    problem = ValueError(f"{shown(value)}, expected token ids and numbers, such as {{'50256': -100}}")
-    if not isinstance(value, dict):
-        raise problem
-    biases = {}
-    for key, bias in value.items():
-        is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
-        if not (key.isascii() and key.isdecimal() and len(key) < 19 and is_number):
-            raise problem
-        biases[int(key)] = float(bias)
-    return biases
 
 
 class Message(Body):
@@ -105,7 +91,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=_MAX_STOPS), BeforeValidator(_as_list)
     ] = []
-    logit_bias: Annotated[Mapping[int, float], BeforeValidator(_biases)] = {}
+    logit_bias: Annotated[Mapping[int, float], BeforeValidator(read_logit_bias)] = {}
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
