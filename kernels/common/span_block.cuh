@@ -1,0 +1,106 @@
+// span_block: a block of attention_span: which tokens it attends from, and its shared memory.
+#pragma once
+
+#include "common/head.cuh"
+#include "common/kv_ring.cuh"
+#include "common/load.cuh"
+#include "common/splits.cuh"
+
+constexpr int MAX_SPAN = 8;  // new tokens of a row; llmcli/runners/base.py knows it too
+
+// The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ... Lane l of
+// each warp holds how the tokens that new token l sees are split.
+struct Span {
+    int row, first_lane, position, num_tokens;
+    int visible, start, tokens, count;  // of the lane's token, see Splits
+
+    // The span `number` of the launch; without tokens if there are fewer. All lanes of a warp must call it.
+    __device__ __forceinline__ Span(const int* rows, const int* positions, int num_lanes, int number, int window,
+                                    int max_splits) {
+        const int lane = threadIdx.x % 32;
+        const int its_row = lane < num_lanes ? load_here(rows + lane) : -1;
+        const int its_position = lane < num_lanes ? load_here(positions + lane) : 0;
+        const int row_before = __shfl_up_sync(0xffffffffu, its_row, 1);
+        unsigned starts = __ballot_sync(0xffffffffu, its_row >= 0 && (lane == 0 || its_row != row_before));
+        for (int i = 0; i < number; ++i) starts &= starts - 1;
+        num_tokens = 0;
+        if (starts == 0) return;
+        first_lane = __ffs(starts) - 1;
+        row = __shfl_sync(0xffffffffu, its_row, first_lane);
+        position = __shfl_sync(0xffffffffu, its_position, first_lane);
+        num_tokens = __popc(__ballot_sync(0xffffffffu, its_row == row));
+        const Splits<PAGE_TOKENS> splits(position + min(lane, num_tokens - 1), window, max_splits);
+        visible = splits.visible, start = splits.start, tokens = splits.tokens, count = splits.count;
+    }
+
+    __device__ __forceinline__ int most_splits() const { return __reduce_max_sync(0xffffffffu, count); }
+    __device__ __forceinline__ int fewest_splits() const { return __reduce_min_sync(0xffffffffu, count); }
+    __device__ __forceinline__ int splits_of(int token) const { return __shfl_sync(0xffffffffu, count, token); }
+
+    // The tile in which the first new token lies begins here.
+    __device__ __forceinline__ int new_begin() const { return position / PAGE_TOKENS * PAGE_TOKENS; }
+    // Tokens from `from` on that have their splits begin at the same places: all but once in a long while. Returns the
+    // one behind them.
+    __device__ __forceinline__ int cut_end(int from) const {
+        const bool is_alike = start == __shfl_sync(0xffffffffu, start, from) &&
+                              tokens == __shfl_sync(0xffffffffu, tokens, from);
+        const int lane = threadIdx.x % 32;
+        return from + __popc(__ballot_sync(0xffffffffu, is_alike && lane >= from && lane < num_tokens));
+    }
+};
+
+// The cached tokens that the new tokens from ... to - 1 see in a split. `visible` is the first token that any sees.
+struct SpanPart {
+    int begin, end, visible;
+
+    __device__ __forceinline__ SpanPart(const Span& span, int from, int to, int split) {
+        const int start = __shfl_sync(0xffffffffu, span.start, from);
+        const int tokens = __shfl_sync(0xffffffffu, span.tokens, from);
+        visible = __shfl_sync(0xffffffffu, span.visible, from);
+        begin = start + split * tokens;
+        end = min(span.position + to - 1, begin + tokens);
+    }
+};
+
+// The columns are pairs of a new token and a query head: token * group + head. A warp takes HEAD_TILE of them.
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int COLUMN_TILES, int STAGES>
+struct SpanShared {
+    using Ring = RingTile<KvT, HEAD_DIM>;
+    static constexpr int COLUMNS = HEAD_TILE * COLUMN_TILES;
+    static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
+    static constexpr int RING_BYTES = STAGES * Ring::BYTES, MIXED_BYTES = WARPS * COLUMNS * STRIDE * 4;
+
+    // The ring; at the end of a part the warps' weighted values.
+    alignas(128) unsigned char ring[RING_BYTES > MIXED_BYTES ? RING_BYTES : MIXED_BYTES];
+    alignas(128) unsigned char new_tiles[2][Ring::BYTES];  // those in which new tokens lie
+    typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries queries[COLUMN_TILES];
+    float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
+    float own_scores[COLUMNS];
+    float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
+    int counts[MAX_SPAN];  // splits of each new token
+    unsigned long long filled[STAGES], emptied[STAGES], older;
+    int is_last;
+
+    __device__ __forceinline__ float* weighted_values() { return reinterpret_cast<float*>(ring); }
+    __device__ __forceinline__ unsigned char* stage(unsigned index) { return ring + index % STAGES * Ring::BYTES; }
+};
+
+// Rounds a new key or value as the cache holds it; stores it in its place of a tile in shared memory, and in the cache
+// if `stores`. All lanes must call it.
+template <bool IS_KEYS, typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void round_into_tile(Head<HEAD_DIM>& head, unsigned char* tile, int token, KvT* row,
+                                                float* row_scale, bool stores) {
+    using Tokens = RingTokens<KvT, HEAD_DIM, IS_KEYS>;
+    const Tokens tokens(tile);
+    const float scale = round_head_with<KvT>(head, [&](int dimension, KvT rounded) {
+        const int place = Tokens::offset(token, dimension / 8) + dimension % 8 * static_cast<int>(sizeof(KvT));
+        *reinterpret_cast<KvT*>(const_cast<unsigned char*>(tokens.elements) + place) = rounded;
+        if (stores) row[dimension] = rounded;
+    });
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        if (threadIdx.x % 32 == 0) {
+            const_cast<float*>(tokens.scales)[token] = scale;
+            if (stores) *row_scale = scale;
+        }
+    }
+}
