@@ -115,7 +115,7 @@ def attention_span(
     counters: Array,
     out: Array,
 ) -> None:
-    """Do what attention_decode does for lanes of `num_spans` rows, each with up to MAX_SPAN tokens in neighbouring lanes.
+    """Do what attention_decode does for lanes of `num_spans` rows, each with up to MAX_SPAN neighbouring lanes.
 
     Each token sees those of its row in front of it, and gets the bits that it would get in a call of its own. The rows
     have consecutive positions. Keys and values have 16 bits, or are codes.
