@@ -6,15 +6,15 @@
 //           most 32, follow each other, at positions that follow each other. KvT of 16 bits or a code; keys and values
 //           aligned to 16. Values are finite. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_splits, num_key_value_heads * ceil(columns / COLUMNS), num_spans), block (32 * (4 * COLUMN_TILES +
-//           1)), SHARED_BYTES dynamic shared memory; may overlap the kernel in front of it. `columns` are most lanes of a
-//           row * group; COLUMNS = HEAD_TILE * COLUMN_TILES
+//           copiers)), SHARED_BYTES dynamic shared memory; may overlap the kernel in front of it. `columns` are most
+//           lanes of a row * group; COLUMNS = HEAD_TILE * COLUMN_TILES
 // Traffic:  that of attention_decode for one lane of each row, times ceil(columns / COLUMNS)
 // Numerics: those of attention_decode, bit by bit, if its grid has as many splits: the same splits, the same tiles for
 //           each of four warps, the same sums in the same order. What a token does not see has weight 0
 // Choice:   With lanes by themselves the cache is read anew for each new token, and a launch in front has to append them
-//           all. Here pairs of a new token and a head are columns of one product, so that the cache is read once. One
-//           warp copies tiles into a ring of shared memory, for four that attend, or for eight where there are more
-//           columns than a warp's registers hold. The new tokens' tiles are made in shared memory: blocks need not wait
+//           all. Here pairs of a new token and a head are columns of one product, so that the cache is read once. A
+//           warp copies tiles into a ring of shared memory, for four that attend; where there are more columns than a
+//           warp's registers hold, four copy for eight. The new tokens' tiles are made in shared memory: blocks need not wait
 //           until others have appended them, and earlier tokens are asked for before the kernel in front has ended.
 //           Figures: docs/performance/attention.md
 #include "common/arrival.cuh"
@@ -23,9 +23,12 @@
 
 constexpr int BLOCK_BARRIER = 1, ATTENDING_BARRIER = 2;  // of all threads, and of those that attend
 
+// Warps that copy: one cannot ask for tiles as fast as memory brings them, so blocks that are alone have more.
+__host__ __device__ constexpr int copiers(int column_tiles) { return column_tiles == 1 ? 1 : 4; }
+
 // Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
 template <typename KvT, int HEAD_DIM, int HEAD_TILE, int COLUMN_TILES, int STAGES, int SHARED_BYTES, int BLOCKS>
-__global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
+__global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + copiers(COLUMN_TILES)), BLOCKS)
     attention_span(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                    const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
                    const int* rows, const int* positions, const int* page_table, int num_lanes, int pages_per_row,
@@ -38,6 +41,7 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
     constexpr int TILE = Tile::TILE_TOKENS, PART = PART_SIZE<HEAD_DIM>, COLUMNS = Memory::COLUMNS;
     constexpr int VECTORS = HEAD_DIM / 4, STRIDE = Memory::STRIDE;
     constexpr int ATTENDING = WARPS * COLUMN_TILES, THREADS = 32 * ATTENDING;
+    constexpr int COPIERS = copiers(COLUMN_TILES), ALL_THREADS = THREADS + 32 * COPIERS;
     static_assert(TILE == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
     extern __shared__ __align__(128) unsigned char dynamic[];
@@ -46,16 +50,17 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = blockIdx.x;
     const int group = num_attention_heads / num_key_value_heads, tiles = gridDim.y / num_key_value_heads;
     const int kv_head = blockIdx.y / tiles, first_column = blockIdx.y % tiles * COLUMNS;
-    const Span span(rows, positions, num_lanes, blockIdx.z, window, gridDim.x);
+    const Span span(rows, positions, num_lanes, blockIdx.z);
     const int columns = min(COLUMNS, span.num_tokens * group - first_column);
     if (columns <= 0) {  // no such span, or a short one; still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
     }
-    const int most_splits = span.most_splits();
+    const Splits<TILE> its_splits(span.position + min(lane, span.num_tokens - 1), window, gridDim.x);
+    const int most_splits = __reduce_max_sync(0xffffffffu, its_splits.count);
     if (split >= most_splits) return;  // other blocks of this row wait for the kernel in front
     // New tokens lie in the last split of one of them, or behind it.
-    const bool has_new = split >= span.fewest_splits() - 1;
+    const bool has_new = split >= static_cast<int>(__reduce_min_sync(0xffffffffu, its_splits.count)) - 1;
     const int* pages = page_table + size_t(span.row) * pages_per_row;
     const auto place_of = [&](int page, int token) { return token_place(page, num_key_value_heads, kv_head, token); };
 
@@ -64,35 +69,37 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
         barrier_init(&shared.emptied[lane], COLUMN_TILES);
         if (lane == 0) barrier_init(&shared.older, 32);
     }
-    if (warp == 0 && lane < span.num_tokens) shared.counts[lane] = span.count;
+    if (warp == 0 && lane < span.num_tokens) shared.splits[lane] = its_splits;
+    if (threadIdx.x < COLUMNS) shared.tokens[threadIdx.x] = (first_column + static_cast<int>(threadIdx.x)) / group;
     __syncthreads();
 
-    if (warp == ATTENDING) {  // copies tiles
+    if (warp >= ATTENDING) {  // copies tiles, in turns with the others that do
         const auto copy = [&](unsigned char* to, int page, int begin, int end, unsigned long long* barrier) {
             const size_t place = place_of(page, 0);
             copy_tile<KvT, HEAD_DIM>(to, {keys + place * HEAD_DIM, key_scales + place},
                                      {values + place * HEAD_DIM, value_scales + place}, begin, end, barrier);
         };
         unsigned index = 0;
-        for (int from = 0, to; from < span.num_tokens; from = to) {
-            to = span.cut_end(from);
-            const SpanPart part(span, from, to, split);
+        for (int from = 0; from < span.num_tokens;) {
+            const SpanPart part(shared.splits, span.num_tokens, from, split);
             const int end = min(part.end, span.new_begin());
             for (int begin = part.begin; begin < end; begin += 32 * TILE) {
                 const int page = begin + lane * TILE < end ? load_here(pages + begin / TILE + lane) : 0;
                 for (int token = begin; token < min(end, begin + 32 * TILE); token += TILE, ++index) {
+                    if (index % COPIERS != warp - ATTENDING) continue;
                     const unsigned use = index / STAGES;
                     if (use > 0) barrier_wait(&shared.emptied[index % STAGES], (use - 1) % 2);
                     copy(shared.stage(index), __shfl_sync(0xffffffffu, page, (token - begin) / TILE),
                          max(0, part.visible - token), TILE, &shared.filled[index % STAGES]);
                 }
             }
-            if (from == 0) {  // older tokens in the tile of the first new one
+            if (from == 0 && warp == ATTENDING) {  // older tokens in the tile of the first new one
                 const int token = span.new_begin(), end_of_older = has_new ? span.position - token : 0;
                 const int page = end_of_older > 0 ? load_here(pages + token / TILE) : 0;
                 copy(shared.new_tiles[0], page, max(0, part.visible - token), end_of_older, &shared.older);
             }
-            if (to < span.num_tokens) sync_threads_of<THREADS + 32>(BLOCK_BARRIER);  // the ring is free again
+            from = part.to;
+            if (from < span.num_tokens) sync_threads_of<ALL_THREADS>(BLOCK_BARRIER);  // the ring is free again
         }
         copy_async_commit();
         copy_async_wait<0>();
@@ -107,13 +114,14 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
     const auto is_value = [&](int i) { return warp + i * ATTENDING >= MAX_SPAN; };
     const auto exists = [&](int i) { return has_new && new_token(i) < span.num_tokens; };
     const auto column_of = [&](int i) { return min(warp + i * ATTENDING, columns - 1); };
-    const auto token_of = [&](int column) { return (first_column + column) / group; };
-    const auto head_of = [&](int column) { return kv_head * group + (first_column + column) % group; };
+    const auto head_of = [&](int column) {
+        return kv_head * group + first_column + column - shared.tokens[column] * group;
+    };
 #pragma unroll
     for (int i = 0; i < NEW; ++i) Pairs::load_angles(cos_sin, span.position + (exists(i) ? new_token(i) : 0), new_angles[i]);
 #pragma unroll
     for (int i = 0; i < QUERIES; ++i) {
-        Pairs::load_angles(cos_sin, span.position + token_of(column_of(i)), query_angles[i]);
+        Pairs::load_angles(cos_sin, span.position + shared.tokens[column_of(i)], query_angles[i]);
     }
     int new_pages[NEW];
 #pragma unroll
@@ -132,13 +140,14 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
 #pragma unroll
     for (int i = 0; i < QUERIES; ++i) {
         const int column = column_of(i);
-        queries[i].load(q + (span.first_lane + token_of(column)) * size_t(qkv_stride) + head_of(column) * HEAD_DIM, true);
+        const size_t lane_begin = (span.first_lane + shared.tokens[column]) * size_t(qkv_stride);
+        queries[i].load(q + lane_begin + head_of(column) * HEAD_DIM, true);
     }
 #pragma unroll
     for (int i = 0; i < NEW; ++i) {
         if (!exists(i)) continue;
         const int token = new_token(i), position = span.position + token, place = position % PAGE_TOKENS;
-        const bool stores = first_column == 0 && split == span.splits_of(token) - 1;
+        const bool stores = first_column == 0 && split == shared.splits[token].count - 1;
         const size_t cached = place_of(new_pages[i], position);
         unsigned char* tile = shared.new_tiles[(position - span.new_begin()) / TILE];
         if (is_value(i)) {
@@ -158,7 +167,7 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
     sync_threads_of<THREADS>(ATTENDING_BARRIER);  // own keys and values are there, and zeros
 #pragma unroll
     for (int i = 0; i < QUERIES; ++i) {
-        const int column = warp + i * ATTENDING, token = token_of(column_of(i));
+        const int column = warp + i * ATTENDING, token = shared.tokens[column_of(i)];
         if (column >= columns) break;
         Pairs& query = queries[i];
         query.norm_and_rotate(q_norm, eps, query_angles[i]);
@@ -171,7 +180,7 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
             stored.store(column % HEAD_TILE, Pairs::index(pair), query.first[pair]);
             stored.store(column % HEAD_TILE, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
         }
-        if (split == span.splits_of(token) - 1) {
+        if (split == shared.splits[token].count - 1) {
             Pairs own_key;
 #pragma unroll
             for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
@@ -187,17 +196,17 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
 
     const int phase = warp % WARPS, column_tile = warp / WARPS;
     unsigned first_index = 0;  // of a part's tiles in the ring
-    for (int from = 0, to; from < span.num_tokens; from = to) {
-        to = span.cut_end(from);
-        const SpanPart part(span, from, to, split);
+    for (int from = 0; from < span.num_tokens;) {
+        const SpanPart part(shared.splits, span.num_tokens, from, split);
         Tile tile;
         tile.clear();
         int seen_end[Tile::COLUMNS][2];  // of what this lane's columns see
 #pragma unroll
         for (int i = 0; i < 2 * Tile::COLUMNS; ++i) {
-            const int column = column_tile * HEAD_TILE + 8 * (i / 2) + 2 * (lane % 4) + i % 2, token = token_of(column);
-            const bool is_in_part = column < columns && token >= from && token < to;
-            const int count = is_in_part ? shared.counts[token] : 0;
+            const int column = column_tile * HEAD_TILE + 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+            const int token = shared.tokens[column];
+            const bool is_in_part = column < columns && token >= part.from && token < part.to;
+            const int count = is_in_part ? shared.splits[token].count : 0;
             seen_end[i / 2][i % 2] = split < count ? span.position + token : 0;
             if (phase == 0 && is_in_part && split == count - 1) {
                 tile.start_column_with(i / 2, i % 2, shared.own_scores[column], shared.own_values[token]);
@@ -230,9 +239,9 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
                                       weighted_values + (phase * COLUMNS + column_tile * HEAD_TILE) * STRIDE);
         sync_threads_of<THREADS>(ATTENDING_BARRIER);  // every warp's part is there
         for (int i = threadIdx.x; i < columns * VECTORS; i += THREADS) {
-            const int column = i / VECTORS, vector = i % VECTORS, token = token_of(column);
-            const int count = shared.counts[token];
-            if (token < from || token >= to || split >= count) continue;
+            const int column = i / VECTORS, vector = i % VECTORS, token = shared.tokens[column];
+            const int count = shared.splits[token].count;
+            if (token < part.from || token >= part.to || split >= count) continue;
             const WarpMerge<COLUMNS> merge(shared.maxima, shared.sums, column);
             const float* weighted = weighted_values + column * STRIDE + 4 * vector;
             const float2 low = merge.mix_pair(weighted, COLUMNS * STRIDE);
@@ -249,7 +258,8 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
                 }
             }
         }
-        if (to < span.num_tokens) sync_threads_of<THREADS + 32>(BLOCK_BARRIER);  // the ring is free again
+        from = part.to;
+        if (from < span.num_tokens) sync_threads_of<ALL_THREADS>(BLOCK_BARRIER);  // the ring is free again
     }
     if (most_splits == 1) return;
 
@@ -261,8 +271,9 @@ __global__ void __launch_bounds__(32 * (WARPS * COLUMN_TILES + 1), BLOCKS)
     sync_threads_of<THREADS>(ATTENDING_BARRIER);
     if (!shared.is_last) return;
     for (int i = threadIdx.x; i < columns * VECTORS; i += THREADS) {
-        const int column = i / VECTORS, vector = i % VECTORS, count = shared.counts[token_of(column)];
-        const size_t head = size_t(span.first_lane + token_of(column)) * num_attention_heads + head_of(column);
+        const int column = i / VECTORS, vector = i % VECTORS, token = shared.tokens[column];
+        const int count = shared.splits[token].count;
+        const size_t head = size_t(span.first_lane + token) * num_attention_heads + head_of(column);
         if (count == 1) continue;
         *reinterpret_cast<float4*>(out + head * HEAD_DIM + 4 * vector) =
             merge_splits<HEAD_DIM>(partials + head * gridDim.x * PART, count, vector);

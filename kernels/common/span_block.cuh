@@ -8,15 +8,12 @@
 
 constexpr int MAX_SPAN = 8;  // new tokens of a row; llmcli/runners/base.py knows it too
 
-// The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ... Lane l of
-// each warp holds how the tokens that new token l sees are split.
+// The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ...
 struct Span {
     int row, first_lane, position, num_tokens;
-    int visible, start, tokens, count;  // of the lane's token, see Splits
 
     // The span `number` of the launch; without tokens if there are fewer. All lanes of a warp must call it.
-    __device__ __forceinline__ Span(const int* rows, const int* positions, int num_lanes, int number, int window,
-                                    int max_splits) {
+    __device__ __forceinline__ Span(const int* rows, const int* positions, int num_lanes, int number) {
         const int lane = threadIdx.x % 32;
         const int its_row = lane < num_lanes ? load_here(rows + lane) : -1;
         const int its_position = lane < num_lanes ? load_here(positions + lane) : 0;
@@ -29,36 +26,24 @@ struct Span {
         row = __shfl_sync(0xffffffffu, its_row, first_lane);
         position = __shfl_sync(0xffffffffu, its_position, first_lane);
         num_tokens = __popc(__ballot_sync(0xffffffffu, its_row == row));
-        const Splits<PAGE_TOKENS> splits(position + min(lane, num_tokens - 1), window, max_splits);
-        visible = splits.visible, start = splits.start, tokens = splits.tokens, count = splits.count;
     }
-
-    __device__ __forceinline__ int most_splits() const { return __reduce_max_sync(0xffffffffu, count); }
-    __device__ __forceinline__ int fewest_splits() const { return __reduce_min_sync(0xffffffffu, count); }
-    __device__ __forceinline__ int splits_of(int token) const { return __shfl_sync(0xffffffffu, count, token); }
-
     // The tile in which the first new token lies begins here.
     __device__ __forceinline__ int new_begin() const { return position / PAGE_TOKENS * PAGE_TOKENS; }
-    // Tokens from `from` on that have their splits begin at the same places: all but once in a long while. Returns the
-    // one behind them.
-    __device__ __forceinline__ int cut_end(int from) const {
-        const bool is_alike = start == __shfl_sync(0xffffffffu, start, from) &&
-                              tokens == __shfl_sync(0xffffffffu, tokens, from);
-        const int lane = threadIdx.x % 32;
-        return from + __popc(__ballot_sync(0xffffffffu, is_alike && lane >= from && lane < num_tokens));
-    }
 };
 
-// The cached tokens that the new tokens from ... to - 1 see in a split. `visible` is the first token that any sees.
+// The new tokens from ... to - 1, which have their splits begin at the same places: all but once in a long while. And
+// what they see of a split: the cached tokens begin ... end - 1; `visible` is the first that any of them sees.
 struct SpanPart {
-    int begin, end, visible;
+    int from, to, begin, end, visible;
 
-    __device__ __forceinline__ SpanPart(const Span& span, int from, int to, int split) {
-        const int start = __shfl_sync(0xffffffffu, span.start, from);
-        const int tokens = __shfl_sync(0xffffffffu, span.tokens, from);
-        visible = __shfl_sync(0xffffffffu, span.visible, from);
-        begin = start + split * tokens;
-        end = min(span.position + to - 1, begin + tokens);
+    __device__ __forceinline__ SpanPart(const Splits<PAGE_TOKENS>* splits, int num_tokens, int first, int split) {
+        from = first;
+        for (to = from + 1; to < num_tokens; ++to) {
+            if (splits[to].start != splits[from].start || splits[to].tokens != splits[from].tokens) break;
+        }
+        begin = splits[from].begin(split);
+        end = splits[to - 1].end(split);
+        visible = splits[from].visible;
     }
 };
 
@@ -77,7 +62,8 @@ struct SpanShared {
     float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
     float own_scores[COLUMNS];
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
-    int counts[MAX_SPAN];  // splits of each new token
+    Splits<PAGE_TOKENS> splits[MAX_SPAN];  // of what each new token sees
+    int tokens[COLUMNS];                   // the new token of each column
     unsigned long long filled[STAGES], emptied[STAGES], older;
     int is_last;
 

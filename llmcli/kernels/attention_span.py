@@ -27,11 +27,11 @@ from llmcli.kernels.spec import KernelSpec
 
 MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
-_WARPS = 4  # that attend to a tile of columns; one more copies
+_WARPS = 4  # that attend to a tile of columns
+_COPIERS = {1: 1, 2: 4}  # warps beside them, by tiles of columns
 # Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
 _MIN_STAGES, _MAX_STAGES = 4, 16
-# Above it, or for head sizes of no whole 32, fewer columns or blocks find room in the registers.
-_WIDE_HEAD_DIM = 128
+_MOST_HEAD_DIM = 128  # beyond it the registers have no room for so many columns
 _COPY_BYTES = 16
 # Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
 _RESERVED_BYTES = 1024
@@ -47,19 +47,18 @@ class SpanPlan:
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
         self._layout = layout
         self._itemsize = itemsize
-        head_dim = layout.head_dim
         if layout.group_size == 1:  # all columns of MAX_SPAN tokens
-            is_easy = head_dim <= _WIDE_HEAD_DIM and head_dim % 32 == 0
-            self.head_tile, self.column_tiles, self.blocks = 8, 1, 3 if is_easy else 2
+            # Head sizes of no whole 32 take more registers.
+            self.head_tile, self.column_tiles, self.blocks = 8, 1, 3 if layout.head_dim % 32 == 0 else 2
         else:
-            self.head_tile, self.column_tiles, self.blocks = (8 if head_dim > _WIDE_HEAD_DIM else 16), 2, 1
+            self.head_tile, self.column_tiles, self.blocks = 16, 2, 1
         room = (card.shared_bytes_per_block + _RESERVED_BYTES) // self.blocks - _RESERVED_BYTES
         self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
 
     @property
     def is_possible(self) -> bool:
         """Whether the kernel is for this cache, and a block's shared memory has room for it."""
-        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
+        return self._itemsize in (1, 2) and self._layout.head_dim <= _MOST_HEAD_DIM and self.stages >= _MIN_STAGES
 
     @property
     def shared_bytes(self) -> int:
@@ -88,7 +87,7 @@ class SpanPlan:
         ring = _lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
         queries = 2 * columns * 2 * 32 * (-(-head_dim // 32) | 1)
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
-        merging = 2 * 4 * _WARPS * columns + 4 * MAX_SPAN
+        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 4 * columns
         barriers = 8 * (2 * stages + 1)
         return _lines(ring + 2 * tile + queries + own + merging + barriers + 4)
 
@@ -157,7 +156,7 @@ def attention_span(
         kernel,
         plan.kernel_name(keys.dtype),
         grid=(partials.shape[2], grid_heads, num_spans),
-        block=32 * (_WARPS * plan.column_tiles + 1),
+        block=32 * (_WARPS * plan.column_tiles + _COPIERS[plan.column_tiles]),
         arguments=(
             qkv,
             column_address(qkv, layout.k_offset),
@@ -201,9 +200,9 @@ SPEC = KernelSpec(
     tuple(
         SpanPlan(TYPICAL_CARD, QkvLayout(group_size, 1, head_dim), np.dtype(kind).itemsize).kernel_name(np.dtype(kind))
         for kind, shapes in (
-            (np.float16, ((1, 64), (4, 64), (1, 128), (4, 128), (2, 256))),
+            (np.float16, ((1, 64), (4, 64), (1, 128), (4, 128))),
             (np.uint16, ((1, 80), (4, 128), (7, 64))),
-            (np.uint8, ((1, 24), (4, 96), (1, 128), (4, 128), (2, 256))),
+            (np.uint8, ((1, 24), (4, 96), (1, 128), (4, 128))),
         )
         for group_size, head_dim in shapes
     ),
