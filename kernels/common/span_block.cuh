@@ -7,6 +7,7 @@
 #include "common/splits.cuh"
 
 constexpr int MAX_SPAN = 8;  // new tokens of a row; llmcli/runners/base.py knows it too
+constexpr int COLUMNS = 8;   // of a block: pairs of a new token and a query head, token * group + head
 
 // The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ...
 struct Span {
@@ -47,21 +48,21 @@ struct SpanPart {
     }
 };
 
-// The columns are pairs of a new token and a query head: token * group + head. A warp takes HEAD_TILE of them.
-template <typename KvT, int HEAD_DIM, int HEAD_TILE, int COLUMN_TILES, int STAGES>
+template <typename KvT, int HEAD_DIM, int STAGES>
 struct SpanShared {
     using Ring = RingTile<KvT, HEAD_DIM>;
-    static constexpr int COLUMNS = HEAD_TILE * COLUMN_TILES;
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
     static constexpr int RING_BYTES = STAGES * Ring::BYTES, MIXED_BYTES = WARPS * COLUMNS * STRIDE * 4;
 
     // The ring; at the end of a part the warps' weighted values.
     alignas(128) unsigned char ring[RING_BYTES > MIXED_BYTES ? RING_BYTES : MIXED_BYTES];
     alignas(128) unsigned char new_tiles[2][Ring::BYTES];  // those in which new tokens lie
-    typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries queries[COLUMN_TILES];
+    typename Attend<KvT, HEAD_DIM, COLUMNS>::Queries queries;
     float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
     float own_scores[COLUMNS];
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
+    Span span;
+    int group, kv_head, first_column, columns, most_splits;
     Splits<PAGE_TOKENS> splits[MAX_SPAN];  // of what each new token sees
     int tokens[COLUMNS];                   // the new token of each column
     unsigned long long filled[STAGES], emptied[STAGES], older;

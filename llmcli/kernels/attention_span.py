@@ -27,11 +27,11 @@ from llmcli.kernels.spec import KernelSpec
 
 MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
-_WARPS = 4  # that attend to a tile of columns
-_COPIERS = {1: 1, 2: 4}  # warps beside them, by tiles of columns
+_COLUMNS = 8  # pairs of a lane and a query head that a block takes
+_WARPS = 4  # that attend; one more copies
 # Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
 _MIN_STAGES, _MAX_STAGES = 4, 16
-_MOST_HEAD_DIM = 128  # beyond it the registers have no room for so many columns
+_WIDE_HEAD_DIM = 128  # above it registers have room for one block; for head sizes of no whole 32 for two, else three
 _COPY_BYTES = 16
 # Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
 _RESERVED_BYTES = 1024
@@ -40,25 +40,23 @@ _RESERVED_BYTES = 1024
 class SpanPlan:
     """How a block works with one cache; depends on nothing that changes after load.
 
-    Attributes: head_tile: columns of a warp; column_tiles: tiles of columns in a block; blocks: on a multiprocessor;
-                stages: tiles under way in a block
+    Attributes: blocks: on a multiprocessor; stages: tiles under way in a block
     """
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
         self._layout = layout
         self._itemsize = itemsize
-        if layout.group_size == 1:  # all columns of MAX_SPAN tokens
-            # Head sizes of no whole 32 take more registers.
-            self.head_tile, self.column_tiles, self.blocks = 8, 1, 3 if layout.head_dim % 32 == 0 else 2
-        else:
-            self.head_tile, self.column_tiles, self.blocks = 16, 2, 1
-        room = (card.shared_bytes_per_block + _RESERVED_BYTES) // self.blocks - _RESERVED_BYTES
-        self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+        most = 1 if layout.head_dim > _WIDE_HEAD_DIM else 2 if layout.head_dim % 32 else 3
+        for self.blocks in range(most, 0, -1):
+            room = (card.shared_bytes_per_block + _RESERVED_BYTES) // self.blocks - _RESERVED_BYTES
+            self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+            if self.stages >= _MIN_STAGES:
+                break
 
     @property
     def is_possible(self) -> bool:
         """Whether the kernel is for this cache, and a block's shared memory has room for it."""
-        return self._itemsize in (1, 2) and self._layout.head_dim <= _MOST_HEAD_DIM and self.stages >= _MIN_STAGES
+        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
 
     @property
     def shared_bytes(self) -> int:
@@ -67,27 +65,27 @@ class SpanPlan:
 
     def grid_heads(self, most_lanes: int) -> int:
         """Blocks that a split of a row takes, if it has so many lanes at most."""
-        columns = most_lanes * self._layout.group_size
-        return self._layout.num_key_value_heads * -(-columns // (self.head_tile * self.column_tiles))
+        return self._layout.num_key_value_heads * -(-most_lanes * self._layout.group_size // _COLUMNS)
 
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
         """The name expression; the last parameters but one is a size of shared memory, for the compiler to compare."""
         parameters = (
             CACHE_TYPES[dtype],
-            *map(str, (self._layout.head_dim, self.head_tile, self.column_tiles, self.stages)),
+            str(self._layout.head_dim),
+            str(self.stages),
             str(self.shared_bytes),
             str(self.blocks),
         )
         return f"attention_span<{', '.join(parameters)}>"
 
     def _shared_bytes(self, stages: int) -> int:
-        head_dim, columns = self._layout.head_dim, self.head_tile * self.column_tiles
+        head_dim, columns = self._layout.head_dim, _COLUMNS
         scales = 8 * PAGE_TOKENS if has_scales(self._itemsize) else 0
         tile = 2 * PAGE_TOKENS * head_dim * self._itemsize + scales
         ring = _lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
         queries = 2 * columns * 2 * 32 * (-(-head_dim // 32) | 1)
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
-        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 4 * columns
+        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 4 * columns + 9 * 4
         barriers = 8 * (2 * stages + 1)
         return _lines(ring + 2 * tile + queries + own + merging + barriers + 4)
 
@@ -156,7 +154,7 @@ def attention_span(
         kernel,
         plan.kernel_name(keys.dtype),
         grid=(partials.shape[2], grid_heads, num_spans),
-        block=32 * (_WARPS * plan.column_tiles + _COPIERS[plan.column_tiles]),
+        block=32 * (_WARPS + 1),
         arguments=(
             qkv,
             column_address(qkv, layout.k_offset),
@@ -200,9 +198,9 @@ SPEC = KernelSpec(
     tuple(
         SpanPlan(TYPICAL_CARD, QkvLayout(group_size, 1, head_dim), np.dtype(kind).itemsize).kernel_name(np.dtype(kind))
         for kind, shapes in (
-            (np.float16, ((1, 64), (4, 64), (1, 128), (4, 128))),
-            (np.uint16, ((1, 80), (4, 128), (7, 64))),
-            (np.uint8, ((1, 24), (4, 96), (1, 128), (4, 128))),
+            (np.float16, ((4, 64), (4, 128), (2, 256))),
+            (np.uint16, ((1, 80), (4, 128))),
+            (np.uint8, ((1, 24), (4, 96), (4, 128), (2, 256))),
         )
         for group_size, head_dim in shapes
     ),
