@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const auto exists = [&](int i) { return has_new && new_token(i) < span.num_tokens; };
     const auto column_of = [&](int i) { return min(warp + i * WARPS, columns - 1); };
     const auto head_of = [&](int column) {
-        return kv_head * group + first_column + column - shared.tokens[column] * shared.group;
+        return kv_head * shared.group + first_column + column - shared.tokens[column] * shared.group;
     };
 #pragma unroll
     for (int i = 0; i < NEW; ++i) Pairs::load_angles(cos_sin, span.position + (exists(i) ? new_token(i) : 0), new_angles[i]);
