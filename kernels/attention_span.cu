@@ -199,15 +199,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         const SpanPart part(shared.splits, span.num_tokens, from, split);
         Tile tile;
         tile.clear();
-        int seen_end[2];  // of what this lane's columns see
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int column = 2 * (lane % 4) + i, token = shared.tokens[column];
+        if (threadIdx.x < COLUMNS) {
+            const int token = shared.tokens[threadIdx.x], column = threadIdx.x;
             const bool is_in_part = column < columns && token >= part.from && token < part.to;
             const int count = is_in_part ? shared.splits[token].count : 0;
-            seen_end[i] = split < count ? span.position + token : 0;
-            if (warp == 0 && is_in_part && split == count - 1) {
-                tile.start_column_with(0, i, shared.own_scores[column], shared.own_values[token]);
+            shared.seen_end[column] = split < count ? span.position + token : 0;
+            shared.has_own[column] = split == count - 1;
+        }
+        sync_threads_of<ATTENDING>(ATTENDING_BARRIER);  // what the columns see is there
+        if (warp == 0) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int column = 2 * (lane % 4) + i;
+                if (!shared.has_own[column]) continue;
+                tile.start_column_with(0, i, shared.own_scores[column], shared.own_values[shared.tokens[column]]);
             }
         }
         const int new_begin = span.new_begin();
@@ -220,7 +225,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
                 is_new ? shared.new_tiles[(token - new_begin) / TILE] : shared.stage(index),
                 max(0, part.visible - token), min(part.end - token, TILE),
                 [&](int, int i, int place) {
-                    return token + place < seen_end[i] && token + place > seen_end[i] - window;
+                    const int seen_end = shared.seen_end[2 * (lane % 4) + i];
+                    return token + place < seen_end && token + place > seen_end - window;
                 },
                 [&] {
                     __syncwarp();

@@ -65,6 +65,8 @@ struct SpanShared {
     int group, kv_head, first_column, columns, most_splits;
     Splits<PAGE_TOKENS> splits[MAX_SPAN];  // of what each new token sees
     int tokens[COLUMNS];                   // the new token of each column
+    int seen_end[COLUMNS];                 // the end of what it sees of a part, 0 if it sees nothing
+    bool has_own[COLUMNS];                 // whether the part ends with the token itself
     unsigned long long filled[STAGES], emptied[STAGES], older;
     int is_last;
 

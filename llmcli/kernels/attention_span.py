@@ -85,7 +85,7 @@ class SpanPlan:
         ring = _lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
         queries = 2 * columns * 2 * 32 * (-(-head_dim // 32) | 1)
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
-        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 4 * columns + 9 * 4
+        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 9 * columns + 9 * 4
         barriers = 8 * (2 * stages + 1)
         return _lines(ring + 2 * tile + queries + own + merging + barriers + 4)
 
