@@ -1,6 +1,7 @@
 """Launcher of attention_span.cu: what attention_decode does, for lanes of which several belong to one row."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmcli.kernels.qkv import (
     CACHE_TYPES,
     PAGE_TOKENS,
     QkvLayout,
+    cached_bytes,
     check_cache,
     check_lanes,
     check_layout,
@@ -67,6 +69,10 @@ class SpanPlan:
         """Blocks that a split of a row takes, if it has so many lanes at most."""
         return self._layout.num_key_value_heads * -(-most_lanes * self._layout.group_size // _COLUMNS)
 
+    def num_counters(self, num_lanes: int) -> int:
+        """Counters for so many lanes of any rows."""
+        return max(spans * self.grid_heads(num_lanes - spans + 1) for spans in range(1, num_lanes + 1))
+
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
         """The name expression; the last parameters but one is a size of shared memory, for the compiler to compare."""
         parameters = (
@@ -116,7 +122,7 @@ def attention_span(
 
     Each token sees those of its row in front of it, and gets the bits that it would get in a call of its own. The rows
     have consecutive positions. Keys and values have 16 bits, or are codes.
-    Shapes: as in attention_decode; counters uint32 of any shape, with room for num_spans * `SpanPlan.grid_heads`
+    Shapes: as in attention_decode; counters uint32 [`SpanPlan.num_counters`]
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
     kernel = "attention_span"
@@ -136,19 +142,21 @@ def attention_span(
     check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
     partials_shape = (None, layout.num_attention_heads, None, head_dim + PARTIAL_EXTRA)
     check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
-    check(kernel, "counters", counters, dtype=np.uint32, shape=(None,) * len(counters.shape), aligned=4)
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(None,), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     plan = SpanPlan(device, layout, itemsize)
     if not plan.is_possible:
         raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
     grid_heads = plan.grid_heads(min(num_lanes - num_spans + 1, MAX_SPAN))
-    if partials.shape[0] < num_lanes or math.prod(counters.shape) < num_spans * grid_heads:
+    if partials.shape[0] < num_lanes or counters.shape[0] < num_spans * grid_heads:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
 
     def cost() -> DecodeAttentionCost:
-        lanes = zip(assumed_values(rows), assumed_values(positions), strict=True)
-        seen = [min(position + 1, window or position + 1) for row, position in lanes if row >= 0]
-        return attention_decode_cost(seen, layout, itemsize)
+        seen: dict[int, list[int]] = {}
+        for row, position in zip(assumed_values(rows), assumed_values(positions), strict=True):
+            if row >= 0:
+                seen.setdefault(row, []).append(min(position + 1, window or position + 1))
+        return attention_span_cost(list(seen.values()), layout, itemsize)
 
     device.launch(
         kernel,
@@ -185,6 +193,13 @@ def attention_span(
         overlaps=True,
         cost=cost,
     )
+
+
+def attention_span_cost(seen: list[list[int]], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
+    """What one call needs; `seen` are the tokens that each lane of each row sees, its own included."""
+    alone = attention_decode_cost([tokens for of_row in seen for tokens in of_row], layout, itemsize)
+    once = sum(max(of_row) - len(of_row) for of_row in seen) * 2 * cached_bytes(layout, itemsize)
+    return replace(alone, read_bytes=alone.read_bytes - alone.stored_bytes + once, stored_bytes=once)
 
 
 def _lines(num_bytes: int) -> int:

@@ -17,6 +17,7 @@ from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
+from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.head_norm import head_norm
@@ -46,8 +47,9 @@ _MOST_PREPARED_TOKENS = 1024
 class Lanes:
     """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
 
-    With `is_span` the lanes are consecutive tokens of one row; without it every lane has another row. With
-    `token_rows`, which equals `rows`, token_ids is indexed by row; without it by lane.
+    With `num_spans` they belong to so many rows: the lanes of a row lie side by side and hold consecutive tokens.
+    Without it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without
+    it by lane.
     Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
             token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
     """
@@ -57,7 +59,7 @@ class Lanes:
     rows: Any
     positions: Any
     page_table: Any
-    is_span: bool = False
+    num_spans: int | None = None
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,21 @@ class Forward:
             "page_table": lanes.page_table,
             **layer.cache,
         }
+        if lanes.num_spans is not None and workspace.span_counters is not None:
+            attention_span(
+                self.device,
+                **common,
+                qkv=activations.qkv,
+                rows=lanes.rows,
+                positions=lanes.positions,
+                q_norm=layer.weights.q_norm,
+                window=traits.sliding_windows[layer.index],
+                num_spans=lanes.num_spans,
+                partials=workspace.partials,
+                counters=workspace.span_counters,
+                out=activations.mixed,
+            )
+            return
         attend, at_once = attention_decode, len(workspace.partials)
         partials, counters = workspace.partials, workspace.counters
         if workspace.row_partials is not None and activations.count >= MANY_LANES:
@@ -288,7 +305,7 @@ class Forward:
         for begin in range(0, activations.count, at_once):
             some = slice(begin, min(begin + at_once, activations.count))
             places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
-            if lanes.is_span:
+            if lanes.num_spans is not None:
                 append_tokens(self.device, **common, **places)
             attend(
                 self.device,
@@ -296,7 +313,7 @@ class Forward:
                 **places,
                 q_norm=layer.weights.q_norm,
                 window=traits.sliding_windows[layer.index],
-                is_cached=lanes.is_span,
+                is_cached=lanes.num_spans is not None,
                 partials=partials,
                 counters=counters,
                 out=activations.mixed[some],

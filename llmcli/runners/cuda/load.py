@@ -107,7 +107,13 @@ def load(
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
-    for zeros in (workspace.counters, workspace.row_counters, workspace.no_rows, workspace.slot_token_ids):
+    for zeros in (
+        workspace.counters,
+        workspace.row_counters,
+        workspace.span_counters,
+        workspace.no_rows,
+        workspace.slot_token_ids,
+    ):
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
