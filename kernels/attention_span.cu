@@ -1,20 +1,19 @@
-// attention_span: attention_decode for lanes of which several belong to one row, with the same bits. Each sees those
-//           before it
+// attention_span: attention_decode for lanes of which several belong to one row: each sees those before it
 //           Source: arXiv 2307.08691, flash-decoding; HF LlamaAttention
 // Shapes:   as in attention_decode, but counters [num_spans, grid y] zeros, zeros again at the end
-// Requires: what attention_decode requires without is_cached, but for the rows: lanes of one row, at most MAX_SPAN of at
-//           most 32, follow each other, at positions that follow each other. KvT of 16 bits or a code; keys and values
+// Requires: what attention_decode requires without is_cached, but for the rows: lanes of one row, at most MAX_SPAN of
+//           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
 //           aligned to 16. Values are finite. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_splits, num_key_value_heads * ceil(columns / 8), num_spans), block (160), SHARED_BYTES dynamic
 //           shared memory; may overlap the kernel in front of it. `columns` are the most lanes of a row times group
 // Traffic:  that of attention_decode for one lane of each row, times ceil(columns / 8), the further ones mostly from L2
 // Numerics: those of attention_decode, bit by bit, if its grid has as many splits: the same splits, the same tiles for
 //           each of four warps, the same sums in the same order. What a token does not see has weight 0
-// Choice:   With lanes by themselves the cache is read anew for each new token, and a launch in front has to append them
-//           all. Here pairs of a new token and a head are columns of one product. One warp copies tiles into a ring of
-//           shared memory for four that attend. The new tokens' tiles are made in shared memory: blocks need not wait
-//           until others have appended them, and earlier tokens are asked for before the kernel in front has ended.
-//           Rejected, with figures in docs/performance/attention.md: 16 and 32 columns in a block
+// Choice:   With lanes by themselves the cache is read anew for each new token, and a launch in front has to append
+//           them all. Here pairs of a new token and a head are columns of one product. One warp copies tiles into a
+//           ring of shared memory for four that attend. The new tokens' tiles are made in shared memory: blocks need
+//           not wait until others have appended them, and earlier tokens are asked for before the kernel in front has
+//           ended. Rejected, with figures in docs/performance/attention.md: 16 and 32 columns in a block
 #include "common/arrival.cuh"
 #include "common/launch.cuh"
 #include "common/span_block.cuh"
@@ -119,7 +118,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         return kv_head * shared.group + first_column + column - shared.tokens[column] * shared.group;
     };
 #pragma unroll
-    for (int i = 0; i < NEW; ++i) Pairs::load_angles(cos_sin, span.position + (exists(i) ? new_token(i) : 0), new_angles[i]);
+    for (int i = 0; i < NEW; ++i) {
+        Pairs::load_angles(cos_sin, span.position + (exists(i) ? new_token(i) : 0), new_angles[i]);
+    }
 #pragma unroll
     for (int i = 0; i < QUERIES; ++i) {
         Pairs::load_angles(cos_sin, span.position + shared.tokens[column_of(i)], query_angles[i]);

@@ -10,21 +10,9 @@ from llmcli.kernels.attention_span import MAX_SPAN
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import CODES
-from llmcli.lab.new_tokens import NewTokens, new_tokens
+from llmcli.lab.new_tokens import NewTokens, new_tokens, spans_of
 
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16", "codes"])
-
-
-def spans(problem: NewTokens, lengths: list[int]) -> NewTokens:
-    """Of each row of the problem so many tokens, one a lane, from its position on."""
-    generator = np.random.default_rng(sum(lengths))
-    positions = [start + np.arange(length) for start, length in zip(problem.positions, lengths, strict=True)]
-    return replace(
-        problem,
-        qkv=generator.normal(size=(sum(lengths), problem.layout.width)).astype(np.float32),
-        rows=np.repeat(problem.rows, lengths),
-        positions=np.concatenate(positions).astype(np.int32),
-    )
 
 
 def assert_same(device: Device, lanes: NewTokens, num_spans: int) -> None:
@@ -50,7 +38,7 @@ def check(
     problem = new_tokens(
         layout, dtype, starts, norms=True, window=window, num_splits=num_splits, max_seq_len=longest + 1
     )
-    assert_same(device, spans(problem, lengths), len(starts))
+    assert_same(device, spans_of(problem, lengths), len(starts))
 
 
 @pytest.mark.cuda
@@ -105,7 +93,7 @@ def test_spans_of_several_rows(device: Device, dtype: np.dtype, lengths: list[in
 @pytest.mark.cuda
 @KINDS
 def test_unused_lanes_are_neither_read_nor_written(device: Device, dtype: np.dtype) -> None:
-    used = spans(new_tokens(LLAMA, dtype, [700, 5], norms=True, max_seq_len=720), [3, 2])
+    used = spans_of(new_tokens(LLAMA, dtype, [700, 5], norms=True, max_seq_len=720), [3, 2])
     lanes = [1, 2, 3, 5, 6]
     qkv = np.full((9, LLAMA.width), np.nan, np.float32)
     rows, positions = np.full(9, -1, np.int32), np.full(9, 2**30, np.int32)
@@ -124,5 +112,5 @@ def test_a_long_row(device: Device, dtype: np.dtype) -> None:
 @pytest.mark.cuda
 @KINDS
 def test_against_float64(device: Device, dtype: np.dtype) -> None:
-    problem = spans(new_tokens(LLAMA, dtype, [140], norms=True, max_seq_len=160), [8])
+    problem = spans_of(new_tokens(LLAMA, dtype, [140], norms=True, max_seq_len=160), [8])
     verify(problem, run(device, problem, num_spans=1)[0])
