@@ -2,7 +2,8 @@
 // From sm_90 on; before it both functions do nothing.
 //
 // gemv, stage_digits, gemm_codes, stage_halves, gemm_halves, append_tokens, attention_decode, attention_rows,
-// attention_span and sample_token overlap. All other kernels start when everything in front of them has ended, and call neither function.
+// attention_span and sample_token overlap. All other kernels start when everything in front of them has ended, and call
+// neither function.
 // The rules for a kernel that overlaps:
 // 1. At least one of its blocks waits. So when it ends, every kernel in front has ended too, and the kernel behind need
 //    only wait for this one.
