@@ -213,6 +213,11 @@ def round_rows(device: Any, *, x: Any, out: Any, row_scale: Any) -> None:
     _store_scaled(out, row_scale, floats(x))
 
 
+def gather_columns(device: Any, *, x: Any, order: Any, out: Any) -> None:
+    assert np.array_equal(np.sort(on_host(order)), np.arange(x.shape[1]))
+    store(out, floats(x)[:, on_host(order)])
+
+
 def scale_bias(device: Any, *, x: Any, row_scale: Any, bias: Any) -> None:
     store(x, floats(x) * floats(row_scale)[:, None] + (0 if bias is None else floats(bias)))
 
