@@ -9,6 +9,18 @@
 
 #include "common/product_halves.cuh"
 
+template <>
+constexpr bool HAS_UNIT_SCALE<Fp8> = true;
+
+// Part `part` of a unit's bytes of the rows g and g + 8, as a of two k-steps.
+__device__ __forceinline__ void widen_fp8_part(const uint4& low, const uint4& high, int part, unsigned (&first)[4],
+                                               unsigned (&second)[4]) {
+    widen_fp8(part == 0 ? low.x : low.z, first[0], first[2]);
+    widen_fp8(part == 0 ? high.x : high.z, first[1], first[3]);
+    widen_fp8(part == 0 ? low.y : low.w, second[0], second[2]);
+    widen_fp8(part == 0 ? high.y : high.w, second[1], second[3]);
+}
+
 template <typename ScaleT, int GROUP_SIZE, int ROWS>
 struct Fp8Product {
     using G = Groups<Fp8, GROUP_SIZE>;
@@ -46,12 +58,8 @@ struct Fp8Product {
         for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            const uint4 &l = low[part / 2], &h = high[part / 2];
             unsigned a[2][4];
-            widen_fp8(part % 2 == 0 ? l.x : l.z, a[0][0], a[0][2]);
-            widen_fp8(part % 2 == 0 ? h.x : h.z, a[0][1], a[0][3]);
-            widen_fp8(part % 2 == 0 ? l.y : l.w, a[1][0], a[1][2]);
-            widen_fp8(part % 2 == 0 ? h.y : h.w, a[1][1], a[1][3]);
+            widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 // Columns past the last row repeat it; nobody reads their sums.

@@ -307,6 +307,20 @@ def test_many_rows_as_pairs_have_the_bits_of_each_alone(
         assert {stem for stem, rows in launched if rows == lanes} == {"stage_halves", "gemm_halves"}
 
 
+@pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
+def test_many_rows_of_8_bit_floats_have_the_bits_of_each_alone(
+    block: tuple[int, int], device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
+) -> None:
+    sizes = {**SIZES, "attention_bias": True, "num_hidden_layers": 1}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = write_fp8(source, tmp_path / "model", block=block)
+    runner = load_simulated(folder, device, num_rows=72, max_seq_len=64)
+    for num_rows in (9, 72):
+        launched.clear()
+        check_rows_together(runner, num_rows, 2)
+        assert {stem for stem, rows in launched if rows == -(-num_rows // 8) * 8} == {"stage_halves", "gemm_halves"}
+
+
 @pytest.mark.parametrize("can_wgmma", [True, False])
 def test_a_text_is_scored_with_the_same_bits_in_any_way(
     can_wgmma: bool, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
