@@ -25,16 +25,6 @@
 
 constexpr int COPIERS = 4, BLOCK_SIZE = NUM_THREADS + 32 * COPIERS;
 
-// A unit's bytes of the rows g and g + 8 as a of its k-steps.
-__device__ __forceinline__ void unpack_unit(const uint4& low, const uint4& high, unsigned (&a)[2][4]) {
-    a[0][0] = low.x, a[0][1] = high.x, a[0][2] = low.y, a[0][3] = high.y;
-    a[1][0] = low.z, a[1][1] = high.z, a[1][2] = low.w, a[1][3] = high.w;
-}
-__device__ __forceinline__ void unpack_unit(const uint4& low, const uint4& high, unsigned (&a)[4][4]) {
-    widen_fp8_part(low, high, 0, a[0], a[1]);
-    widen_fp8_part(low, high, 1, a[2], a[3]);
-}
-
 template <typename WeightT, typename ScaleT, int GROUP_SIZE, int TOKENS, int QUARTERS, int SHARERS, int TILES,
           int STAGES, int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
@@ -79,8 +69,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const int first_item = blockIdx.x / CLUSTER, item_step = gridDim.x / CLUSTER;
     const int first_chunk = quarter * QUARTER_CHUNKS, end_chunk = first_chunk + CHUNKS / QUARTERS;
     const auto next_unit = [](int unit) {
-        const int following = unit + 1;
-        return following % Image::UNITS != 0 ? following : following + (CHUNKS - 1) * Image::UNITS;
+        return unit + 1 + ((unit + 1) % Image::UNITS == 0 ? (CHUNKS - 1) * Image::UNITS : 0);
     };
     const auto first_tile = [&](int item) { return (item / num_row_blocks * SHARERS + sharer) * TILES; };
 
@@ -267,10 +256,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             }
 #pragma unroll 1
             for (int chunk = begin; chunk < min(begin + QUARTER_CHUNKS, num_spans); ++chunk) {
-                const int first = chunk * Image::UNITS;
 #pragma unroll 1
-                for (int unit = first; unit < num_units; unit = next_unit(unit)) {
-                    multiply(item, unit, HAS_SCALE ? unit % Image::UNITS == 0 : unit == first);
+                for (int unit = chunk * Image::UNITS; unit < num_units; unit = next_unit(unit)) {
+                    multiply(item, unit, HAS_SCALE ? unit % Image::UNITS == 0 : unit == chunk);
                 }
                 if constexpr (HAS_SCALE) {
                     leave_sums(quarters, false);

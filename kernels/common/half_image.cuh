@@ -50,3 +50,13 @@ struct HalfImage {
         }
     };
 };
+
+// A unit's bytes of the rows g and g + 8 as a of its k-steps.
+__device__ __forceinline__ void unpack_unit(const uint4& low, const uint4& high, unsigned (&a)[2][4]) {
+    a[0][0] = low.x, a[0][1] = high.x, a[0][2] = low.y, a[0][3] = high.y;
+    a[1][0] = low.z, a[1][1] = high.z, a[1][2] = low.w, a[1][3] = high.w;
+}
+__device__ __forceinline__ void unpack_unit(const uint4& low, const uint4& high, unsigned (&a)[4][4]) {
+    widen_fp8_part(low, high, 0, a[0], a[1]);
+    widen_fp8_part(low, high, 1, a[2], a[3]);
+}
