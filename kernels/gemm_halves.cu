@@ -161,6 +161,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned parity = 0;
     float products[TILES_A_WARP][4 * COLUMN_TILES];
     float sums[TILES_A_WARP][2 * COLUMN_TILES];  // of a chunk with a unit scale, else of a quarter
+    float weight_scales[TILES_A_WARP][2];  // of a span, which are on their way while its first unit is multiplied
+#pragma unroll
+    for (int m = 0; m < TILES_A_WARP; ++m) weight_scales[m][0] = weight_scales[m][1] = 1.0f;
     const auto clear_sums = [&] {
 #pragma unroll
         for (int m = 0; m < TILES_A_WARP; ++m) {
@@ -190,6 +193,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const unsigned char* place = memory + stage * STAGE_BYTES;
         const uint4* weights = reinterpret_cast<const uint4*>(place + IMAGE_BYTES) + warp * UNIT_VECTORS + lane;
         const unsigned long long columns = columns_at(shared_address(place), Image::PIECE_BYTES);
+#pragma unroll
+        for (int m = 0; m < TILES_A_WARP && G::IS_GROUPED && unit % Image::UNITS == 0; ++m) {
+            const size_t tile = min(first_tile(item) + m * MULTIPLIERS + warp, num_tiles - 1);
+            const ScaleT* group = scales + (tile * G::count(num_units) + G::first(unit)) * TILE_ROWS;
+            weight_scales[m][0] = to_float(group[g]);
+            weight_scales[m][1] = to_float(group[g + 8]);
+        }
         barrier_wait(&filled[stage], parity);
         unsigned a[TILES_A_WARP][Image::STEPS][4];
 #pragma unroll
@@ -208,26 +218,16 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         wgmma_commit();
         wgmma_wait<0>();
         if constexpr (HAS_SCALE) {
-            if (unit % Image::UNITS == Image::UNITS - 1) {
-                const float* row_scales = reinterpret_cast<const float*>(place + Image::SCALES_AT);
+            const float* row_scales = reinterpret_cast<const float*>(place + Image::SCALES_AT);
+#pragma unroll
+            for (int c = 0; c < COLUMN_TILES && unit % Image::UNITS == Image::UNITS - 1; ++c) {
+                const float scale = row_scales[4 * c + t];
 #pragma unroll
                 for (int m = 0; m < TILES_A_WARP; ++m) {
-                    float low_scale = 1.0f, high_scale = 1.0f;  // of the weights
-                    if constexpr (G::IS_GROUPED) {
-                        const int tile = min(first_tile(item) + m * MULTIPLIERS + warp, num_tiles - 1);
-                        const ScaleT* group =
-                            scales + (static_cast<size_t>(tile) * G::count(num_units) + G::first(unit)) * TILE_ROWS;
-                        low_scale = to_float(group[g]);
-                        high_scale = to_float(group[g + 8]);
-                    }
-#pragma unroll
-                    for (int c = 0; c < COLUMN_TILES; ++c) {
-                        const float scale = row_scales[4 * c + t];
-                        const float* d = products[m] + 4 * c;
-                        float &low = sums[m][2 * c], &high = sums[m][2 * c + 1];
-                        low = __fmaf_rn(__fmul_rn(scale, low_scale), __fadd_rn(d[0], d[1]), low);
-                        high = __fmaf_rn(__fmul_rn(scale, high_scale), __fadd_rn(d[2], d[3]), high);
-                    }
+                    const float* d = products[m] + 4 * c;
+                    float &low = sums[m][2 * c], &high = sums[m][2 * c + 1];
+                    low = __fmaf_rn(__fmul_rn(scale, weight_scales[m][0]), __fadd_rn(d[0], d[1]), low);
+                    high = __fmaf_rn(__fmul_rn(scale, weight_scales[m][1]), __fadd_rn(d[2], d[3]), high);
                 }
             }
             fence_async_side();

@@ -117,10 +117,11 @@ def gemm_halves(
 def plan_halves(layout: TileLayout, num_rows: int, num_multiprocessors: int) -> HalvesPlan:
     """The launch of the form that takes the fewest clocks on a card of so many multiprocessors.
 
-    One form for all that have as many rows in an image, so that few kernels serve any number of rows.
+    One form for all that have as many rows in an image, and one for more rows: few kernels serve any number of rows.
     """
     tokens = tokens_of(layout, num_rows)
-    plans = (_plan(layout, tokens, tokens, form, num_multiprocessors) for form in forms_of(layout, tokens))
+    typical = tokens if num_rows <= tokens else TOKENS[-1]
+    plans = (_plan(layout, typical, tokens, form, num_multiprocessors) for form in forms_of(layout, tokens))
     best = min(plans, key=lambda plan: plan_clocks(layout, plan, num_multiprocessors))
     return _plan(layout, num_rows, tokens, best.form, num_multiprocessors)
 
