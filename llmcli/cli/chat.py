@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.adapters import parse_adapters
 from llmcli.cli.chat_session.chat_list import show_list
 from llmcli.cli.chat_session.commands import COMMANDS
 from llmcli.cli.chat_session.kept_names import names_file
@@ -221,6 +222,8 @@ def chat(
         saved = None if source is None else load_conversation(source)
         if name is None and saved is not None:
             name = saved.model
+        if saved is not None:
+            request = _with_adapters_of(saved, request, name)
         state = _open_state(request, name, saved, conversation, answers, view, grammar)
         state.keeper = keeper if conversation.is_kept else None
         if view.markdown and not sys.stdout.isatty():
@@ -238,6 +241,17 @@ def chat(
             require_complete=answers.schema.require_complete,
         ):
             raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _with_adapters_of(saved: SavedConversation, request: RunRequest, name: str | None) -> RunRequest:
+    """The request, with the chat's own adapters unless others or another model are named; a line says so then."""
+    if saved.adapters and not request.adapters and name == saved.model:
+        return replace(request, adapters=parse_adapters(saved.adapters))
+    used = tuple(adapter.text for adapter in request.adapters)
+    if used != saved.adapters:
+        held, now = (" and ".join(names) or "no adapter" for names in (saved.adapters, used))
+        terminal.info(f"This chat was held with {held}; it is resumed with {now}")
+    return request
 
 
 def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> None:
@@ -282,6 +296,7 @@ def _open_state(
         session=session,
         chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation, loaded.drafting),
         model=run.model,
+        adapters=tuple(adapter.text for adapter in request.adapters),
         sampling=run.sampling,
         sampler_flags=run.flags,
         turn_end_token_ids=turn_end_token_ids,

@@ -19,6 +19,7 @@ from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
+from llmcli.kernels.gather_columns import gather_columns
 from llmcli.kernels.gemm_codes import gemm_codes
 from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
@@ -150,6 +151,9 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
     ),
     "round_rows": lambda card, give: round_rows(card, x=give(5, 64), out=give(5, 64, dtype=F16), row_scale=give(5)),
+    "gather_columns": lambda card, give: gather_columns(
+        card, x=give(5, 64), order=give(64, dtype=I32), out=give(5, 64)
+    ),
     "scale_bias": lambda card, give: scale_bias(card, x=give(5, 64), row_scale=give(5), bias=give(64)),
     "residual_add": lambda card, give: residual_add(
         card, x=give(5, 64), row_scale=give(5), bias=None, hidden=give(5, 64)

@@ -246,7 +246,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
-    "scale_bias residual_add swiglu gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
+    "scale_bias residual_add swiglu gather_columns gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
     simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode attention_rows "
     "attention_span",
 }

@@ -43,13 +43,14 @@ class TurnRecord:
 class ChatSession:
     """What the commands look at and change.
 
-    `model` is the model as the command line names it. `keeper` keeps the conversation as it goes, None for not at all;
-    `files` are those it was loaded from or saved to by name, the latest last.
+    `model` and `adapters` are as the command line names them. `keeper` keeps the conversation as it goes, None for not
+    at all; `files` are those it was loaded from or saved to by name, the latest last.
     """
 
     session: Session
     chat: Chat
     model: str
+    adapters: tuple[str, ...]
     sampling: ResolvedSampling
     sampler_flags: SamplerFlags
     turn_end_token_ids: frozenset[int]
@@ -75,7 +76,7 @@ class ChatSession:
 
     def saved(self) -> SavedConversation:
         """The conversation as it is written to a file."""
-        return SavedConversation(self.model, self.chat.conversation)
+        return SavedConversation(self.model, self.chat.conversation, self.adapters)
 
     def keep(self) -> None:
         """Save the conversation for `--continue`; where that fails it is said once, and the conversation goes on."""

@@ -121,7 +121,8 @@ def load(state: ChatSession, argument: str) -> Outcome:
     if names_file(argument):
         state.files.append(path)
     state.keep()
-    held_with = f", made with {saved.model}" if saved.model != state.model else ""
+    names = saved.model, *saved.adapters
+    held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
     terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 

@@ -62,6 +62,7 @@ class Workspace(Generic[A]):
       [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
+    - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
@@ -88,6 +89,7 @@ class Workspace(Generic[A]):
     score_logits: A
     staged: A | None
     norm_factors: A | None
+    gathered: A | None
     lane_rows: A
     lane_positions: A
     free_rows: A
@@ -146,6 +148,7 @@ def plan_workspace(
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
+        gathered=_plan_gathered(weights, lanes, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
         free_rows=of_lanes,
@@ -177,6 +180,15 @@ def _plan_staged(weights: Weights[Space], lanes: int, card: CardFacts) -> tuple[
     of_layers = ((matrix.layout, lanes) for layer in weights.layers for matrix in layer.projections)
     num_bytes = staged_bytes(card, (*of_layers, (weights.head.layout, scored)))
     return (Region((num_bytes,), BYTE), Region((scored,), FLOAT32)) if num_bytes else (None, None)
+
+
+def _plan_gathered(weights: Weights[Space], lanes: int, chunk: int) -> Region | None:
+    """Plan the inputs of products in another order: of lanes and scored rows as float32, of a chunk as it is taken."""
+    ordered = [matrix for matrix in weights.projections if matrix.order is not None]
+    rows = max(lanes, LOGIT_ROWS if weights.head.order is not None else 0)
+    of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
+    num_bytes = max((num_bytes * matrix.layout.num_inputs for num_bytes, matrix in of_token), default=0)
+    return Region((num_bytes,), BYTE) if num_bytes else None
 
 
 def _widened_bytes(matrix: Projection[Space]) -> int:
