@@ -28,6 +28,7 @@ PLACES = {
     "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
+    "GrammarProcess": "schema.grammar_process:GrammarProcess",
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
@@ -98,6 +99,7 @@ PLACES = {
     "find_rung": "lab.ladder:find_rung",
     "find_studies": "lab.ladder:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
+    "grammar_of": "schema.grammar:grammar_of",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
     "json_schema_grammar": "schema.grammar:json_schema_grammar",
@@ -246,10 +248,12 @@ if TYPE_CHECKING:
         Grammar,
         any_json_grammar,
         choice_grammar,
+        grammar_of,
         json_schema_grammar,
         lark_grammar,
         regex_grammar,
     )
+    from llmcli.schema.grammar_process import GrammarProcess
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions

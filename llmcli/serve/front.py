@@ -74,5 +74,5 @@ async def _serve(
     try:
         await server.serve([listener])
     finally:
-        service.encoder.shutdown(wait=False, cancel_futures=True)
+        service.close()
         engine.close()

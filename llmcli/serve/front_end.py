@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, Token
 from llmcli.engine.request import Request
 from llmcli.errors import LLMCliError
 from llmcli.serve.engine_end import EngineState
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 # What has happened since the last call, by the number of the request.
 Take = Callable[[Sequence[tuple[int, Event]]], None]
@@ -34,10 +38,13 @@ class FrontEnd:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._read)
 
-    def submit(self, request: Request) -> int:
-        """Queue a request; return its number. Events end with a `Finished` for each sample, or one `Failed` for all."""
+    def submit(self, request: Request, grammar: Grammar | None = None) -> int:
+        """Queue a request, held to `grammar`; return its number.
+
+        Events end with a `Finished` for each sample, or one `Failed` for all.
+        """
         key = next(self._keys)
-        self._connection.send(("submit", key, request))
+        self._connection.send(("submit", key, request, grammar))
         return key
 
     def cancel(self, key: int) -> None:

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,9 @@ from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.refusal import Refusal, as_refusal
 from llmcli.serve.service import Service
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
@@ -42,13 +45,14 @@ class TextsResponse:
     answer: Answer
     is_stream: bool
     includes_usage: bool
+    grammar: Grammar | None = None  # what the texts are held to
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI application. Raises: Refusal, LLMCliError, while no piece has been sent"""
         state = scope["state"]
-        with self.service.desk.submit(self.requests, in_pieces=self.is_stream) as texts:
+        with self.service.desk.submit(self.requests, self.grammar, in_pieces=self.is_stream) as texts:
             answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
             leaving = asyncio.ensure_future(_until_gone(receive))
             try:

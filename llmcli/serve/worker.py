@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -59,6 +60,7 @@ class Job:
     key: int = 0
     number: int | None = None
     num_open: int = 0  # texts that have not ended
+    is_dropped: bool = False  # before it was there
 
 
 # What has happened in a step, job by job.
@@ -79,16 +81,23 @@ class Worker:
         self._deliver = deliver
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._jobs: dict[int, Job] = {}
+        self._preparer = ThreadPoolExecutor(1, "schemas")
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, request: Request, key: int = 0) -> Job:
-        """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all."""
+    def submit(self, request: Request, key: int = 0, prepare: Callable[[Request], Request] | None = None) -> Job:
+        """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all.
+
+        `prepare` makes the request that runs, in a thread of its own: no row waits for it.
+        """
         job = Job(request, key)
-        self._commands.put(lambda: self._begin(job))
+        if prepare is None:
+            self._commands.put(lambda: self._begin(job))
+        else:
+            self._preparer.submit(self._prepare, job, prepare)
         return job
 
     def cancel(self, job: Job) -> None:
@@ -98,7 +107,18 @@ class Worker:
     def stop(self, timeout_seconds: float | None = None) -> None:
         """End the thread after the step that runs; what is under way has no further events."""
         self._commands.put(None)
+        self._preparer.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout_seconds)
+
+    def _prepare(self, job: Job, prepare: Callable[[Request], Request]) -> None:
+        """In the preparer's thread."""
+        try:
+            job.request = prepare(job.request)
+        except Exception as error:
+            failed = Failed(0, _as_ours(error))
+            self._commands.put(lambda: self._deliver([(job, failed)]))
+        else:
+            self._commands.put(lambda: self._begin(job))
 
     # In the worker's thread
 
@@ -125,6 +145,8 @@ class Worker:
             command()
 
     def _begin(self, job: Job) -> None:
+        if job.is_dropped:
+            return
         if self.fault is not None:
             self._deliver([(job, Failed(0, self.fault))])
             return
@@ -137,6 +159,7 @@ class Worker:
         self._jobs[job.number] = job
 
     def _drop(self, job: Job) -> None:
+        job.is_dropped = True
         if job.number is not None:
             self._scheduler.cancel(job.number)
             self._forget(job)
