@@ -58,17 +58,17 @@ class EngineEnd:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         """Do what the front says. `on_ready` is called once it listens; `log` and `log_contents` get what it logs."""
+        self._send("begin", self._state())
         self._worker.start()
         commands: dict[str, Callable[..., None]] = {
             "submit": self._submit,
             "cancel": self._cancel,
-            "state": lambda: self._send("state", self._state()),
+            "state": lambda: self._worker.look(lambda: self._send("state", self._state())),
             "log": log,
             "contents": log_contents,
             "ready": on_ready,
         }
         try:
-            self._send("begin", self._state())
             while True:
                 name, *arguments = self._connection.recv()
                 commands[name](*arguments)
@@ -85,9 +85,9 @@ class EngineEnd:
         self._worker.cancel(self._jobs.pop(key))
 
     def _state(self) -> EngineState:
-        scheduler = self._scheduler
-        usage, limits = replace(scheduler.usage), scheduler.runner.limits
-        return EngineState(usage, scheduler.num_waiting, limits.num_pages, self._worker.free_pages)
+        """Counting free pages takes milliseconds where many prompts are known: it is done for who asks."""
+        scheduler, runner = self._scheduler, self._scheduler.runner
+        return EngineState(replace(scheduler.usage), scheduler.num_waiting, runner.limits.num_pages, runner.free_pages)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         """In the worker's thread, once a step. Tokens go as tuples: an object of a class takes ten times as long."""

@@ -70,13 +70,11 @@ Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 class Worker:
     """See the module. `deliver` must return soon: no row goes on meanwhile.
 
-    `fault` is set once the device cannot go on. Each request is then answered with it. `free_pages` are those of the
-    KV cache that no text held after the latest step.
+    `fault` is set once the device cannot go on. Each request is then answered with it.
     """
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver):
         self.fault: LLMCliError | None = None
-        self.free_pages = scheduler.runner.free_pages
         self._scheduler = scheduler
         self._deliver = deliver
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -103,6 +101,10 @@ class Worker:
     def cancel(self, job: Job) -> None:
         """Drop a request before the next step; events that are on their way may still come."""
         self._commands.put(lambda: self._drop(job))
+
+    def look(self, at: Callable[[], None]) -> None:
+        """Call `at` in the worker's thread, between two steps: only there nothing changes that it looks at."""
+        self._commands.put(at)
 
     def stop(self, timeout_seconds: float | None = None) -> None:
         """End the thread after the step that runs; what is under way has no further events."""
@@ -135,7 +137,6 @@ class Worker:
     def _obey(self) -> bool:
         """Carry out the commands that are there; wait for one if there is nothing else to do. False for the end."""
         while True:
-            self.free_pages = self._scheduler.runner.free_pages
             try:
                 command = self._commands.get(block=self._scheduler.is_idle)
             except Empty:
