@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
 
+# json.dumps would make one for each piece.
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -136,7 +139,7 @@ class TextsResponse:
 
 def to_json(value: object) -> bytes:
     """JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def json_response(value: object, status: int = 200) -> Response:
