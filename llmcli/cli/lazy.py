@@ -56,6 +56,7 @@ PLACES = {
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
     "Server": "serve.server:Server",
+    "ServerClient": "cli.server_client:ServerClient",
     "ServerOptions": "serve.front:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
@@ -189,6 +190,7 @@ if TYPE_CHECKING:
     from llmcli.cli.host_target import HostTarget
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
+    from llmcli.cli.server_client import ServerClient
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
