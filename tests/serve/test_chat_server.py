@@ -16,7 +16,7 @@ from server import ROOT, ServerProcess, running_server
 
 from llmcli.cli import server_client
 from llmcli.cli.server_client import ServerClient
-from llmcli.errors import LLMCliError
+from llmcli.errors import LLMCliError, UsageError
 
 KEY = "Zl7-secret"
 TALK = ("--message", "Tell me of a snail.", "--message", "And then?", "--seed", 5, "--max-new-tokens", 25)
@@ -56,19 +56,22 @@ def test_what_cannot_be_is_one_line(server: ServerProcess, tmp_path: Path) -> No
     url = ("--server", server.url, "--message", "Hi")
     wrong_key = refused(run_chat(tmp_path, *url, key="wrong"))
     assert wrong_key == f"{server.url}: the API key is missing or wrong"
-    assert refused(run_chat(tmp_path, *url, key=None)) == wrong_key
     assert run_chat(tmp_path, *url, "--max-new-tokens", 1, "--api-key", KEY, key=None).returncode == 0
     assert (
         refused(run_chat(tmp_path, *url, "--top-p", 3)) == f"{server.url}: top_p is 3.0, expected a number > 0 and <= 1"
     )
-    for flag in (["--draft", "off"], ["--json"], ["--json-output"]):
+    for flag in (["--draft", "off"], ["--json"]):
         said = refused(run_chat(tmp_path, *url, *flag))
         assert said == f"{flag[0]} and --server cannot be combined: it is for a model that runs here"
     assert refused(run_chat(tmp_path, "some-model", *url)).startswith("MODEL and --server cannot be combined")
-    assert "expected an address such as http://" in refused(run_chat(tmp_path, "--server", "here", "--message", "Hi"))
-    assert "127.0.0.1:9 cannot be reached: " in refused(
-        run_chat(tmp_path, "--server", "http://127.0.0.1:9", "--message", "Hi")
-    )
+
+
+def test_an_address_must_lead_to_a_server() -> None:
+    for address in ("here", "ftp://127.0.0.1", "http://", "http://[::1"):
+        with pytest.raises(UsageError, match=r"expected an address such as http://127\.0\.0\.1:8080"):
+            ServerClient(address, None)
+    with pytest.raises(LLMCliError, match=r"^http://127\.0\.0\.1:9 cannot be reached: "):
+        ServerClient("http://127.0.0.1:9/v1/", None).model()
 
 
 def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:

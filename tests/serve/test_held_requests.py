@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 from server import ServerProcess, running_server
 from test_openai_client import MESSAGES, MODEL, generate, samples_of
@@ -46,6 +47,25 @@ def test_a_response_format_tells_what_generate_tells(client: Any, strict: dict[s
     for text in texts:
         jsonschema.validate(json.loads(text), SCHEMA)
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+class Hero(pydantic.BaseModel):
+    """What a program wants to know."""
+
+    name: Literal["Tom", "Lily"]
+    age: Annotated[int, pydantic.Field(ge=1, le=99)]
+    friends: Annotated[list[Literal["owl", "snail"]], pydantic.Field(max_length=3)]
+
+
+def test_the_clients_own_types_are_held(client: Any) -> None:
+    """The client makes a strict schema of a class, and an object of the text."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "seed": 2, "response_format": Hero}
+    message = client.chat.completions.parse(**asked).choices[0].message
+    assert isinstance(message.parsed, Hero)
+    with client.chat.completions.stream(**asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        assert stream.get_final_completion().choices[0].message.parsed == message.parsed
+    assert text == message.content
 
 
 def test_any_object_and_free_text(client: Any) -> None:
