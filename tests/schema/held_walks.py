@@ -1,9 +1,13 @@
 """Texts drawn under masks without a model, and vocabularies with awkward tokens."""
 
+import decimal
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 
 from llmcli.sampling.mask import unpack_mask
@@ -124,11 +128,32 @@ def extend(schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool 
             ids = allowed_ids(held)
             known = ids[ranks[ids] >= 0]
             closing = known[ranks[known] < 4]
-            some = closing if len(closing) and generator.random() < 0.5 else known if len(known) else ids
-            token_id = int(generator.choice(some))
+            # Any token at times: the way out of a repetition or a recursion may be none of those that close.
+            among = next(some for some in generator.permutation([0, 1, 2]) if len((closing, known, ids)[some]))
+            token_id = int(generator.choice((closing, known, ids)[among]))
             held.push(token_id)
             text += pieces[token_id]
     return None
+
+
+def schema_validator(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
+    """What judges values, numbers as decimals: jsonschema divides by multipleOf."""
+    exact = parse_exactly(json.dumps(schema))
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    kind.check_schema(schema)
+    return kind(exact, format_checker=kind.FORMAT_CHECKER)
+
+
+def parse_exactly(text: str) -> Any:
+    """A JSON value with numbers as decimals; as infinity if the exponent is too large for one."""
+
+    def number(digits: str) -> decimal.Decimal | float:
+        try:
+            return decimal.Decimal(digits)
+        except decimal.InvalidOperation:
+            return float(digits)
+
+    return json.loads(text, parse_float=number)
 
 
 def shared(name: str) -> Path:
