@@ -4,6 +4,7 @@ And the mailbox through which all of it is sent.
 """
 
 import ctypes
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -338,6 +339,72 @@ def test_nothing_is_overwritten_before_it_has_been_copied(late_card, size):
         source[:] = 0
     late_card.work_off()
     assert memory.tobytes() == expected.tobytes()
+
+
+class LateRows:
+    """Rows of the card's memory that lie apart, as far as the mailbox uses them."""
+
+    def __init__(self, card, memory):
+        self.card, self.memory = card, memory
+        self.data, self.strides = SimpleNamespace(ptr=memory.ctypes.data), memory.strides
+
+    def __iter__(self):
+        return (self.card.target(row) for row in self.memory)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 20, 32, 33, 100])
+def test_rows_that_lie_apart_have_one_copy(late_card, monkeypatch, width):
+    num_copies = 0
+
+    def copy_rows(target, pitch, source, source_pitch, width, height, kind, stream):
+        nonlocal num_copies
+        num_copies += 1
+        assert (source_pitch, kind, stream) == (width, 1, 0)
+        assert height * width <= 64
+        for row in range(height):
+            pair = target + row * pitch, source + row * width
+            late_card.queued.append(functools.partial(ctypes.memmove, *pair, width))
+
+    monkeypatch.setattr(cupy.cuda.runtime, "memcpy2DAsync", copy_rows)
+    mailbox, rng = arena.Mailbox(late_card, 64), np.random.default_rng(width)
+    memory, expected = np.zeros((6, 300), np.uint8), np.zeros((6, 300), np.uint8)
+    for count in (2, 1, 3, 2, 6, 3) * 4:
+        sources = rng.integers(1, 256, (count, width), np.uint8)
+        first, begin = int(rng.integers(7 - count)), int(rng.integers(300 - width))
+        mailbox.send_rows(LateRows(late_card, memory[first : first + count, begin : begin + width]), list(sources))
+        expected[first : first + count, begin : begin + width] = sources
+        sources[:] = 0
+    late_card.work_off()
+    assert memory.tobytes() == expected.tobytes()
+    assert num_copies == 4 * sum(count > 1 and count * width <= 64 for count in (2, 1, 3, 2, 6, 3))
+
+
+def test_masks_of_slots_side_by_side_go_together():
+    copies = []
+
+    class Mailbox:
+        def send(self, target, source):
+            target[:] = source.view(np.uint8)
+
+        def send_rows(self, target, sources):
+            copies.append(len(sources))
+            target[:] = [source.view(np.uint8) for source in sources]
+
+    sampler = object.__new__(sampling.DeviceSampler)
+    layout = sampler._layout = sampling.RowLayout(100)
+    state = sampler._state = np.zeros((9, layout.row_bytes), np.uint8)
+    sampler._mailbox, sampler._uses_mask = Mailbox(), [False] * 9
+    masks = {slot: np.random.default_rng(slot).integers(1, 2**32, 4, np.uint32) for slot in (7, 0, 1, 2, 5, 8)}
+    sampler.allow_all(masks)
+    sampler.allow(5, None)
+    sampler.allow(4, masks[1])
+    assert copies == [3, 1, 2, 1]
+    masks[4] = masks[1]
+    uses = state[:, layout.uses_mask_start : layout.uses_mask_start + 4].view(np.int32).ravel()
+    assert uses.tolist() == [1, 1, 1, 0, 1, 0, 0, 1, 1]
+    for slot in range(9):
+        held = state[slot, layout.mask_start : layout.mask_start + 16].view(np.uint32).tolist()
+        assert held == (masks[slot].tolist() if slot in masks else [0] * 4)
 
 
 def test_the_host_waits_for_the_half_that_it_fills_only(late_card):
