@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from itertools import takewhile
@@ -62,7 +63,7 @@ class HeldText:
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
         self._taken: list[int] = []  # the tokens that the matcher has had
-        self._num_told = 0  # those of them that `push` was told; the others have been chosen, and a mask is made ahead
+        self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
         self._has_ended = False
 
@@ -95,10 +96,7 @@ class HeldText:
         if self._first_token_ids is not None:
             return ()
         self._go_back(self._num_told)
-        try:
-            text = self._matcher.compute_ff_bytes().decode()
-        except UnicodeDecodeError:  # it ends within a character
-            return ()
+        text = self._matcher.compute_ff_bytes().decode(errors="ignore")  # it may end within a character
         return tuple(self._vocabulary.library.greedy_tokenize(text))
 
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
@@ -118,23 +116,15 @@ class HeldText:
         try:
             self._advance(chosen)
             masks[0] = self._compute_mask() if chosen else self.mask()
-            self._fill_behind(drafts, masks[1:])
+            with suppress(UsageError):  # behind a draft the text may never come
+                for draft, mask in zip(drafts, masks[1:], strict=True):
+                    self._take(draft)
+                    mask[:] = self._compute_mask()
         finally:
             if first_token_ids is not None:
                 self._go_back(self._num_told)
                 self._first_token_ids = first_token_ids
         return masks
-
-    def _fill_behind(self, drafts: Sequence[int], masks: NDArray[np.uint32]) -> None:
-        num_taken = len(self._taken)
-        try:
-            for draft, mask in zip(drafts, masks, strict=True):
-                self._take(draft)
-                mask[:] = self._compute_mask()
-        except UsageError:
-            return
-        finally:
-            self._go_back(num_taken)
 
     @staticmethod
     def masks_side_by_side(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
