@@ -57,8 +57,8 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
     checked = CheckedSchema(name, schema)
     lark = _json_lark(checked.document(), any_space)
     if _fault(lark) is not None:
-        place = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
-        reason = (_fault(_json_lark(checked.document(place), any_space)) or "").partition("JSON schema: ")
+        place, part = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
+        reason = (_fault(_json_lark(part, any_space)) or "").partition("JSON schema: ")
         raise UsageError(f"{name}: {place} cannot be held: {reason[2] or reason[0]}")
     return Grammar(name, lark)
 

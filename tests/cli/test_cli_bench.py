@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from docs_schemas import check_docs_schema
 from results import Result
 from tiny_models import CONFIG, write_tiny_llama
 
@@ -66,6 +67,7 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
 
 def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--rows", 3, "--json").stdout)
+    check_docs_schema("bench", facts)
     assert set(facts) == {
         *("model", "precision", "device", "cache_type", "context", "read_bytes_per_second", "load_seconds"),
         "num_checked_tokens",
@@ -92,6 +94,7 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
 
 def test_bench_of_steps_with_drafts(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--draft", 2, "--json").stdout)
+    check_docs_schema("bench", facts)
     steps = facts["draft_steps"]
     assert [(item["depth"], item["num_drafts"], item["step_seconds"]["num_runs"]) for item in steps] == [
         (30, 0, 2),

@@ -138,6 +138,10 @@ class SimulatedSampler:
     def allow(self, slot: int, mask: np.ndarray | None) -> None:
         self._masks[slot] = None if mask is None else mask.copy()
 
+    def allow_all(self, masks: dict[int, np.ndarray]) -> None:
+        for slot, mask in masks.items():
+            self.allow(slot, mask)
+
     def num_runs(self, slot: int) -> int:
         return self._num_counted[slot]
 

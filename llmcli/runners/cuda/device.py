@@ -155,10 +155,9 @@ class CudaDevice:
             if not is_held:
                 self._sampler.allow(slot, None)
         self._lanes.queue(slots, [work.position for work in works], held)
-        if any(held):  # the card works, and the masks are made
-            for slot, is_held, made in zip(slots, held, masks, strict=True):
-                if is_held:
-                    self._sampler.allow(slot, made.mask(0))
+        made = {slot: one.mask(0) for slot, one in zip(slots, masks, strict=True)}  # the card works meanwhile
+        if of_held := {slot: mask for slot, mask in made.items() if mask is not None}:
+            self._sampler.allow_all(of_held)
             self._lanes.choose_held()
 
     def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
