@@ -128,6 +128,8 @@ class Scheduler:
             is_ahead = self._queue_choices() and self._works_ahead()
             for _ in range(num_earlier if is_ahead else len(self._queued)):
                 self._collect(self._queued.popleft(), events)
+            if not is_ahead and self._works_ahead():
+                self._queue_choices()  # the device works while the client takes these events
         return events
 
     # Prompts

@@ -205,6 +205,21 @@ def test_a_text_that_begins_to_repeat_itself_has_drafts(tokenizer: Tokenizer) ->
     assert len(device.works) < 450
 
 
+def test_the_device_works_while_a_client_takes_the_events(tokenizer: Tokenizer) -> None:
+    """Also where each step is read before the next: that one is queued before the events are told."""
+    device = LateDevice(next_token=loop)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer, drafting=Drafting(NgramSource(), least=3))
+    scheduler.submit(request(most=200))
+    was_working = []
+    while not scheduler.is_idle:
+        events = scheduler.step()
+        if not scheduler.is_idle and any(isinstance(event, Token) for event in events):
+            was_working.append(bool(device.unread))
+    assert len(was_working) > 20
+    assert all(was_working)
+    assert sum(len(work.drafts) for works in device.works for work in works) > 100
+
+
 def test_texts_side_by_side_share_every_step(tokenizer: Tokenizer) -> None:
     """One that has drafts and one that does not: both are in each step, till one of them ends."""
 
@@ -363,6 +378,25 @@ def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool)
     with_drafts = [bool(work.drafts) for works in device.works for work in works]
     assert sum(with_drafts[:40]) > 0
     assert sum(with_drafts[100:]) <= (2 if is_free else 20)
+
+
+def test_drafts_that_cost_time_come_back_once_they_are_right() -> None:
+    """What a trial takes is not what a draft takes: the source makes up for all that the text has said since."""
+    drafting = Drafting(SlowSource(ScriptedSource(lambda history, sampler: history[-1] % 100 + 1, 1.0)))
+    text = drafting.begin((1,), request().sampler)
+    assert text is not None
+    drafting.learn(1, 0, 0, 1.0)
+    said, lengths = [2], []
+    for step in range(400):
+        drafts = drafting.drafts(text, said, 7, 1)
+        is_wrong = 20 <= step < 200
+        said += [0] if is_wrong else [said[-1] % 100 + 1 + place for place in range(len(drafts) + 1)]
+        made_up = 5.0 * (text.is_trial and bool(drafts))
+        drafting.learn(1, len(drafts), 0 if is_wrong else len(drafts), 1.0 + 0.1 * len(drafts) + made_up)
+        lengths.append(len(drafts))
+    assert lengths[10:20] == [7] * 10
+    assert 2 < sum(lengths[60:200]) < 8  # one in 32 tokens
+    assert lengths[-10:] == [7] * 10
 
 
 def test_what_a_draft_costs_is_measured_before_there_are_many(tokenizer: Tokenizer) -> None:
