@@ -1,4 +1,4 @@
-"""Measures what drafts bring the storyteller: off, n-grams, auto and a draft model, over the same replies.
+"""Measures what drafts bring the storyteller: n-grams, auto and a draft model, over the same replies.
 
 Each reply is given in every way before the next one begins, in another order each time, so that a busy machine is busy
 for all. Every text must be the text without drafts. `scripts/storyteller/build FOLDER drafter` makes the draft model.
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.cli.device_choice import RunnerOptions
-from llmcli.cli.draft import open_draft
+from llmcli.cli.draft import WORDS, open_draft
+from llmcli.engine.draft_model import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
@@ -102,18 +103,25 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     options = RunnerOptions(**RUNNERS[arguments.runner])
     voice = Voice(arguments.model, PRESET, options)
-    choices = ["off", "auto", "ngram", *([str(arguments.drafter)] if arguments.drafter else [])]
     told = {
         "stories": [[{"role": "user", "content": request}] for request, _ in
                     held_out_requests(arguments.stories, arguments.seed)],
         "questions": [messages for messages, _ in held_out_questions(arguments.questions, arguments.seed)],
     }  # fmt: skip
     for what, prompts in told.items():
-        drafts = {choice: open_draft(choice, voice.session) for choice in choices}
-        ways = {choice: one.load(voice.runner, options, voice.context) for choice, one in drafts.items()}
-        names = {choice: "model" if choice == str(arguments.drafter) else choice for choice in choices}
+        if not prompts:
+            continue
+        ways = {
+            choice: open_draft(choice, voice.session).load(voice.runner, options, voice.context) for choice in WORDS
+        }
+        if arguments.drafter:
+            draft = open_draft(str(arguments.drafter), voice.session)
+            ways["model"] = draft.load(voice.runner, options, voice.context)
+            assert draft.session is not None
+            runner, _ = draft.session.load_runner(options, voice.context)
+            ways["model, in every step"] = Drafting(DraftModel(runner), least=1)
         print(f"\n{len(prompts)} {what}, {arguments.runner}:\n")
-        print(table(measure(voice, {names[choice]: drafting for choice, drafting in ways.items()}, prompts)))
+        print(table(measure(voice, ways, prompts)), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from storyteller.train import narrowed
 
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.draft import open_draft
+from llmcli.engine.draft_model import DraftModel
+from llmcli.engine.drafts import Drafting
 from llmcli.resources import STORYTELLER, resource_folder
 
 OPTIONS = RunnerOptions(**drafts.RUNNERS["numpy"])
@@ -28,12 +30,8 @@ def questions():
 
 
 def test_the_storyteller_is_always_right_about_itself(voice, questions):
-    ways = {
-        "off": None,
-        "model": open_draft(str(resource_folder(STORYTELLER)), voice.session).load(
-            voice.runner, OPTIONS, voice.context
-        ),
-    }
+    itself = Voice(resource_folder(STORYTELLER), PRESET, OPTIONS).runner
+    ways = {"off": None, "model": Drafting(DraftModel(itself), least=1)}
     off, model = measure(voice, ways, questions)
     assert off == Figure("off", 0, 0, 1.0, 1.0)
     assert model.num_drafts == model.num_kept > 3
