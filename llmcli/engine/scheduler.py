@@ -72,8 +72,7 @@ class Scheduler:
 
     def submit(self, request: Request | ScoreRequest) -> int:
         """Queue a request for texts or scores; return its number, which its events carry."""
-        self._num_requests += 1
-        number = self._num_requests
+        number = self._num_requests = self._num_requests + 1
         if isinstance(request, ScoreRequest):
             self._waiting.append(Score(next(self._orders), request, number))
             return number

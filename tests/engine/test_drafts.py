@@ -16,7 +16,7 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_model import DraftModel
-from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage
+from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage, Guesses
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import KeptRow
@@ -165,6 +165,18 @@ def test_a_text_that_begins_to_repeat_itself_has_drafts(tokenizer: Tokenizer) ->
     assert told(events) == told(run(SteppingRunner(PageDevice(late_loop)), tokenizer, request(most=700)))
     assert sum(len(work.drafts) for works in device.works for work in works) > 250
     assert len(device.works) < 450
+
+
+def test_a_prompt_is_looked_through_while_the_device_runs_it(tokenizer: Tokenizer) -> None:
+    class Noted(NgramSource):
+        def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
+            begun.append((len(device.works), len(device.unread)))
+            return super().begin(prompt, sampler)
+
+    begun: list[tuple[int, int]] = []
+    device = LateDevice(next_token=loop)
+    run(SteppingRunner(device), tokenizer, request(), Drafting(Noted()))
+    assert begun == [(1, 1)]
 
 
 def test_the_device_works_while_a_client_takes_the_events(tokenizer: Tokenizer) -> None:
