@@ -14,7 +14,7 @@ from llmcli.runners.host.device import HostDevice, limits_of
 from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch import codes_product
+from llmcli.runners.torch import codes_product, token_operators
 from llmcli.runners.torch.cache import PagedCache
 from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
 from llmcli.runners.torch.model import TorchModel
@@ -22,6 +22,7 @@ from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.threads import set_threads
+from llmcli.runners.torch.token_operators import TokenOperators
 from llmcli.runners.torch.weights import LoadedWeights, OnProgress, read_weights
 from llmcli.timeline import Timeline
 
@@ -62,13 +63,16 @@ def load(
         )
         timeline = timeline or Timeline()
         own: dict[str, str] = {}
+        operators = None
         if model.tensors.packed and dtype == "bfloat16":
             with timeline.part("C++ compiler"):
                 if codes_product.is_available(on_compile):
-                    own[codes_product.STEM] = source_digest(codes_product.STEM)
+                    operators = token_operators.token_operators(on_compile)
+                    stems = [codes_product.STEM] + ([] if operators is None else [token_operators.STEM])
+                    own = {stem: source_digest(stem) for stem in stems}
         with timeline.part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
-            llama = _build(model, weights, DTYPES[dtype])
+            llama = _build(model, weights, DTYPES[dtype], operators)
         threads = torch.get_num_threads()
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
@@ -85,7 +89,7 @@ def load(
         return SteppingRunner(device)
 
 
-def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
+def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype, operators: TokenOperators | None) -> Llama:
     """Arrange tensors under the names the forward pass uses; packed weights leave `loaded` for their final form."""
     config, weights = model.config, loaded.plain
 
@@ -98,7 +102,7 @@ def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
         return packed if ordered.input_order is None else ReorderedLinear(packed, ordered.input_order)
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
+        return RMSNorm(weights[f"{name}.weight"].float(), config.rms_norm_eps, operators)
 
     return Llama(
         config=config,
@@ -107,4 +111,5 @@ def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
         norm=norm("model.norm"),
         lm_head=linear(model.tensors.head.removesuffix(".weight")),
         inverse_frequencies=torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)),
+        operators=operators,
     )
