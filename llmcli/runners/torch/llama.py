@@ -17,6 +17,7 @@ from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.torch.cache import RowCache
+from llmcli.runners.torch.joined_linear import JoinedLinear, SeparateLinears
 from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.token_operators import TokenOperators, TokenPlace
@@ -59,6 +60,7 @@ def without_onednn() -> Iterator[None]:
 
 
 Projection = Linear | PackedLinear | ReorderedLinear
+Projections = JoinedLinear | SeparateLinears
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,15 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer; the fields carry Hugging Face's names."""
+    """One decoder layer; the fields carry Hugging Face's names, joined where layers have the same input."""
 
     input_layernorm: RMSNorm
-    q_proj: Projection
-    k_proj: Projection
-    v_proj: Projection
+    qkv_proj: Projections
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     o_proj: Projection
     post_attention_layernorm: RMSNorm
-    gate_proj: Projection
-    up_proj: Projection
+    gate_up_proj: Projections
     down_proj: Projection
 
 
@@ -178,12 +177,12 @@ class Llama:
         yield hidden
         for index, layer in enumerate(self.layers):
             x = [layer.input_layernorm(of) for of in hidden]
-            projected = zip(places, layer.q_proj.each(x), layer.k_proj.each(x), layer.v_proj.each(x), strict=True)
+            projected = zip(places, *layer.qkv_proj.each(x), strict=True)
             mixed = [self._attend(index, place, query, key, value, cache) for place, query, key, value in projected]
             hidden = [of + more for of, more in zip(hidden, layer.o_proj.each(mixed), strict=True)]
 
             x = [layer.post_attention_layernorm(of) for of in hidden]
-            gated = zip(layer.gate_proj.each(x), layer.up_proj.each(x), strict=True)
+            gated = zip(*layer.gate_up_proj.each(x), strict=True)
             down = layer.down_proj.each([self._swiglu(gate, up) for gate, up in gated])
             hidden = [of + more for of, more in zip(hidden, down, strict=True)]
             yield hidden

@@ -1,5 +1,7 @@
 """Loads a model folder onto the CPU: memory is checked first, then weights are read and put in their places."""
 
+from typing import Any
+
 import torch
 
 from llmcli.checkpoint.layout import EMBEDDING
@@ -16,7 +18,8 @@ from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import codes_product, token_operators
 from llmcli.runners.torch.cache import PagedCache
-from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
+from llmcli.runners.torch.joined_linear import JoinedLinear, SeparateLinears
+from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, Projections, RMSNorm
 from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
@@ -101,13 +104,29 @@ def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype, operators: T
         packed = PackedLinear(ordered.weight, bias, dtype)
         return packed if ordered.input_order is None else ReorderedLinear(packed, ordered.input_order)
 
+    def linears(*names: str) -> Projections:
+        ordered = [loaded.packed.get(name) for name in names]
+        plain = [of.weight for of in ordered if of is not None and of.input_order is None]
+        if len(plain) < len(names) or not JoinedLinear.takes(plain, dtype):
+            return SeparateLinears([linear(name) for name in names])
+        for name in names:
+            del loaded.packed[name]
+        return JoinedLinear(plain, [weights.get(f"{name}.bias") for name in names])
+
+    def layer(**parts: Any) -> Layer:
+        """From its norms and the names of its linear layers."""
+        q, k, v, o, gate, up, down = (parts.pop(f"{name}_proj") for name in ("q", "k", "v", "o", "gate", "up", "down"))
+        return Layer(
+            qkv_proj=linears(q, k, v), o_proj=linear(o), gate_up_proj=linears(gate, up), down_proj=linear(down), **parts
+        )
+
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights[f"{name}.weight"].float(), config.rms_norm_eps, operators)
 
     return Llama(
         config=config,
         embed_tokens=weights[EMBEDDING],
-        layers=build_layers(config.num_hidden_layers, weights, Layer, linear, norm),
+        layers=build_layers(config.num_hidden_layers, weights, layer, str, norm),
         norm=norm("model.norm"),
         lm_head=linear(model.tensors.head.removesuffix(".weight")),
         inverse_frequencies=torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)),
