@@ -26,19 +26,17 @@
 //           (4) With one or two rows the block has no barrier after the start: a warp (int4: a pair of warps) stages
 //           its own inputs, and warps take turns at writing outputs, a tile later.
 //           (5) With more rows two blocks halve every tile's inputs between them, so that each fetches half of x. They
-//           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile.
+//           finish tiles in turn. Sums cross over as asynchronous stores; a fence would take 1 us a tile. Warps stage
+//           inputs while they multiply the first tile (common/woven_inputs.cuh).
 //           (6) Rejected, with figures in docs/performance/products.md: two blocks of 8 warps, registers for a second
-//           block beside, other orders of the spans, two rows shared out over a cluster, a 17th warp for the outputs,
-//           codes as fp16
+//           block beside, other orders of the spans, two rows over a cluster, a 17th warp for outputs, codes as fp16
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/gemv_output.cuh"
 #include "common/launch.cuh"
-#include "common/product_codes.cuh"
-#include "common/product_floats.cuh"
-#include "common/product_fp8.cuh"
-#include "common/product_halves.cuh"
+#include "common/products.cuh"
 #include "common/span_stream.cuh"
+#include "common/woven_inputs.cuh"
 
 constexpr int BLOCK_SIZE = 512;
 constexpr int NUM_WARPS = BLOCK_SIZE / 32;
@@ -47,27 +45,6 @@ constexpr int NUM_WARPS = BLOCK_SIZE / 32;
 // multiprocessor fetches only half of it.
 template <int ROWS>
 constexpr int BLOCKS_OF = CAN_CLUSTER && ROWS > 2 ? 2 : 1;
-
-template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, int ROWS>
-struct ProductOf {
-    using Type = CodeProduct<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, ROWS>;
-};
-template <typename ScaleT, int GROUP_SIZE, int ROWS>
-struct ProductOf<Fp8, ScaleT, GROUP_SIZE, true, ROWS> {
-    using Type = Fp8Product<ScaleT, GROUP_SIZE, ROWS>;
-};
-template <typename ScaleT, int ROWS>
-struct ProductOf<__half, ScaleT, 0, true, ROWS> {
-    using Type = HalfProduct<__half, ROWS>;
-};
-template <typename ScaleT, int ROWS>
-struct ProductOf<__nv_bfloat16, ScaleT, 0, true, ROWS> {
-    using Type = HalfProduct<__nv_bfloat16, ROWS>;
-};
-template <typename ScaleT, int ROWS>
-struct ProductOf<float, ScaleT, 0, true, ROWS> {
-    using Type = FloatProduct<ROWS>;
-};
 
 // The block of a cluster that collects the sums of a part's tile number `local` and writes its outputs.
 template <int BLOCKS>
@@ -107,6 +84,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     // TILE_WARPS warps share a tile, in all blocks of a cluster. A tile has a fixed cost for each warp. With
     // scales a span has more inputs, so a tile has fewer spans, and gets half as many warps.
     constexpr int TILE_WARPS = HAS_SCALES ? 8 : 16, BLOCKS = BLOCKS_OF<ROWS>;
+    constexpr bool WEAVES = ROWS > 2 && Product::IS_WOVEN;  // stages inputs while it multiplies its first tiles
     // A part: the warps of a block that share a tile.
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
@@ -117,6 +95,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     // The most copies of a warp that may be under way when it asks for the next one; measured.
     constexpr int MOST_PENDING = HAS_SCALES ? 2 : 3, PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
 
+    using Woven = WovenInputs<Product, WEAVES ? ROWS : PARTS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, PARTS>;
     using Out = Output<ROWS, TILE_WARPS>;
     // A part has buffers for the sums of NUM_BUFFERS tiles. The blocks own them, and finish tiles, in turn.
     constexpr int NUM_BUFFERS = ROWS > 2 ? 2 : 4, OWN_BUFFERS = NUM_BUFFERS / BLOCKS;
@@ -206,9 +185,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
         // No kernel writes the norm's weights either: their loads, and all addresses, come before the wait.
         const auto await_activations = [&] {
-            if (begin > 0) return;
-            grid_dependency_wait();
-            if constexpr (BLOCKS > 1) cluster_wait();
+            if (begin == 0) grid_dependency_wait();
+            if (BLOCKS > 1 && begin == 0) cluster_wait();
         };
         // Everything waits for the activations, so the last slots are copied after their loads.
         const auto fill_last_slots = [&] {
@@ -217,11 +195,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 stream.copy_next(shared_address(shared + slot + s * STAGE_VECTORS), of_tile, lane);
             }
         };
-        stage_spans<Product, ROWS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
-            inputs, rows, begin, end, squares, warp, lane, await_activations, fill_last_slots);
+        Woven woven;
+        if constexpr (WEAVES) {
+            woven.load_weights(rows, begin + of_tile, end, lane);
+            await_activations();
+            woven.load_rows(rows, begin + of_tile, end, part, lane);
+            fill_last_slots();
+        } else {
+            stage_spans<Product, ROWS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, BLOCKS>(
+                inputs, rows, begin, end, squares, warp, lane, await_activations, fill_last_slots);
+        }
         copy_async_wait<STAGES - 1>();
         sync_sharers<PARTS>(own);  // and sees the new one, and the first span
-        if (awaits_squares && end == num_spans) {
+        const auto tell_squares = [&] {
+            if (!awaits_squares || end < num_spans) return;
+            if constexpr (WEAVES) sync_sharers<PARTS>(own);  // has added what it staged
             if (BLOCKS > 1 && threadIdx.x == 0) barrier_expect(&squared, ROWS * NUM_WARPS / BLOCKS * sizeof(float));
             barrier_arrive(&squared);
             // The first part sends the squares of all. `number` is worked out here: no register keeps it from before.
@@ -232,17 +220,29 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 float* sum = &squares[number % ROWS][number / ROWS * TILE_WARPS + of_tile];
                 store_async(sum, *sum, &squared, 1 - rank);
             }
-        }
+        };
+        if constexpr (!WEAVES) tell_squares();
         int local = 0;  // number of the tile in this part
 #pragma unroll 1
-        for (int tile = blockIdx.x / BLOCKS + part * num_clusters; tile < num_tiles; tile += tile_step, ++local) {
+        for (int tile = blockIdx.x / BLOCKS + part * num_clusters;; tile += tile_step, ++local) {
+            const bool stages = WEAVES && local == 0, exists = tile < num_tiles;
+            if (!exists && !stages) break;
             const int buffer = local % NUM_BUFFERS, use = local / NUM_BUFFERS;
             Product product;
             float* sums = lane_sums + (is_chunked ? local * NUM_WARPS * Product::NUM_SUMS * 32 : 0);
             product.sums.begin(sums, begin == 0);
-            const uint4* span_inputs = inputs + own * Product::SPAN_VECTORS;
+            uint4* span_inputs = inputs + own * Product::SPAN_VECTORS;
 #pragma unroll 1
-            for (int span = begin + of_tile; span < end; span += TILE_WARPS) {
+            for (int span = begin + of_tile; span < end;
+                 span += TILE_WARPS, span_inputs += PART_WARPS * Product::SPAN_VECTORS) {
+                if (stages && (span - begin - of_tile) / TILE_WARPS % Woven::TURN_SPANS == 0) {
+                    float of_squares[Woven::PASSES];
+                    constexpr int STEP_VECTORS = PART_WARPS * Product::SPAN_VECTORS;
+                    woven.stage(span_inputs, STEP_VECTORS, rows, span, end, of_squares, part, lane);
+                    sync_sharers<PARTS>(own);
+                    if (norm_weight != nullptr) woven.add_squares(of_squares, squares, span, part, lane);
+                }
+                if (!exists) continue;
                 if constexpr (!LANDS_AHEAD) {
                     copy_async_wait<STAGES - 1>();
                     __syncwarp();
@@ -262,8 +262,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 __syncwarp();
                 stream.copy_next(shared_address(shared + slot), of_tile, lane);
                 slot += slot < (STAGES - 1) * STAGE_VECTORS ? STAGE_VECTORS : -(STAGES - 1) * STAGE_VECTORS;
-                span_inputs += PART_WARPS * Product::SPAN_VECTORS;
             }
+            if (stages) tell_squares();
+            if (!exists) break;
             if (end < num_spans) {
                 product.sums.leave(sums);
                 continue;
@@ -290,9 +291,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             if (local > 0 && finishes(local - 1)) {
                 finish(local - 1, tile + (NUM_BUFFERS - 1) * tile_step >= num_tiles);
             }
-            if (finishes(local)) {
-                output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
-            }
+            if (finishes(local)) output.template begin<HAS_CHANNEL_SCALE>(tile, scales, biases, out, shape, own, lane);
         }
         if (end == num_spans && local > 0 && finishes(local - 1)) finish(local - 1, true);
     }

@@ -62,6 +62,8 @@ struct CodeProduct {
     // Beside many sums no register is left.
     static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;
     static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_spans
+    // Int4 has no time for staging between products, others no registers.
+    static constexpr bool IS_WOVEN = !IS_INT4 && IS_SYMMETRIC && G::ACROSS_LANES == 1;  // WovenInputs
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 
     LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the virtual row t of each column tile

@@ -11,6 +11,7 @@ struct FloatProduct {
 
     static constexpr int NUM_SUMS = 2 * ROWS;
     static constexpr int MAX_DEPTH = ROWS > 4 ? 2 : 4;  // of stage_spans, for registers
+    static constexpr bool IS_WOVEN = false;             // WovenInputs would need more
 
     LaneSums<NUM_SUMS> sums;
 

@@ -34,6 +34,7 @@ struct Fp8Product {
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
     static constexpr int MAX_DEPTH = ROWS == 1 ? 3 : 2;  // of stage_spans
+    static constexpr bool IS_WOVEN = true;               // WovenInputs
 
     LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the row t of each column tile
 

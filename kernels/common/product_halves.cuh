@@ -58,7 +58,8 @@ struct HalfProduct {
     // Without a scale the mma's sums of all units, with one of rows g and g + 8.
     static constexpr int SUMS_A_TILE = HAS_UNIT_SCALE<T> ? 2 : 4;
     static constexpr int NUM_SUMS = SUMS_A_TILE * COLUMN_TILES;
-    static constexpr int MAX_DEPTH = 4;  // of stage_spans
+    static constexpr int MAX_DEPTH = 4;     // of stage_spans
+    static constexpr bool IS_WOVEN = true;  // WovenInputs
 
     LaneSums<NUM_SUMS> sums;
 
