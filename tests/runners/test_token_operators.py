@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import VARIANTS
+from quantized import SIZES, export
+from row_steps import PROMPT, relative_error, single_steps, start
+from tiny_models import write_tiny_llama
 from torch import Tensor
 
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
 from llmcli.config.llama import LlamaConfig
+from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.torch import codes_product, token_operators
 from llmcli.runners.torch.cache import PagedCache, RowCache
 from llmcli.runners.torch.codes_product import CAPABILITIES
+from llmcli.runners.torch.load import load
 from llmcli.runners.torch.token_operators import TokenOperators, TokenPlace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +181,20 @@ def test_keys_and_values_are_rounded_as_torch_rounds(operators: TokenOperators) 
     operators.attend(random(1, 1, 64), random(1, 1, 64), value, None, None, TokenPlace(row, 0, 0, 0))
     stored = row.seen(0, 0, 1)[1]
     assert torch.equal(stored.view(torch.int16), value.view(1, 1, 64).bfloat16().view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    "name", ["grouped", "biases", "yarn rotary", "qwen2 with windows", "qwen3 with layer types", "smollm3 with windows"]
+)
+def test_tokens_of_every_trait_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    """Of a quantized model in float32, in plain torch, to what bfloat16 holds of keys and values."""
+    source = write_tiny_llama(tmp_path / "model", with_tokenizer=False, **(VARIANTS[name] | SIZES | {"head_dim": 32}))
+    model = open_model(export(source, tmp_path / "int8", ExportOptions(WeightScheme(8, 32))))
+    found, expected = (
+        single_steps(runner, start(runner, PROMPT[:5], None), PROMPT[5:60])
+        for runner in (load(model, max_seq_len=80, dtype=dtype) for dtype in ("bfloat16", "float32"))
+    )
+    assert 0 < relative_error(found, expected) < 0.02
 
 
 def test_the_structure_is_that_of_the_source() -> None:
