@@ -176,7 +176,7 @@ def test_an_interrupt_leaves_nothing(
 
 def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llmcli("bench", model, "--format", "int8").expect_error(2, "--format is for a shape")
-    llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, bf16")
+    llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, awq, fp8, bf16")
     llmcli("bench", "Llama-9").expect_error(
         2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
     )

@@ -214,7 +214,7 @@ class CudaDevice:
         if work.method == SINGLE:
             rows = workspace.no_rows[:count]
             return self._forward.lanes_by_layer(
-                Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1)
+                Lanes(token_ids, None, rows, positions, workspace.pages, num_spans=1 if count > 1 else None)
             )
         number = work.method - _FIRST_NUMBER
         way = way_of(number) if number > 0 else WAYS[work.method - 1]
