@@ -203,13 +203,15 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+_BYTE_LEVEL_CHARACTERS = frozenset(_BYTE_LEVEL_ALPHABET)
+_BYTE_LEVEL_BYTES = str.maketrans(_BYTE_LEVEL_ALPHABET)
 
 
 def _byte_level_bytes(piece: str) -> bytes:
     # As the library does, a token with any character outside the alphabet, such as an added token with a space in
     # it, stands for itself.
-    if all(character in _BYTE_LEVEL_ALPHABET for character in piece):
-        return bytes(_BYTE_LEVEL_ALPHABET[character] for character in piece)
+    if _BYTE_LEVEL_CHARACTERS.issuperset(piece):
+        return piece.translate(_BYTE_LEVEL_BYTES).encode("latin-1")
     return piece.encode()
 
 

@@ -157,7 +157,13 @@ def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | N
         if char.decode() in content
     ]
     chars = [[ids[part] for part in parts] for parts in spelt if all(part in ids for part in parts)]
-    rests = [char[-count:] for count in range(1, 4) for char in chars]  # of a character that has begun
+    # Of a character that has begun.
+    rests = [
+        [ids[char[at : at + 1]] for at in range(first, len(char))]
+        for char in CHARACTERS
+        for first in range(1, len(char))
+        if all(char[at : at + 1] in ids for at in range(first, len(char)))
+    ]
     ways, seen = deque([list[list[int]]()]), set[object]()
     while ways:
         way = ways.popleft()
