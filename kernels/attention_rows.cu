@@ -58,11 +58,14 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
             for (int token = first + warp * TILE; token < end; token += WARPS * TILE) {
                 const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
-                take_from_ring(tile, shared.queries[buffer], shared.ring[stage], max(0, splits.visible - token),
-                               min(end - token, TILE), [&] {
-                                   __syncwarp();
-                                   if (lane == 0) barrier_arrive(&shared.emptied[stage]);
-                               });
+                const int tile_begin = max(0, splits.visible - token), tile_end = min(end - token, TILE);
+                take_from_ring(
+                    tile, shared.queries[buffer], shared.ring[stage], tile_begin, tile_end,
+                    [&](int, int, int place) { return place >= tile_begin && place < tile_end; },
+                    [&] {
+                        __syncwarp();
+                        if (lane == 0) barrier_arrive(&shared.emptied[stage]);
+                    });
             }
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 

@@ -54,8 +54,9 @@ __device__ __forceinline__ float value_at(const uint4& bytes, int index, int zer
 }
 template <>
 __device__ __forceinline__ float value_at<Fp8>(const uint4& bytes, int index, int) {
-    const unsigned code = code_at<Int8>(bytes, index);
-    return __fmul_rn(__half2float(__ushort_as_half(fp8_halves(code << 8, code << 7))), FP8_UNIT);
+    unsigned first, last;
+    widen_fp8(code_at<Int8>(bytes, index), first, last);
+    return __low2float(as_half2(first));
 }
 
 template <typename WeightT, typename ScaleT, typename PlainT>

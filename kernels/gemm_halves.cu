@@ -1,15 +1,16 @@
-// gemm_halves: y[n,m] = f(factors[n] * sum_k x[n,k] * W[m,k] + bias[m]) for 9 and more rows and 16-bit weights
+// gemm_halves: y[n,m] = f(factors[n] * sum_k x[n,k] * W[m,k] + bias[m]) for 9 and more rows and floats of 8 and 16 bits
 //           Source: kernels/gemv.cu, whose bits it gives; PTX ISA, wgmma and cp.async.bulk
-// Shapes:   tiles [num_tiles][units][1024] bytes of weights (common/tile.cuh); image and factors as stage_halves writes
-//           them; biases [16 * num_tiles] float or null; out [num_rows, out_stride] float. Epilogues as in gemv
+// Shapes:   tiles [num_tiles][units][1024] bytes of weights (common/tile.cuh); scales [num_tiles][groups][16] ScaleT,
+//           or null for 16 bits; image and factors as stage_halves writes them; biases [16 * num_tiles] float or null;
+//           out [num_rows, out_stride] float. Epilogues as in gemv
 // Requires: sm_90a; tiles, image 16-byte aligned
 // Launch:   clusters of QUARTERS * SHARERS blocks (384); one for each item of work with QUARTERS = 4, else any number
 //           of them; dynamic shared memory by llmcli/kernels/gemm_halves.py; may overlap the kernel in front
 // Traffic:  weights once for every TOKENS rows, side by side so that L2 serves all but the first; the image once for
 //           every SHARERS blocks of 16 * TILES outputs
 // Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 each
-//           unit), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do not depend on how many
-//           rows run beside it
+//           unit, for 8 bits each span), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do
+//           not depend on how many rows run beside it
 // Choice:   A block multiplies TILES tiles with TOKENS rows: two groups of four warps hold weights in registers, and
 //           while one fetches its next unit the tensor cores work for the other. Four more warps copy, weights by small
 //           copies of each lane: bulk copies of a kilobyte start one after the other, which took longer than the rest.
@@ -23,19 +24,23 @@
 #include "common/wgmma.cuh"
 
 constexpr int COPIERS = 4, BLOCK_SIZE = NUM_THREADS + 32 * COPIERS;
-constexpr int CHUNKS = 16;  // gemv's warps of a tile: chunk w has the units w, w + CHUNKS, ...
-constexpr int QUARTER_CHUNKS = CHUNKS / 4;
 
-template <typename WeightT, int TOKENS, int QUARTERS, int SHARERS, int TILES, int STAGES, int HOST_SHARED_BYTES>
+template <typename WeightT, typename ScaleT, int GROUP_SIZE, int TOKENS, int QUARTERS, int SHARERS, int TILES,
+          int STAGES, int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(QUARTERS* SHARERS, 1, 1)
 #endif
-        gemm_halves(const unsigned char* __restrict__ tiles, const unsigned char* image, const float* factors,
-                    const float* __restrict__ biases, float* out, HalvesShape shape) {
+        gemm_halves(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
+                    const unsigned char* image, const float* factors, const float* __restrict__ biases, float* out,
+                    HalvesShape shape) {
     using Image = HalfImage<WeightT, TOKENS>;
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    using G = Groups<WeightT, GROUP_SIZE>;
+    using ActivationT = typename TileFormat<WeightT>::ActivationT;
     constexpr bool HAS_SCALE = HAS_UNIT_SCALE<WeightT>;
+    constexpr bool HAS_CHANNEL_SCALE = GROUP_SIZE == 0 && TileFormat<WeightT>::HAS_SCALES;
+    // Chunk w is what warp w of a tile has in gemv: the spans w, w + CHUNKS, ...
+    constexpr int CHUNKS = TileFormat<WeightT>::HAS_SCALES ? 8 : 16, QUARTER_CHUNKS = CHUNKS / 4;
     constexpr int CLUSTER = QUARTERS * SHARERS;
     constexpr int TILES_A_WARP = TILES / MULTIPLIERS, COLUMN_TILES = Image::COLUMNS / 8;
     // Of a thread that multiplies and one that copies. Whole groups of four warps give and take registers.
@@ -58,11 +63,14 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int rank = cluster_rank<CLUSTER>(), quarter = rank / SHARERS, sharer = rank % SHARERS;
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const int num_spans = spans_of<WeightT>(shape.num_inputs), num_units = num_spans * Image::UNITS;
     const int num_row_blocks = (shape.num_rows + TOKENS - 1) / TOKENS;
     const int num_items = num_row_blocks * ((num_tiles + SHARERS * TILES - 1) / (SHARERS * TILES));
     const int first_item = blockIdx.x / CLUSTER, item_step = gridDim.x / CLUSTER;
     const int first_chunk = quarter * QUARTER_CHUNKS, end_chunk = first_chunk + CHUNKS / QUARTERS;
+    const auto next_unit = [](int unit) {
+        return unit + 1 + ((unit + 1) % Image::UNITS == 0 ? (CHUNKS - 1) * Image::UNITS : 0);
+    };
     const auto first_tile = [&](int item) { return (item / num_row_blocks * SHARERS + sharer) * TILES; };
 
     if (threadIdx.x < STAGES) {
@@ -120,9 +128,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 rows = image + static_cast<size_t>(item % num_row_blocks) * num_units * Image::UNIT_BYTES +
                        sharer * PART_BYTES;
 #pragma unroll 1
-                for (int chunk = first_chunk; chunk < min(end_chunk, num_units); ++chunk) {
+                for (int chunk = first_chunk; chunk < min(end_chunk, num_spans); ++chunk) {
+                    int unit = chunk * Image::UNITS;
 #pragma unroll 1
-                    for (int unit = chunk; unit < num_units && count < most; unit += CHUNKS, ++count) {
+                    for (; unit < num_units && count < most; unit = next_unit(unit), ++count) {
                         if (pass == 1 && !is_first_round) barrier_wait(&emptied[stage], parity);
                         if (pass == 0 || !is_first_round) copy_tiles(stage, unit);
                         if (pass == 1) {
@@ -152,6 +161,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned parity = 0;
     float products[TILES_A_WARP][4 * COLUMN_TILES];
     float sums[TILES_A_WARP][2 * COLUMN_TILES];  // of a chunk with a unit scale, else of a quarter
+    float weight_scales[TILES_A_WARP][2];  // of a span, which are on their way while its first unit is multiplied
+#pragma unroll
+    for (int m = 0; m < TILES_A_WARP; ++m) weight_scales[m][0] = weight_scales[m][1] = 1.0f;
     const auto clear_sums = [&] {
 #pragma unroll
         for (int m = 0; m < TILES_A_WARP; ++m) {
@@ -176,40 +188,46 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             }
         }
     };
-    const auto multiply = [&](bool begins_chunk) {
-        const unsigned char* unit = memory + stage * STAGE_BYTES;
-        const uint4* weights = reinterpret_cast<const uint4*>(unit + IMAGE_BYTES) + warp * UNIT_VECTORS + lane;
-        const unsigned long long columns = columns_at(shared_address(unit), Image::PIECE_BYTES);
+    // A chain of products begins with each chunk, and with a unit scale with each span, whose units share it.
+    const auto multiply = [&](int item, int unit, bool begins_chain) {
+        const unsigned char* place = memory + stage * STAGE_BYTES;
+        const uint4* weights = reinterpret_cast<const uint4*>(place + IMAGE_BYTES) + warp * UNIT_VECTORS + lane;
+        const unsigned long long columns = columns_at(shared_address(place), Image::PIECE_BYTES);
+#pragma unroll
+        for (int m = 0; m < TILES_A_WARP && G::IS_GROUPED && unit % Image::UNITS == 0; ++m) {
+            const size_t tile = min(first_tile(item) + m * MULTIPLIERS + warp, num_tiles - 1);
+            const ScaleT* group = scales + (tile * G::count(num_units) + G::first(unit)) * TILE_ROWS;
+            weight_scales[m][0] = to_float(group[g]);
+            weight_scales[m][1] = to_float(group[g + 8]);
+        }
         barrier_wait(&filled[stage], parity);
-        unsigned a[TILES_A_WARP][2][4];
+        unsigned a[TILES_A_WARP][Image::STEPS][4];
 #pragma unroll
         for (int m = 0; m < TILES_A_WARP; ++m) {
-            const uint4 low = weights[m * MULTIPLIERS * UNIT_VECTORS];
-            const uint4 high = weights[m * MULTIPLIERS * UNIT_VECTORS + 32];
-            a[m][0][0] = low.x, a[m][0][1] = high.x, a[m][0][2] = low.y, a[m][0][3] = high.y;
-            a[m][1][0] = low.z, a[m][1][1] = high.z, a[m][1][2] = low.w, a[m][1][3] = high.w;
+            unpack_unit(weights[m * MULTIPLIERS * UNIT_VECTORS], weights[m * MULTIPLIERS * UNIT_VECTORS + 32], a[m]);
         }
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < Image::STEPS; ++step) {
 #pragma unroll
             for (int m = 0; m < TILES_A_WARP; ++m) {
-                wgmma_halves<WeightT>(products[m], a[m][step], columns + step * (Image::STEP_BYTES / 16),
-                                      step > 0 || !begins_chunk);
+                wgmma_halves<ActivationT>(products[m], a[m][step], columns + step * (Image::STEP_BYTES / 16),
+                                          step > 0 || !begins_chain);
             }
         }
         wgmma_commit();
         wgmma_wait<0>();
         if constexpr (HAS_SCALE) {
-            const float* scales = reinterpret_cast<const float*>(unit + Image::SCALES_AT);
+            const float* row_scales = reinterpret_cast<const float*>(place + Image::SCALES_AT);
 #pragma unroll
-            for (int c = 0; c < COLUMN_TILES; ++c) {
-                const float scale = scales[4 * c + t];
+            for (int c = 0; c < COLUMN_TILES && unit % Image::UNITS == Image::UNITS - 1; ++c) {
+                const float scale = row_scales[4 * c + t];
 #pragma unroll
                 for (int m = 0; m < TILES_A_WARP; ++m) {
                     const float* d = products[m] + 4 * c;
-                    sums[m][2 * c] = __fmaf_rn(scale, __fadd_rn(d[0], d[1]), sums[m][2 * c]);
-                    sums[m][2 * c + 1] = __fmaf_rn(scale, __fadd_rn(d[2], d[3]), sums[m][2 * c + 1]);
+                    float &low = sums[m][2 * c], &high = sums[m][2 * c + 1];
+                    low = __fmaf_rn(__fmul_rn(scale, weight_scales[m][0]), __fadd_rn(d[0], d[1]), low);
+                    high = __fmaf_rn(__fmul_rn(scale, weight_scales[m][1]), __fadd_rn(d[2], d[3]), high);
                 }
             }
             fence_async_side();
@@ -237,9 +255,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 for (int i = 0; i < 4 * COLUMN_TILES; ++i) products[m][i] = 0.0f;
             }
 #pragma unroll 1
-            for (int chunk = begin; chunk < min(begin + QUARTER_CHUNKS, num_units); ++chunk) {
+            for (int chunk = begin; chunk < min(begin + QUARTER_CHUNKS, num_spans); ++chunk) {
 #pragma unroll 1
-                for (int unit = chunk; unit < num_units; unit += CHUNKS) multiply(HAS_SCALE || unit == chunk);
+                for (int unit = chunk * Image::UNITS; unit < num_units; unit = next_unit(unit)) {
+                    multiply(item, unit, HAS_SCALE ? unit % Image::UNITS == 0 : unit == chunk);
+                }
                 if constexpr (HAS_SCALE) {
                     leave_sums(quarters, false);
                     clear_sums();
@@ -272,8 +292,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
         if constexpr (QUARTERS > 1) cluster_sync();  // all quarters stand
 
-        write_outputs<TOKENS, TILES_A_WARP, QUARTERS, SHARERS>(
-            results, factors, biases, out, shape, first_tile(item), item % num_row_blocks, quarter, sharer);
+        write_outputs<TOKENS, TILES_A_WARP, QUARTERS, SHARERS, HAS_CHANNEL_SCALE>(
+            results, scales, factors, biases, out, shape, first_tile(item), item % num_row_blocks, quarter, sharer);
     }
     cluster_arrive();
     cluster_wait();  // nobody uses this block's memory any more

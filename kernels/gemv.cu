@@ -185,8 +185,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (begin > 0) sync_sharers<PARTS>(own);  // every lane has read the chunk before
         // No kernel writes the norm's weights either: their loads, and all addresses, come before the wait.
         const auto await_activations = [&] {
-            if (begin == 0) grid_dependency_wait();
-            if (BLOCKS > 1 && begin == 0) cluster_wait();
+            if (begin > 0) return;
+            grid_dependency_wait();
+            if constexpr (BLOCKS > 1) cluster_wait();
         };
         // Everything waits for the activations, so the last slots are copied after their loads.
         const auto fill_last_slots = [&] {

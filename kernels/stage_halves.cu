@@ -25,19 +25,19 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     stage_halves(const float* x, const float* __restrict__ norm_weight, unsigned char* image, float* factors,
                  StageShape shape) {
     using Image = HalfImage<WeightT, TOKENS>;
-    constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    constexpr int SPAN_INPUTS = SPAN_INPUTS_OF<WeightT>;
     __shared__ float squares[1][NUM_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x;
-    const int num_units = (shape.num_inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const int num_spans = spans_of<WeightT>(shape.num_inputs);
     if (lane == 0) squares[0][warp] = 0.0f;
     __syncwarp();
     grid_dependency_launch();
     const InputRows rows = {x + static_cast<size_t>(row) * shape.x_stride, norm_weight, 1, shape.num_inputs,
                             shape.x_stride};
-    uint4* units =
-        reinterpret_cast<uint4*>(image) + static_cast<size_t>(row / TOKENS) * num_units * Image::SPAN_VECTORS;
-    stage_spans<Image, 1, UNIT_INPUTS, NUM_WARPS, NUM_WARPS, 1>(
-        units, rows, 0, num_units, squares, warp, lane, [] { grid_dependency_wait(); }, [] {});
+    uint4* spans =
+        reinterpret_cast<uint4*>(image) + static_cast<size_t>(row / TOKENS) * num_spans * Image::SPAN_VECTORS;
+    stage_spans<Image, 1, SPAN_INPUTS, NUM_WARPS, NUM_WARPS, 1>(
+        spans, rows, 0, num_spans, squares, warp, lane, [] { grid_dependency_wait(); }, [] {});
     __syncthreads();  // squares stand
     if (threadIdx.x == 0) {
         GemvShape sums = {};

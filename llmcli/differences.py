@@ -1,8 +1,10 @@
-"""Compares settings by name and says which differ, as JSON has them."""
+"""Compares settings by name, as JSON has them: says which differ, and which are none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from llmcli.errors import UsageError
 
 _LONGEST_SHOWN = 80  # characters
 _LONGEST_SHOWN_LIST = 8
@@ -40,3 +42,13 @@ def shown(value: Any) -> str:
     """A value for a message."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str = "") -> None:
+    """Refuse a key that is not one of `known`; `where` is the path to the object, such as `body.`.
+
+    Raises: UsageError.
+    """
+    for key in values:
+        if key not in known:
+            raise UsageError(f"unknown key {shown(where + key)}, expected {', '.join(known)}")

@@ -1,8 +1,9 @@
 """Decode of an int8 model on the CPU beside the time that its bytes take to be read, and beside others.
 
 Llama-3.2-1B's shape, random weights, `--dtype bfloat16`. Rounds alternate, so that a busy machine slows all alike;
-medians are compared. The head is 16-bit, as `quantize` leaves it. torch's int8 operator multiplies the model's matrices
-and does nothing else; `--llama-bench PROGRAM MODEL` runs llama.cpp's own benchmark in turns.
+medians are compared. The head has 16 bits, as `quantize` leaves it, or 8, as that of llama.cpp's Q8_0. torch's int8
+operator multiplies the model's matrices and does nothing else; `--llama-bench PROGRAM MODEL` runs llama.cpp's own
+benchmark in turns.
 """
 
 import argparse
@@ -33,18 +34,22 @@ from llmcli.runners.torch.load import load
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 
-SCHEMES = {"channel": WeightScheme(8, None), "groups of 128": WeightScheme(8, 128)}
+MODELS = {
+    "channel": ExportOptions(WeightScheme(8, None)),
+    "groups of 128": ExportOptions(WeightScheme(8, 128)),
+    "all int8": ExportOptions(WeightScheme(8, 128), head_bits=8),
+}
 SAMPLERS = {"greedy": SamplingParams(temperature=0.0), "default chain": SamplingParams()}
 PROMPT_TOKENS = 16
 
 
-def open_runner(shape: str, scheme: WeightScheme, num_threads: int, scratch: Path) -> Runner:
+def open_runner(shape: str, options: ExportOptions, num_threads: int, destination: Path) -> Runner:
     """The shape with random weights, written by the exporter."""
     model = shape_source(shape, "int8")
-    source, destination = scratch / "source", scratch / f"int8-{scheme.group_size}"
+    source = destination.with_name("source")
     source.mkdir(exist_ok=True)
     model = replace(model, checkpoint=replace(model.checkpoint, folder=source))
-    exporter = Exporter(plan_export(model, ExportOptions(scheme)), destination, shape, open_reader=RandomReader)
+    exporter = Exporter(plan_export(model, options), destination, shape, open_reader=RandomReader)
     exporter.run(exporter.prepare(), lambda done, total: None, lambda layer, quality: None)
     return load(open_model(destination), max_seq_len=512, dtype="bfloat16", num_threads=num_threads)
 
@@ -81,8 +86,10 @@ def operator_on_layers(config: LlamaConfig) -> Callable[[], None]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """What a token reads: every tensor but norms, which are small."""
-    return sum(info.num_bytes for info in open_model(folder).tensors.tensors.values())
+    """What a token reads: every tensor, but the embedding only where it is the head."""
+    tensors = open_model(folder).tensors
+    unread = 0 if tensors.head == EMBEDDING else tensors.tensors[EMBEDDING].num_bytes
+    return sum(info.num_bytes for info in tensors.tensors.values()) - unread
 
 
 @torch.inference_mode()
@@ -113,13 +120,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         runners = {
-            name: open_runner(arguments.shape, scheme, arguments.threads, Path(scratch))
-            for name, scheme in SCHEMES.items()
+            name: open_runner(arguments.shape, options, arguments.threads, Path(scratch) / name)
+            for name, options in MODELS.items()
         }
-        num_bytes = weight_bytes(Path(scratch) / "int8-128")
+        num_bytes = weight_bytes(Path(scratch) / "all int8")
     memory = torch.ones(num_bytes // 4)
     works: dict[str, Callable[[int], float]] = {
-        "reading, groups of 128": partial(timed, memory.sum),
+        "reading, all int8": partial(timed, memory.sum),
         "torch's operator, layers alone": partial(timed, operator_on_layers(next(iter(runners.values())).config)),
     }
     for name, runner in runners.items():

@@ -35,6 +35,7 @@ from typing import Any
 
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
+from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import SamplerOptions
 from llmcli.cli.run import LoadedRunner, check_run, open_run
 from llmcli.cli.run_options import RunOptions
@@ -44,6 +45,7 @@ from llmcli.engine.events import Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.serve.bodies import CompletionBody
+from llmcli.serve.engine_end import Hold
 from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.model import ServedModel
 from llmcli.serve.server import Server
@@ -64,6 +66,7 @@ class Bench:
     loaded: LoadedRunner
     num_clients: int
     num_prompt_tokens: int
+    hold: Hold
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def bodies(self, count: int, num_tokens: int) -> list[Body]:
@@ -139,6 +142,7 @@ class Bench:
         with Server(listener, FrontWork(self.open_model, options)) as server:
             server.run(
                 self.scheduler(),
+                self.hold,
                 log=lambda line: None,
                 log_contents=lambda what, contents: None,
                 on_ready=clients.start,
@@ -257,7 +261,7 @@ def main() -> None:
         run, open_model = open_run(request, model), partial(open_served_model, request, model, None, None, None)
         loaded = run.load(options.clients, host_rows=options.clients)
         measure(
-            Bench(open_model(), open_model, loaded, options.clients, options.prompt),
+            Bench(open_model(), open_model, loaded, options.clients, options.prompt, Schemas(run.session).hold),
             options.texts or 3 * options.clients,
             options.tokens,
             options.rounds,

@@ -5,6 +5,7 @@ compares them where those libraries are installed.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,14 +170,20 @@ def write_gptq(
     sym: bool = True,
     version: int = 1,
     desc_act: bool = False,
+    shares_order: bool = True,
     **config: Any,
 ) -> Path:
+    """Layers that take the same inputs have the same order of them, as gptqmodel writes it, or each has its own."""
     generator = np.random.default_rng(0)
+    orders: dict[str, np.ndarray] = {}
 
     def quantized(name: str, weight: torch.Tensor) -> Codes:
         size = weight.shape[1] if group_size == -1 else group_size
         group_of = np.arange(weight.shape[1]) // size
-        return quantize(weight, bits, size, sym, generator.permutation(group_of) if desc_act else group_of)
+        if desc_act:
+            inputs = re.sub("[qkv]_proj|gate_proj|up_proj", "inputs", name) if shares_order else name
+            group_of = orders.setdefault(inputs, generator.permutation(group_of))
+        return quantize(weight, bits, size, sym, group_of)
 
     config = {
         "quant_method": "gptq",
@@ -235,3 +242,21 @@ def write_packed(source: Path, folder: Path, *, bits: int, group_size: int, sym:
     config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
     config |= {"config_groups": {"group_0": group}}
     return write_foreign(source, folder, config, quantized, lambda codes: packed_tensors(codes, bits, sym))
+
+
+def write_w8a8(source: Path, folder: Path) -> Path:
+    """compressed-tensors `int-quantized`."""
+
+    def tensors(codes: Codes) -> dict[str, torch.Tensor]:
+        values = torch.from_numpy((codes.codes - 128).astype(np.int8))
+        return {"weight": values, "weight_scale": torch.from_numpy(codes.scales.copy())}
+
+    group: dict[str, Any] = {"targets": ["Linear"], "input_activations": {"num_bits": 8, "dynamic": True}}
+    group["weights"] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    config |= {"config_groups": {"group_0": group}}
+
+    def rows(name: str, weight: torch.Tensor) -> Codes:
+        return quantize(weight, 8, weight.shape[1], True, np.zeros(weight.shape[1], int))
+
+    return write_foreign(source, folder, config, rows, tensors)

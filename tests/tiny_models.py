@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from llmcli.checkpoint.layout import HEAD, expected_tensors
 from llmcli.config.llama import LlamaConfig
@@ -62,6 +62,15 @@ def write_tiny_llama(
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
     if with_tokenizer:
         write_byte_tokenizer(folder)
+    return folder
+
+
+def write_broken_llama(folder: Path) -> Path:
+    """A model with one layer whose logits are NaN, as its weights are larger than their products can be."""
+    write_tiny_llama(folder, num_hidden_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"].fill_(3e38)
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

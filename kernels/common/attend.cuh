@@ -78,23 +78,24 @@ struct Attend {
 
     // One token seen, with these scores [HEAD_TILE] and value [HEAD_DIM].
     __device__ __forceinline__ void start_with(const float* scores, const float* value) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const float weight = exp2_fast(WEIGHT_EXPONENT<KvT>);
+        const int t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2 * COLUMNS; ++i) {
-            maximum[i / 2][i % 2] = scores[8 * (i / 2) + 2 * t + i % 2];
-            sum[i / 2][i % 2] = g == 0 ? weight : 0.0f;
+            start_column_with(i / 2, i % 2, scores[8 * (i / 2) + 2 * t + i % 2], value);
         }
+    }
+    // The same for one column: head 8 * column + 2t + i.
+    __device__ __forceinline__ void start_column_with(int column, int i, float score, const float* value) {
+        const int g = threadIdx.x % 32 / 4;
+        const float weight = exp2_fast(WEIGHT_EXPONENT<KvT>);
+        maximum[column][i] = score;
+        sum[column][i] = g == 0 ? weight : 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4 * VALUE_STEPS; ++i) {
-            const int dimension = 64 * (i / 4) + 8 * g + 2 * (i % 4);
+        for (int j = 0; j < 4 * VALUE_STEPS; ++j) {
+            const int dimension = 64 * (j / 4) + 8 * g + 2 * (j % 4);
             if (dimension >= HEAD_DIM) continue;
-#pragma unroll
-            for (int column = 0; column < COLUMNS; ++column) {
-                float(&places)[4] = mixed[i / 4][i % 4][column];
-                places[0] = places[1] = weight * value[dimension];
-                places[2] = places[3] = weight * value[dimension + 1];
-            }
+            mixed[j / 4][j % 4][column][i] = weight * value[dimension];
+            mixed[j / 4][j % 4][column][2 + i] = weight * value[dimension + 1];
         }
     }
 

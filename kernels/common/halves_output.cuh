@@ -1,4 +1,5 @@
-// halves_output: turns the sums of gemm_halves into outputs, as gemv_output does: norm factor, bias, epilogue.
+// halves_output: turns the sums of gemm_halves into outputs, as gemv_output does: scales of rows, norm factor,
+// bias, epilogue.
 #pragma once
 
 #include "common/cluster.cuh"
@@ -15,10 +16,11 @@ struct HalvesShape {
 // Writes a block's part of the outputs of TOKENS rows and MULTIPLIERS * TILES_A_WARP tiles. `results` are this thread's
 // vectors of sums, NUM_THREADS apart: tile by tile, and in each a vector for eight rows. Lane 4g + t has the outputs g
 // and g + 8 of the rows t and t + 4. With QUARTERS = 4 each block of a cluster has a quarter, and finishes some.
-template <int TOKENS, int TILES_A_WARP, int QUARTERS, int SHARERS>
-__device__ __forceinline__ void write_outputs(const float4* results, const float* factors,
-                                              const float* __restrict__ biases, float* out, const HalvesShape& shape,
-                                              int first_tile, int row_block, int quarter, int sharer) {
+template <int TOKENS, int TILES_A_WARP, int QUARTERS, int SHARERS, bool HAS_CHANNEL_SCALE, typename ScaleT>
+__device__ __forceinline__ void write_outputs(const float4* results, const ScaleT* __restrict__ scales,
+                                              const float* factors, const float* __restrict__ biases, float* out,
+                                              const HalvesShape& shape, int first_tile, int row_block, int quarter,
+                                              int sharer) {
     constexpr int ROW_VECTORS = TOKENS / 8, VECTORS = TILES_A_WARP * ROW_VECTORS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int num_tiles = (shape.num_outputs + shape.tile_outputs() - 1) / shape.tile_outputs();
@@ -28,6 +30,7 @@ __device__ __forceinline__ void write_outputs(const float4* results, const float
     for (int first = quarter; first < VECTORS; first += BATCH * QUARTERS) {
         float4 totals[BATCH];
         float row_factors[BATCH][2], before[BATCH][2][2], tile_biases[BATCH][2];
+        float tile_scales[BATCH][2];
         float* places[BATCH][2];
         bool exists[BATCH][2][2];
 #pragma unroll
@@ -36,6 +39,11 @@ __device__ __forceinline__ void write_outputs(const float4* results, const float
             const int tile = first_tile + m * MULTIPLIERS + warp;
             const int column = tile * shape.tile_outputs() + g;
             tile_biases[b][0] = tile_biases[b][1] = 0.0f;
+            tile_scales[b][0] = tile_scales[b][1] = 1.0f;
+            if (HAS_CHANNEL_SCALE && tile < num_tiles) {
+                tile_scales[b][0] = to_float(scales[tile * TILE_ROWS + g]);
+                tile_scales[b][1] = to_float(scales[tile * TILE_ROWS + g + 8]);
+            }
             if (biases != nullptr && tile < num_tiles) {
                 tile_biases[b][0] = biases[tile * TILE_ROWS + g];
                 tile_biases[b][1] = biases[tile * TILE_ROWS + g + 8];
@@ -74,8 +82,10 @@ __device__ __forceinline__ void write_outputs(const float4* results, const float
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const float low = i == 0 ? totals[b].x : totals[b].z, high = i == 0 ? totals[b].y : totals[b].w;
-                float one = __fadd_rn(__fmul_rn(low, row_factors[b][i]), tile_biases[b][0]);
-                float two = __fadd_rn(__fmul_rn(high, row_factors[b][i]), tile_biases[b][1]);
+                float one = __fmul_rn(__fmul_rn(low, tile_scales[b][0]), row_factors[b][i]);
+                float two = __fmul_rn(__fmul_rn(high, tile_scales[b][1]), row_factors[b][i]);
+                one = __fadd_rn(one, tile_biases[b][0]);
+                two = __fadd_rn(two, tile_biases[b][1]);
                 if (shape.epilogue == ADD) {
                     one = __fadd_rn(before[b][i][0], one);
                     two = __fadd_rn(before[b][i][1], two);

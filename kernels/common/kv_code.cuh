@@ -78,15 +78,15 @@ struct KvVector<KvCode> {
     }
 };
 
-// Round a head as the cache holds it, and store it there if `stores`. All lanes must call it.
-template <typename KvT, int HEAD_DIM>
-__device__ __forceinline__ void round_head(Head<HEAD_DIM>& head, KvT* row, float* row_scale, bool stores) {
+// Round a head as the cache holds it. `store` gets each dimension and its rounded element. Returns the scale of codes.
+// All lanes must call it.
+template <typename KvT, int HEAD_DIM, typename Store>
+__device__ __forceinline__ float round_head_with(Head<HEAD_DIM>& head, Store store) {
     using Pairs = Head<HEAD_DIM>;
-    [[maybe_unused]] float scale = 0.0f;
+    float scale = 0.0f;
     if constexpr (KvFormat<KvT>::HAS_SCALES) {
         head.keep_within_range();
         scale = code_scale(head.largest());
-        if (stores && threadIdx.x % 32 == 0) *row_scale = scale;
     }
 #pragma unroll
     for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
@@ -102,9 +102,21 @@ __device__ __forceinline__ void round_head(Head<HEAD_DIM>& head, KvT* row, float
             head.first[pair] = to_float(rounded[0]);
             head.second[pair] = to_float(rounded[1]);
         }
-        if (stores && Pairs::has(pair)) {
-            row[Pairs::index(pair)] = rounded[0];
-            row[Pairs::index(pair) + Pairs::HALF] = rounded[1];
+        if (Pairs::has(pair)) {
+            store(Pairs::index(pair), rounded[0]);
+            store(Pairs::index(pair) + Pairs::HALF, rounded[1]);
         }
+    }
+    return scale;
+}
+
+// The same, stored in the cache if `stores`. All lanes must call it.
+template <typename KvT, int HEAD_DIM>
+__device__ __forceinline__ void round_head(Head<HEAD_DIM>& head, KvT* row, float* row_scale, bool stores) {
+    const float scale = round_head_with<KvT>(head, [&](int dimension, KvT rounded) {
+        if (stores) row[dimension] = rounded;
+    });
+    if constexpr (KvFormat<KvT>::HAS_SCALES) {
+        if (stores && threadIdx.x % 32 == 0) *row_scale = scale;
     }
 }

@@ -109,12 +109,15 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
     barrier_arrive_behind_copies(barrier);
 }
 
-// Adds the tokens `begin` to `end` - 1 of a tile in the ring: operation by operation what Attend's `take` does with a
-// loaded tile, but each vector is loaded where it is used, which takes fewer registers. `taken` is called at the end.
-template <typename KvT, int HEAD_DIM, int HEAD_TILE, typename Taken>
+// Adds a tile in the ring, of which the tokens `begin` to `end` - 1 may be read: operation by operation what Attend's
+// `take` does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen`
+// says whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none;
+// nothing of it changes then. `taken` is called at the end.
+template <bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen, typename Taken>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
-                                               const unsigned char* tile, int begin, int end, Taken taken) {
+                                               const unsigned char* tile, int begin, int end, Seen is_seen,
+                                               Taken taken) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using MmaT = typename Tile::MmaT;
     constexpr int COLUMNS = Tile::COLUMNS;
@@ -156,12 +159,14 @@ __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>&
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            if (g < begin || g >= end) weights[i] = reduce::minus_infinity();
-            if (g + 8 < begin || g + 8 >= end) weights[2 + i] = reduce::minus_infinity();
+            if (!is_seen(column, i, g)) weights[i] = reduce::minus_infinity();
+            if (!is_seen(column, i, g + 8)) weights[2 + i] = reduce::minus_infinity();
             float &maximum = attend.maximum[column][i], &sum = attend.sum[column][i];
-            const float larger = fmaxf(maximum, max_over_rows(fmaxf(weights[i], weights[2 + i])));
-            factor[i] = exp2_fast(maximum - larger);
+            float larger = fmaxf(maximum, max_over_rows(fmaxf(weights[i], weights[2 + i])));
+            const float known = maximum;
             maximum = larger;
+            if (SOME_SEE_NONE && larger == reduce::minus_infinity()) larger = 0.0f;  // all weights are 0 then
+            factor[i] = exp2_fast(known - larger);
             weights[i] = exp2_fast(weights[i] - larger + WEIGHT_EXPONENT<KvT>);
             weights[2 + i] = exp2_fast(weights[2 + i] - larger + WEIGHT_EXPONENT<KvT>);
             sum = fmaf(sum, factor[i], weights[i] + weights[2 + i]);

@@ -1,14 +1,25 @@
 // product_fp8: 8-bit floats (e4m3) times fp32 activations, a span at a time, on the tensor cores for fp16.
 //
-// Weights are widened to fp16 in registers, exactly; FP8_UNIT is made good by the activations' scale. Activations are
-// pairs of fp16 as in product_halves.cuh, with one scale for the 128 inputs of a span. So x has a relative error of
-// 2^-22, and small values one of 2^-39 of the largest in the span. The weights' scales are applied to a span's sums, or
-// to the outputs.
+// Weights are widened to fp16 in registers, exactly. Activations are pairs of fp16 as in product_halves.cuh, with one
+// scale for the 128 inputs of a span. So x has a relative error of 2^-22, and small values one of 2^-39 of the largest
+// in the span. The weights' scales are applied to a span's sums, or to the outputs.
 // A span in shared memory, in vectors of 16 bytes: [part][column][t], 8 inputs each; a part is 8 bytes of each lane t,
-// row r has the columns 2r (hi) and 2r + 1 (lo). Then the inverse of each row's scale (float), times FP8_UNIT.
+// row r has the columns 2r (hi) and 2r + 1 (lo). Then the inverse of each row's scale (float).
 #pragma once
 
 #include "common/product_halves.cuh"
+
+template <>
+constexpr bool HAS_UNIT_SCALE<Fp8> = true;
+
+// Part `part` of a unit's bytes of the rows g and g + 8, as a of two k-steps.
+__device__ __forceinline__ void widen_fp8_part(const uint4& low, const uint4& high, int part, unsigned (&first)[4],
+                                               unsigned (&second)[4]) {
+    widen_fp8(part == 0 ? low.x : low.z, first[0], first[2]);
+    widen_fp8(part == 0 ? high.x : high.z, first[1], first[3]);
+    widen_fp8(part == 0 ? low.y : low.w, second[0], second[2]);
+    widen_fp8(part == 0 ? high.y : high.w, second[1], second[3]);
+}
 
 template <typename ScaleT, int GROUP_SIZE, int ROWS>
 struct Fp8Product {
@@ -29,18 +40,13 @@ struct Fp8Product {
 
     // Eight inputs of one row, as they are staged; lane `eighth` of the span holds the inputs 8 * eighth and on.
     struct Staged : HalfPairs<__half, LANES> {
-        // In the order in which weights are widened: 0 2 1 3 4 6 5 7.
-        __device__ __forceinline__ Staged(const float (&values)[8], int)
-            : HalfPairs<__half, LANES>({values[0], values[2], values[1], values[3], values[4], values[6], values[5],
-                                        values[7]}) {}
+        __device__ __forceinline__ Staged(const float (&values)[8], int) : HalfPairs<__half, LANES>(values) {}
         __device__ __forceinline__ void store(uint4* span, int eighth, int row) const {
             const int part = eighth / 8 * 2 + eighth % 2, t = eighth / 2 % 4;
             uint4* columns = span + part * PART_VECTORS + 2 * row * 4 + t;
             columns[0] = make_uint4(this->hi[0], this->hi[1], this->hi[2], this->hi[3]);
             columns[4] = make_uint4(this->lo[0], this->lo[1], this->lo[2], this->lo[3]);
-            if (eighth == 0) {
-                reinterpret_cast<float*>(span + PAIR_VECTORS)[row] = __fmul_rn(this->power.inverse, FP8_UNIT);
-            }
+            if (eighth == 0) reinterpret_cast<float*>(span + PAIR_VECTORS)[row] = this->power.inverse;
         }
     };
 
@@ -53,12 +59,8 @@ struct Fp8Product {
         for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            const uint4 &l = low[part / 2], &h = high[part / 2];
             unsigned a[2][4];
-            widen_fp8(part % 2 == 0 ? l.x : l.z, a[0][0], a[0][2]);
-            widen_fp8(part % 2 == 0 ? h.x : h.z, a[0][1], a[0][3]);
-            widen_fp8(part % 2 == 0 ? l.y : l.w, a[1][0], a[1][2]);
-            widen_fp8(part % 2 == 0 ? h.y : h.w, a[1][1], a[1][3]);
+            widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 // Columns past the last row repeat it; nobody reads their sums.

@@ -113,16 +113,20 @@ struct Groups {
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<unsigned*>(&value); }
 __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
 
-// The fp16 numbers of two e4m3 codes, divided by FP8_UNIT: exponent and mantissa at the places of fp16's, whose bias is
-// 8 more. Exact for subnormal numbers, too. Bits 15 and 31 of `signs`, 7 to 13 and 23 to 29 of `rest` count.
-constexpr float FP8_UNIT = 256.0f;
-__device__ __forceinline__ unsigned fp8_halves(unsigned signs, unsigned rest) {
-    return (signs & 0x80008000u) | (rest & 0x3f803f80u);
-}
-// Of the four codes of a word the first and the third, and the second and the fourth.
-__device__ __forceinline__ void widen_fp8(unsigned word, unsigned& even, unsigned& odd) {
-    even = fp8_halves(word << 8, word << 7);
-    odd = fp8_halves(word, word >> 1);
+// The four e4m3 codes of a word as fp16, the first two and the last two. Every number is one of fp16's, too.
+__device__ __forceinline__ void widen_fp8(unsigned word, unsigned& first, unsigned& last) {
+#if __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(first), "=r"(last)
+        : "r"(word));
+#else
+    // Exponent and mantissa at the places of fp16's, whose bias is 8 more, which the product makes good.
+    const __half2 unit = __half2half2(__float2half_rn(256.0f));
+    const unsigned low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
+    first = as_bits(__hmul2(as_half2((low & 0x80008000u) | (low >> 1 & 0x3f803f80u)), unit));
+    last = as_bits(__hmul2(as_half2((high & 0x80008000u) | (high >> 1 & 0x3f803f80u)), unit));
+#endif
 }
 
 // The number to subtract from a row's codes, which unpack_part gives as 1024 + code (high nibbles: 64 + code, after a

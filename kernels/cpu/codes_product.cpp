@@ -230,26 +230,24 @@ extern "C" void multiply_codes(const CodesMatrix* matrix, const float* x, int nu
     const std::unique_ptr<float[]> scales(new float[places]);
     const std::unique_ptr<int32_t[]> sums(new int32_t[places]);
     const Activations staged = {digits.get(), scales.get(), sums.get(), num_tokens};
-#pragma omp parallel num_threads(num_threads)
-    {
-#pragma omp for collapse(2) schedule(static)
-        for (int index = 0; index < num_blocks(num_tokens); index++) {
-            for (int chunk = 0; chunk < matrix->num_chunks; chunk++) {
-                const Block block = block_of(index, num_tokens);
-                const int begin = chunk * matrix->chunk_inputs, left = matrix->num_inputs - begin;
-                const size_t place = place_of(block, chunk, matrix->num_chunks);
-                for (int token = block.begin; token < block.end; token++) {
-                    stage_chunk(x + (size_t)token * matrix->num_inputs + begin,
-                                left < matrix->chunk_inputs ? left : matrix->chunk_inputs, *matrix, staged,
-                                place + token - block.begin);
-                }
+    // One token is staged before another thread would be awake.
+#pragma omp parallel for collapse(2) schedule(static) num_threads(num_threads) if (num_tokens > 1)
+    for (int index = 0; index < num_blocks(num_tokens); index++) {
+        for (int chunk = 0; chunk < matrix->num_chunks; chunk++) {
+            const Block block = block_of(index, num_tokens);
+            const int begin = chunk * matrix->chunk_inputs, left = matrix->num_inputs - begin;
+            const size_t place = place_of(block, chunk, matrix->num_chunks);
+            for (int token = block.begin; token < block.end; token++) {
+                stage_chunk(x + (size_t)token * matrix->num_inputs + begin,
+                            left < matrix->chunk_inputs ? left : matrix->chunk_inputs, *matrix, staged,
+                            place + token - block.begin);
             }
         }
-#pragma omp for schedule(dynamic)
-        for (int first = 0; first < num_strips; first += panel) {
-            const int last = first + panel < num_strips ? first + panel : num_strips;
-            const auto strips = matrix->num_bits == 8 ? multiply_strips<8> : multiply_strips<4>;
-            strips(*matrix, staged, first, last, y);
-        }
+    }
+    const auto multiply_panel = matrix->num_bits == 8 ? multiply_strips<8> : multiply_strips<4>;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+    for (int first = 0; first < num_strips; first += panel) {
+        const int last = first + panel < num_strips ? first + panel : num_strips;
+        multiply_panel(*matrix, staged, first, last, y);
     }
 }

@@ -15,20 +15,18 @@ from llmcli.batch.openai import is_openai, parse_openai
 from llmcli.batch.values import (
     Line,
     LineId,
-    held_to_of,
     integer_of,
     messages_of,
-    refuse_unknown,
     seed_of,
     stop_of,
     text_of,
 )
-from llmcli.differences import shown
+from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.sampling.params import SPECS, check_param
+from llmcli.schema.held_to import HELD_KEYS, held_to_of
 
-HELD_KEYS = ("schema", "json_output", "regex", "choice", "grammar")
 KEYS = ("prompt", "messages", "id", "seed", "max_new_tokens", "stop", *HELD_KEYS, *SPECS)
 NUM_SHOWN_PROBLEMS = 10
 

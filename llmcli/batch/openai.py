@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.batch.values import Form, HeldTo, Line, integer_of, messages_of, refuse_unknown, seed_of, stop_of, text_of
-from llmcli.differences import shown
+from llmcli.batch.values import Form, Line, integer_of, messages_of, seed_of, stop_of, text_of
+from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
 from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import check_param
+from llmcli.schema.held_to import held_to_of_format
 
 URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 KEYS = ("custom_id", "method", "url", "body")
@@ -62,24 +63,8 @@ def parse_openai(values: dict[str, Any], number: int, model_names: tuple[str, ..
         sampling={name: check_param(name, body[f"body.{name}"]) for name in SAMPLING_KEYS if f"body.{name}" in body},
         logit_bias=_logit_bias(body.get("body.logit_bias", {})),
         form=form,
-        held_to=_held_to(body.get("body.response_format", {"type": "text"})),
+        held_to=held_to_of_format("body.response_format", body.get("body.response_format")),
     )
-
-
-def _held_to(value: Any) -> HeldTo | None:
-    """What a response_format asks for."""
-    key = "body.response_format"
-    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
-        raise UsageError(f"{key} is {shown(value)}, expected an object of type text, json_object or json_schema")
-    if value["type"] != "json_schema":
-        refuse_unknown(value, ("type",), f"{key}.")
-        return HeldTo("schema", key, {"type": "object"}) if value["type"] == "json_object" else None
-    refuse_unknown(value, ("type", "json_schema"), f"{key}.")
-    named = value.get("json_schema")
-    if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
-        raise UsageError(f"{key}.json_schema is {shown(named)}, expected an object with name and schema")
-    refuse_unknown(named, ("name", "description", "schema", "strict"), f"{key}.json_schema.")
-    return HeldTo("schema", f"{key}.json_schema.schema", named["schema"])
 
 
 def _max_new_tokens(body: Mapping[str, Any]) -> int | None:

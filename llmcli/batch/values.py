@@ -4,23 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmcli.differences import shown
+from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
+from llmcli.schema.held_to import HeldTo
 
 Form = Literal["native", "chat", "completion"]  # the last two are OpenAI's
 LineId = str | int | float
-HeldKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
 
 _MAX_SEED = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTo:
-    """What a line's text is held to: `value` as the option of that kind has it, under the key `key` of the line."""
-
-    kind: HeldKind
-    key: str
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +32,6 @@ class Line:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     form: Form = "native"
     held_to: HeldTo | None = None
-
-
-def refuse_unknown(values: Mapping[str, Any], known: tuple[str, ...], where: str = "") -> None:
-    """Refuse a key that is not one of `known`; `where` is the path to the object, such as `body.`.
-
-    Raises: UsageError.
-    """
-    for key in values:
-        if key not in known:
-            raise UsageError(f"unknown key {shown(where + key)}, expected {', '.join(known)}")
 
 
 def text_of(key: str, value: Any) -> str:
@@ -80,34 +61,6 @@ def stop_of(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{key} is {shown(value)}, expected a string or a list of strings, none of them empty")
     return tuple(texts)
-
-
-def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
-    """What a line of ours asks for by the keys that are named as the options.
-
-    Raises: UsageError for two of them, and for a value of another type.
-    """
-    kinds: dict[HeldKind, str] = {
-        "schema": "a JSON Schema, an object",
-        "json_output": "true or false",
-        "regex": "a string",
-        "choice": "a list of strings",
-        "grammar": "a string",
-    }
-    given = [kind for kind in kinds if kind in values]
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} cannot be combined")
-    for kind in given:
-        value = values[kind]
-        is_right = {
-            "schema": isinstance(value, dict | bool),
-            "json_output": isinstance(value, bool),
-            "choice": isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value),
-        }.get(kind, isinstance(value, str))
-        if not is_right:
-            raise UsageError(f"{kind} is {shown(value)}, expected {kinds[kind]}")
-        return HeldTo(kind, kind, value) if value is not False or kind == "schema" else None
-    return None
 
 
 def messages_of(key: str, value: Any) -> tuple[Mapping[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Writes a model of a known shape with random weights, for measurements: through the exporter, or as plain bf16.
+"""Writes a model of a known shape with random weights, for measurements: through the exporter, or as it is.
 
 Random numbers are made once and used again at other places, so that writing is as fast as the disk and the exporter.
 """
@@ -24,6 +24,7 @@ from llmcli.checkpoint.shapes import FORMATS, shape_source
 from llmcli.checkpoint.writer import OutputTensor, SafetensorsWriter
 from llmcli.errors import OutputError
 from llmcli.quantization.floats import BF16_SHIFT, STORED_AS, Array
+from llmcli.quantization.schemes import WeightScheme
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -31,11 +32,16 @@ OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 POOL_SIZE = 8_388_593
 
 _BIAS_SCALE = 0.1
+# Codes of others: the bits that are random. An exponent of 8-bit floats without its highest bit is no NaN's.
+_CODE_MASKS = {"I32": np.uint8(0xFF), "F8_E4M3": np.uint8(0xBF)}
+_SCALES = (".scales", ".weight_scale_inv")
 _SPARE_BYTES = 64 * 2**20
 
 
 class RandomReader(TensorReader):
     """Reads tensors that no file holds. Norms are ones; other weights are normal, scaled so that logits stay sane.
+
+    Codes of others are random bits, of 8-bit floats those of numbers below 2; their scales are all alike.
 
     A tensor's bytes depend on its name, type and shape alone.
     """
@@ -43,10 +49,19 @@ class RandomReader(TensorReader):
     def __init__(self) -> None:
         super().__init__()
         self._normal = np.random.default_rng(0).standard_normal(POOL_SIZE, dtype=np.float32)
+        self._codes = np.random.default_rng(1).integers(0, 256, POOL_SIZE, np.uint8)
         self._pools: dict[tuple[str, float], Array] = {}
 
     def _read_range(self, info: TensorInfo, begin: int, view: memoryview) -> None:
+        if info.dtype in _CODE_MASKS:
+            codes = np.frombuffer(view, np.uint8)
+            codes[:] = np.resize(np.roll(self._codes, -(zlib.crc32(info.name.encode()) + begin)), len(codes))
+            codes &= _CODE_MASKS[info.dtype]
+            return
         target = np.frombuffer(view, STORED_AS[info.dtype])
+        if info.name.endswith(_SCALES):
+            target[:] = _code_scale(info)
+            return
         if info.name.endswith("norm.weight"):
             target[:] = _stored(np.ones(1, np.float32), info.dtype)
             return
@@ -77,7 +92,7 @@ def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress
         source_folder.mkdir(parents=True)
         model = shape_source(name, form)
         source = replace(model, checkpoint=replace(model.checkpoint, folder=source_folder))
-        if scheme is None:
+        if not isinstance(scheme, WeightScheme):
             _write_plain(source, source_folder, on_progress)
             source_folder.rename(destination)
         else:
@@ -98,7 +113,7 @@ def write_shape(name: str, form: str, destination: Path, on_progress: OnProgress
 
 
 def _write_plain(model: Model, folder: Path, on_progress: OnProgress) -> None:
-    """The float weights as they are, in one file. Not made durable: nobody needs them after a power cut."""
+    """The weights as they are, in one file. Not made durable: nobody needs them after a power cut."""
     infos = model.checkpoint.tensors
     total = sum(info.num_bytes for info in infos.values())
     if (free := shutil.disk_usage(folder).free) < total + _SPARE_BYTES:
@@ -125,6 +140,14 @@ def _scale(info: TensorInfo) -> float:
         return _BIAS_SCALE
     factor = 2.0 if info.name in (EMBEDDING, HEAD) else 1.0
     return float(factor * info.shape[-1] ** -0.5)
+
+
+def _code_scale(info: TensorInfo) -> float:
+    """The scale of codes or of 8-bit floats with which products keep the size of their input; groups are of 128."""
+    is_fp8 = info.dtype == "F32"
+    num_inputs = 128 * info.shape[1 if is_fp8 else 0]
+    size = 0.6 if is_fp8 else 6.5  # of random 8-bit floats below 2; of differences of two codes of 4 bits
+    return float(num_inputs**-0.5 / size)
 
 
 def _stored(values: Array, dtype: str) -> Array:

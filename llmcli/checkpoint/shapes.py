@@ -3,14 +3,17 @@
 What such a model would be as an export is known as well, so its memory can be planned without a file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.export_plan import CONFIG_DTYPES, ExportPlan, plan_export
 from llmcli.checkpoint.folder import Checkpoint, quantization_of
-from llmcli.checkpoint.layout import HEAD, expected_tensors
+from llmcli.checkpoint.formats.awq import Awq
+from llmcli.checkpoint.formats.base import PackedLayer
+from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.layout import HEAD, WEIGHT_DTYPES, ExpectedTensor, expected_tensors
 from llmcli.checkpoint.matching import match_tensors
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.safetensors_file import TensorInfo
@@ -18,12 +21,20 @@ from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
 from llmcli.checkpoint.writer import OutputTensor
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UsageError
+from llmcli.quantization.methods import AwqConfig, Fp8Config, Quantization
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.reading import CONFIG
 from llmcli.resources import resource_folder
 
-# What a shape can be measured as. The schemes are what `llmcli quantize` takes without a --group-size.
-FORMATS: dict[str, WeightScheme | None] = {"int8": WeightScheme(8, 128), "int4": WeightScheme(4, 128), "bf16": None}
+# What a shape can be measured as: by a scheme, as `llmcli quantize` takes it without a --group-size, or by the
+# quantization_config that others publish such a model with; bf16 has none.
+FORMATS: dict[str, WeightScheme | dict[str, Any]] = {
+    "int8": WeightScheme(8, 128),
+    "int4": WeightScheme(4, 128),
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "bf16": {},
+}
 
 
 def shape_names() -> list[str]:
@@ -32,7 +43,7 @@ def shape_names() -> list[str]:
 
 
 def shape_source(name: str, form: str) -> Model:
-    """The float model that a shape's format is made from: bf16 itself, or what would be quantized.
+    """The model that a shape's format is made from: what would be quantized, or what is written as it is.
 
     Raises: UsageError for a name that is no shape's; CheckpointError for a file that is no config
     """
@@ -42,22 +53,28 @@ def shape_source(name: str, form: str) -> Model:
     config_json = CONFIG.read_json_object(path)
     if form == "bf16":
         config_json["dtype"] = "bfloat16"
+    made_by_others = FORMATS[form]
+    if isinstance(made_by_others, dict) and made_by_others:
+        config_json["quantization_config"] = made_by_others
     config = LlamaConfig.from_dict(config_json, str(path))
     dtype = CONFIG_DTYPES[config_json["dtype"]]
-    tensors = [OutputTensor(tensor.name, dtype, tensor.shape) for tensor in expected_tensors(config)]
+    quantization = quantization_of(config_json, str(path))
+    tensors: list[OutputTensor] = []
+    for tensor in expected_tensors(config):
+        tensors += _stored_as(tensor, quantization, dtype)
     if not config.tie_word_embeddings:
         tensors.append(OutputTensor(HEAD, dtype, (config.vocab_size, config.hidden_size)))
     return _model(path, Path(name), config_json, tensors)
 
 
 def shape_model(name: str, form: str) -> Model:
-    """The model that `llmcli quantize` would write of a shape, or the bf16 model itself.
+    """The model that `llmcli quantize` would write of a shape, or what is written as it is.
 
     Raises: as `shape_source`
     """
     source = shape_source(name, form)
     scheme = FORMATS[form]
-    return source if scheme is None else export_model(plan_export(source, ExportOptions(scheme)))
+    return export_model(plan_export(source, ExportOptions(scheme))) if isinstance(scheme, WeightScheme) else source
 
 
 def export_model(plan: ExportPlan) -> Model:
@@ -65,6 +82,22 @@ def export_model(plan: ExportPlan) -> Model:
     tensors = (tensor for weight in plan.weights for tensor in weight.outputs)
     path = plan.weights[0].info.path
     return _model(path, plan.model.checkpoint.folder, dict(plan.config_json), tensors)
+
+
+def _stored_as(weight: ExpectedTensor, quantization: Quantization | None, dtype: str) -> Iterator[OutputTensor]:
+    """What stands for a weight: itself, or a linear layer's tensors in the form of others."""
+    layer: Fp8Layer | PackedLayer
+    if not weight.is_linear or quantization is None:
+        yield OutputTensor(weight.name, dtype, weight.shape)
+        return
+    output_size, input_size = weight.shape
+    if isinstance(quantization, Fp8Config):
+        layer, scale_dtype = Fp8Layer(quantization.scheme, (output_size, input_size), "weight_scale_inv"), "F32"
+    else:
+        assert isinstance(quantization, AwqConfig)
+        layer, scale_dtype = PackedLayer(quantization.scheme, (output_size, input_size), Awq()), "F16"
+    for part in layer.tensors(weight):
+        yield OutputTensor(part.name, scale_dtype if part.dtypes == WEIGHT_DTYPES else part.dtypes[0], part.shape)
 
 
 def _model(path: Path, folder: Path, config_json: dict[str, Any], tensors: Iterable[OutputTensor]) -> Model:

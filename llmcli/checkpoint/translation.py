@@ -1,6 +1,7 @@
 """A model of another format as if its files were compressed-tensors `pack-quantized`, for who reads tensors by ranges.
 
-A layer is brought into our order when the first of its tensors is asked for, and kept until others have been.
+Inputs that were ordered before they were grouped come group by group; `read_orders` tells their order. A layer is
+brought into our order when the first of its tensors is asked for, and kept until others have been.
 """
 
 from collections import OrderedDict
@@ -11,15 +12,13 @@ from threading import Lock
 
 import numpy as np
 
-from llmcli.checkpoint.formats.base import Array, PackedLayer, read_layer
-from llmcli.checkpoint.formats.gptq import Gptq
+from llmcli.checkpoint.formats.base import Array, PackedLayer, read_layer, read_orders
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX, ExpectedTensor
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import ITEMSIZE_BYTES
-from llmcli.errors import UnsupportedModelError
 from llmcli.quantization.packing import pack_zero_points
 
 # Layers kept: as many as readers that run ahead of one another touch at a time.
@@ -29,21 +28,24 @@ _OUR_FORMAT = PackQuantized()
 
 
 class Translation:
-    """`model` is the model in our form; its tensors are read by readers that `open_reader` opens, in any thread.
-
-    Raises: UnsupportedModelError for layers that have no such form: inputs in an order of their own
-    """
+    """`model` is the model in our form; its tensors are read by readers that `open_reader` opens, in any thread."""
 
     def __init__(self, model: Model):
         self._original = model
         self._foreign = {module: layer for module, layer in model.tensors.packed.items() if layer.format != _OUR_FORMAT}
-        for module, layer in self._foreign.items():
-            if isinstance(layer.format, PackQuantized | Gptq) and layer.format.orders_inputs:
-                raise _ordered(module)
         self._of_tensor: dict[str, str] = {}  # the module of each tensor that no file holds
         self.model = self._translated() if self._foreign else model
         self._layers: OrderedDict[str, Future[dict[str, Array]]] = OrderedDict()
         self._lock = Lock()
+
+    def read_orders(self) -> dict[str, Array]:
+        """The input that each column of a layer belongs to, by module name, where that is not its own number.
+
+        Shapes: int64 [input_size]
+        Raises: CheckpointError for read errors, and for an order that contradicts something
+        """
+        with TensorReader() as reader:
+            return read_orders(self._foreign, self._original.tensors.tensors, reader)
 
     def open_reader(self) -> TensorReader:
         """A reader of the model's tensors."""
@@ -74,8 +76,6 @@ class Translation:
     def _read(self, module: str, reader: TensorReader) -> dict[str, Array]:
         layer, weight = self._foreign[module], module + WEIGHT_SUFFIX
         stored = read_layer(module, layer, self._original.tensors.tensors, reader)
-        if stored.input_order is not None:
-            raise _ordered(module)
         arrays = {f"{weight}_packed": stored.packed, f"{weight}_scale": stored.scales}
         if stored.zero_points is not None:
             arrays[f"{weight}_zero_point"] = pack_zero_points(stored.zero_points, layer.scheme.num_bits)
@@ -118,10 +118,3 @@ def _our_tensors(module: str, layer: PackedLayer, parts: tuple[TensorInfo, ...])
         dtype = scale_dtype if tensor.dtypes == WEIGHT_DTYPES else tensor.dtypes[0]
         num_bytes = int(np.prod(tensor.shape)) * ITEMSIZE_BYTES[dtype]
         yield TensorInfo(tensor.name, dtype, tensor.shape, parts[0].path, parts[0].offset, num_bytes)
-
-
-def _ordered(module: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{module} orders its inputs (g_idx), which CUDA does not read yet; quantize the original model with "
-        "`llmcli quantize`, or use --device cpu"
-    )

@@ -41,6 +41,11 @@ class AdapterChoice:
     name: str
     weight: float = 1.0
 
+    @property
+    def text(self) -> str:
+        """The value of --adapter for it."""
+        return self.name if self.weight == 1 else f"{self.name}={self.weight!r}"
+
 
 def parse_adapters(values: Sequence[str] | None) -> tuple[AdapterChoice, ...]:
     """The values of --adapter. What is there as a path is one, whether or not it looks like `PATH=WEIGHT`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.batch.input import Problems, read_input
 from llmcli.batch.lines import LineReader
-from llmcli.batch.values import HeldTo, Line
+from llmcli.batch.values import Line
 from llmcli.cli import lazy
 from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.held_texts import Schemas
@@ -24,6 +24,7 @@ from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.template_variables import parse_template_variables
 from llmcli.errors import TokenizerError, UsageError
+from llmcli.schema.held_to import HeldTo
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
@@ -132,7 +133,7 @@ class Prompts:
         """What a line is held to; equal ones are read once. Raises: UsageError"""
         key = held_to.kind, json.dumps(held_to.value)
         if key not in self._grammars:
-            self._grammars[key] = _read_grammar(held_to)
+            self._grammars[key] = lazy.grammar_of(held_to)
         return self._grammars[key]
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
@@ -158,15 +159,3 @@ class Prompts:
             numbers = {**self.request.numbers, **own}
             self._resolved[key] = self._session.resolve_sampling(numbers, self.request.preset, self.run.flags)
         return self._resolved[key]
-
-
-def _read_grammar(held_to: HeldTo) -> Grammar:
-    if held_to.kind == "schema":
-        return lazy.json_schema_grammar(held_to.key, json.dumps(held_to.value))
-    if held_to.kind == "regex":
-        return lazy.regex_grammar(held_to.key, held_to.value)
-    if held_to.kind == "choice":
-        return lazy.choice_grammar(held_to.key, held_to.value)
-    if held_to.kind == "grammar":
-        return lazy.lark_grammar(held_to.key, held_to.value)
-    return lazy.any_json_grammar(held_to.key)

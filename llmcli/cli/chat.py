@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmcli.cli import lazy
+from llmcli.cli.adapters import parse_adapters
 from llmcli.cli.chat_session.chat_list import show_list
-from llmcli.cli.chat_session.commands import COMMANDS
+from llmcli.cli.chat_session.commands import commands_of
 from llmcli.cli.chat_session.kept_names import names_file
 from llmcli.cli.chat_session.look_commands import show_end
 from llmcli.cli.chat_session.loop import converse
+from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
-from llmcli.cli.chat_session.state import ChatSession, overflow_policy, replace_system, thinking_view
+from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
 from llmcli.cli.chat_session.turn_commands import count_turns
 from llmcli.cli.chat_session.view import TextWriter, Writer
 from llmcli.cli.completion import complete_words
-from llmcli.cli.groups import with_groups
+from llmcli.cli.groups import given_options, with_groups
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     OUTPUT_PANEL,
@@ -58,6 +60,12 @@ if TYPE_CHECKING:
 
 CONVERSATION_PANEL = "Conversation"
 
+# What a chat with a server has of the options; the others are for a model that runs here.
+WITH_SERVER = frozenset(
+    {"--server", "--api-key", "--system", "--message", "--resume", "--continue", "--max-new-tokens", "--stop", "--seed"}
+    | {"--markdown", "--thinking"}
+)
+
 
 @dataclass(frozen=True)
 class ConversationOptions:
@@ -66,6 +74,20 @@ class ConversationOptions:
     Raises: UsageError for flags that exclude each other, and for messages that are no text.
     """
 
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Talk with the model of this server.", rich_help_panel=CONVERSATION_PANEL),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="LLMCLI_API_KEY",
+            help="The key of the server.",
+            rich_help_panel=CONVERSATION_PANEL,
+        ),
+    ] = None
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
     template_var: TemplateVarOption = None
@@ -123,6 +145,11 @@ class ConversationOptions:
     def is_kept(self) -> bool:
         """Whether the conversation is one that chat keeps by itself: a script must not take its place otherwise."""
         return self.is_interactive or self.continue_ or (self.resume is not None and not names_file(self.resume))
+
+    @property
+    def files(self) -> list[Path]:
+        """The file that the conversation comes from, if it is not a kept one."""
+        return [Path(self.resume)] if self.resume is not None and names_file(self.resume) else []
 
     def source(self, keeper: Keeper) -> Path | None:
         """The file to go on with, held by `keeper` if it is a kept one.
@@ -207,37 +234,100 @@ def chat(
 
     llmcli chat my-model --message "What is a prime?"
 
+    llmcli chat --server http://127.0.0.1:8080
+
     llmcli chat --list
     """
     if conversation.list_:
         show_list(chat_folder(), as_json=view.json_)
         return
     refuse_without_terminal(conversation, as_json=view.json_)
-    grammar = answers.schema.read()
-    request = check_run(options, numbers, sampler, answers.stop)
-    name = chosen_model(argument, options.model)
-    with closing(lazy.Keeper(chat_folder())) as keeper:
-        source = conversation.source(keeper)
-        saved = None if source is None else load_conversation(source)
-        if name is None and saved is not None:
-            name = saved.model
-        state = _open_state(request, name, saved, conversation, answers, view, grammar)
-        state.keeper = keeper if conversation.is_kept else None
-        if view.markdown and not sys.stdout.isatty():
-            terminal.info("--markdown has no effect: stdout is not a terminal")
-        if saved is not None:
-            terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
-        if conversation.is_interactive:
-            show_end(state.chat.conversation)
-            terminal.info("/help lists the commands")
-            converse(state, open_line_editor(chat_folder() / "history"), lambda: open_writer(state))
-        elif not answer_all(
-            state,
-            conversation.message or read_messages(),
-            as_json=view.json_,
-            require_complete=answers.schema.require_complete,
-        ):
-            raise typer.Exit(EXIT_INTERRUPTED)
+    if conversation.server is None:
+        grammar = answers.schema.read()
+        request = check_run(options, numbers, sampler, answers.stop)
+        name = chosen_model(argument, options.model)
+        with closing(lazy.Keeper(chat_folder())) as keeper:
+            saved = _saved(conversation, keeper)
+            if saved is not None:
+                name = saved.model if name is None else name
+                request = _with_adapters_of(saved, request, name)
+            state = _open_state(request, name, saved, conversation, answers, view, grammar)
+            _talk(state, keeper, conversation, view, require_complete=answers.schema.require_complete)
+        return
+    if argument is not None:
+        raise UsageError("MODEL and --server cannot be combined: the server has its model")
+    refuse_beside_server(options, conversation, answers, sampler, view)
+    with (
+        closing(lazy.ServerClient(conversation.server, conversation.api_key)) as client,
+        closing(lazy.Keeper(chat_folder())) as keeper,
+    ):
+        asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        saved = _saved(conversation, keeper)
+        talk = RemoteTalk(
+            chat=RemoteChat(
+                client,
+                _begun(saved, conversation),
+                {key: value for key, value in asked.items() if value is not None},
+            ),
+            model=client.model(),
+            thinking=thinking_view("--thinking", view.thinking),
+            is_markdown=view.markdown,
+            files=conversation.files,
+        )
+        _talk(talk, keeper, conversation, view)
+
+
+def refuse_beside_server(*groups: object) -> None:
+    """Raises: UsageError for options of a model that runs here"""
+    for flag in (flag for group in groups for flag in given_options(group)):
+        if flag not in WITH_SERVER:
+            raise UsageError(f"{flag} and --server cannot be combined: it is for a model that runs here")
+
+
+def _saved(options: ConversationOptions, keeper: Keeper) -> SavedConversation | None:
+    source = options.source(keeper)
+    return None if source is None else load_conversation(source)
+
+
+def _begun(saved: SavedConversation | None, options: ConversationOptions) -> Conversation:
+    """What was said before, with the system prompt that is asked for."""
+    conversation = saved.conversation if saved else Conversation()
+    return conversation if options.system is None else replace_system(conversation, options.system)
+
+
+def _talk(
+    state: Talk,
+    keeper: Keeper,
+    options: ConversationOptions,
+    view: ViewOptions,
+    *,
+    require_complete: bool = False,
+) -> None:
+    """Talk until the user leaves, or until all messages are answered."""
+    state.keeper = keeper if options.is_kept else None
+    if view.markdown and not sys.stdout.isatty():
+        terminal.info("--markdown has no effect: stdout is not a terminal")
+    if state.chat.conversation.turns:
+        terminal.info(f"Resumed: {count_turns(state.chat.conversation)}")
+    if options.is_interactive:
+        show_end(state.chat.conversation)
+        terminal.info("/help lists the commands")
+        converse(state, open_line_editor(chat_folder() / "history", state), lambda: open_writer(state))
+    elif not answer_all(
+        state, options.message or read_messages(), as_json=view.json_, require_complete=require_complete
+    ):
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _with_adapters_of(saved: SavedConversation, request: RunRequest, name: str | None) -> RunRequest:
+    """The request, with the chat's own adapters unless others or another model are named; a line says so then."""
+    if saved.adapters and not request.adapters and name == saved.model:
+        return replace(request, adapters=parse_adapters(saved.adapters))
+    used = tuple(adapter.text for adapter in request.adapters)
+    if used != saved.adapters:
+        held, now = (" and ".join(names) or "no adapter" for names in (saved.adapters, used))
+        terminal.info(f"This chat was held with {held}; it is resumed with {now}")
+    return request
 
 
 def refuse_without_terminal(options: ConversationOptions, *, as_json: bool) -> None:
@@ -263,9 +353,6 @@ def _open_state(
     grammar: Grammar | None,
 ) -> ChatSession:
     """Load the model, and what was said before."""
-    conversation = saved.conversation if saved else Conversation()
-    if options.system is not None:
-        conversation = replace_system(conversation, options.system)
     run = open_run(request, name)
     session = run.session
     variables = parse_template_variables(options.template_var)
@@ -280,8 +367,9 @@ def _open_state(
     settings = lazy.ChatSettings(sampler, answers.max_new_tokens, run.stop_strings, overflow, schema)
     return ChatSession(
         session=session,
-        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, conversation, loaded.drafting),
+        chat=lazy.Chat(loaded.runner, session.tokenizer, template, settings, _begun(saved, options), loaded.drafting),
         model=run.model,
+        adapters=tuple(adapter.text for adapter in request.adapters),
         sampling=run.sampling,
         sampler_flags=run.flags,
         turn_end_token_ids=turn_end_token_ids,
@@ -289,15 +377,15 @@ def _open_state(
         is_markdown=view.markdown,
         is_verbose=view.verbose,
         load_seconds=loaded.load_seconds,
-        files=[Path(options.resume)] if options.resume is not None and names_file(options.resume) else [],
+        files=options.files,
     )
 
 
-def open_line_editor(history_path: Path) -> LineEditor:
+def open_line_editor(history_path: Path, state: Talk) -> LineEditor:
     """The prompt line of a terminal."""
-    return lazy.LineEditor({command.name: command.help for command in COMMANDS}, history_path)
+    return lazy.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)
 
 
-def open_writer(state: ChatSession) -> Writer:
+def open_writer(state: Talk) -> Writer:
     """What shows the next answer: Markdown is rendered only where stdout is a terminal."""
     return lazy.MarkdownWriter() if state.is_markdown and sys.stdout.isatty() else TextWriter()

@@ -47,7 +47,7 @@ class Draft:
             _say_problem(error)
             return None
         terminal.info(f"Drafts by {self.session.name}: {drafter.description}")
-        return lazy.Drafting(lazy.DraftModel(drafter), least=1, on_problem=_say_problem)
+        return lazy.Drafting(lazy.DraftModel(drafter), on_problem=_say_problem)
 
 
 def open_draft(choice: str, session: Session) -> Draft:

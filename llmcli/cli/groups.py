@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from typer.models import OptionInfo
+
 
 @dataclass(frozen=True)
 class OptionEach:
@@ -39,6 +41,23 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     with_options.__annotations__ = {option.name: option.annotation for option in options}
     return with_options
+
+
+def given_options(group: Any) -> list[str]:
+    """The options of a group whose value is not the default, as they are written on the command line."""
+    hints = get_type_hints(type(group), include_extras=True)
+    given = []
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if is_dataclass(value):
+            given += given_options(value)
+        elif value != field.default:
+            infos = [info for info in hints[field.name].__metadata__ if isinstance(info, OptionInfo)]
+            # With Annotated the first name stands where a default would.
+            words = [word for info in infos for word in (info.default, *(info.param_decls or ()))]
+            names = [word for word in words if isinstance(word, str) and word.startswith("--")]
+            given.append(names[0] if names else f"--{field.name.replace('_', '-')}")
+    return given
 
 
 def _expand(name: str, annotation: Any, default: Any) -> tuple[list[inspect.Parameter], _Build]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
 
-_KEPT_SCHEMAS = 64  # the latest; the lines of a batch may each have their own
+KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, may each have their own
 
 
 class Schemas:
@@ -36,7 +36,7 @@ class Schemas:
         self._session = session
         self._pool = ThreadPoolExecutor(1, "vocabulary")
         self._vocabularies: dict[frozenset[int], Future[Vocabulary]] = {}  # by the tokens that end a text
-        self._made = lru_cache(_KEPT_SCHEMAS)(self._make)
+        self._made = lru_cache(KEPT_SCHEMAS)(self._make)
 
     def prepare(self, grammar: Grammar | None, sampler: Sampler) -> None:
         """Begin to make the vocabulary, if there is a grammar.

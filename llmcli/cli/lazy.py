@@ -28,6 +28,7 @@ PLACES = {
     "FrontWork": "serve.front:FrontWork",
     "Generation": "engine.generation:Generation",
     "Grammar": "schema.grammar:Grammar",
+    "GrammarProcess": "schema.grammar_process:GrammarProcess",
     "HostTarget": "cli.host_target:HostTarget",
     "KERNELS": "kernels.registry:KERNELS",
     "Keeper": "cli.chat_session.keeping:Keeper",
@@ -55,6 +56,7 @@ PLACES = {
     "Schema": "schema.schema:Schema",
     "Scratch": "measure.scratch:Scratch",
     "Server": "serve.server:Server",
+    "ServerClient": "cli.server_client:ServerClient",
     "ServerOptions": "serve.front:ServerOptions",
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
@@ -98,6 +100,7 @@ PLACES = {
     "find_rung": "lab.ladder:find_rung",
     "find_studies": "lab.ladder:find_studies",
     "free_bytes": "runners.cuda.arena:free_bytes",
+    "grammar_of": "schema.grammar:grammar_of",
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
     "json_schema_grammar": "schema.grammar:json_schema_grammar",
@@ -187,6 +190,7 @@ if TYPE_CHECKING:
     from llmcli.cli.host_target import HostTarget
     from llmcli.cli.output.page_diff import DiffFacts, render_diff_page
     from llmcli.cli.roofline_figure import PICTURE, save_figure
+    from llmcli.cli.server_client import ServerClient
     from llmcli.cli.thread_waiting import choose_waiting
     from llmcli.config.fields import Fields
     from llmcli.config.generation import read_generation_defaults
@@ -246,10 +250,12 @@ if TYPE_CHECKING:
         Grammar,
         any_json_grammar,
         choice_grammar,
+        grammar_of,
         json_schema_grammar,
         lark_grammar,
         regex_grammar,
     )
+    from llmcli.schema.grammar_process import GrammarProcess
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions

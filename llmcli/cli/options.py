@@ -71,9 +71,9 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="Format of a SHAPE's weights: int8, int4 or bf16.",
+        help="Format of a SHAPE's weights: int8, int4, awq, fp8 or bf16.",
         show_default="int8",
-        autocompletion=complete_words("int8", "int4", "bf16"),
+        autocompletion=complete_words("int8", "int4", "awq", "fp8", "bf16"),
         rich_help_panel=MODEL_PANEL,
     ),
 ]

@@ -13,6 +13,7 @@ import typer
 
 from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
+from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import (
     MessageOptions,
     SamplerOptions,
@@ -83,6 +84,7 @@ def serve(
             drafting = run.draft.load(runner, run.devices, run.context)
             signals = front.run(
                 lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting),
+                Schemas(run.session).hold,
                 log=_log,
                 log_contents=_log_contents,
                 on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),

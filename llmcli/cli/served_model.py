@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmcli.cli import lazy
 from llmcli.cli.draft import OFF
+from llmcli.cli.held_texts import KEPT_SCHEMAS
 from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt
@@ -19,6 +22,9 @@ from llmcli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
+    from llmcli.schema.grammar import Grammar
+    from llmcli.schema.grammar_process import GrammarProcess
+    from llmcli.schema.held_to import HeldTo
     from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
     from llmcli.tokenizer.base import Tokenizer
 
@@ -34,6 +40,7 @@ class SessionModel:
     max_new_tokens: int | None
     chat_template: str | None
     template_variables: Mapping[str, Any]
+    _grammars: dict[tuple[str, str, str], Grammar] = field(default_factory=dict)
 
     @property
     def names(self) -> Sequence[str]:
@@ -63,11 +70,24 @@ class SessionModel:
         is_empty = all(token_id in special for token_id in prompt)
         return self._request(body, EncodedPrompt("", tuple(prompt), at_start=is_empty))
 
+    def grammar(self, held_to: HeldTo) -> Grammar:
+        """What texts are held to. Raises: UsageError, TokenizerError"""
+        key = held_to.kind, held_to.key, json.dumps(held_to.value)
+        if key not in self._grammars:
+            while len(self._grammars) >= KEPT_SCHEMAS:
+                del self._grammars[next(iter(self._grammars))]
+            self._grammars[key] = self._grammar_process.grammar(held_to)
+        return self._grammars[key]
+
     def encode(self, prompt: str | Messages) -> Sequence[int]:
         """The token ids of a prompt or a conversation. Raises: UsageError, TokenizerError"""
         session = self.run.session
         encoded = session.encode_prompt(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
         return encoded.token_ids
+
+    @cached_property
+    def _grammar_process(self) -> GrammarProcess:
+        return lazy.GrammarProcess()
 
     @cached_property
     def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:

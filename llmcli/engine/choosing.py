@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-from llmcli.engine.drafts import Drafting, TextDrafts
+from llmcli.engine.drafts import MAX_DRAFT_ROWS, Drafting, TextDrafts
 from llmcli.engine.events import Event, Failed, Token
 from llmcli.engine.held_guesses import HeldGuesses
 from llmcli.engine.step_masks import StepMasks
@@ -47,11 +47,15 @@ def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting |
 def _repeats_itself(runner: Runner, text: Text, drafting: Drafting, num_rows: int) -> bool:
     """Whether drafts would follow the text's tokens, though the next of them is chosen already and not read."""
     sample = text.sample
-    if not 0 < len(sample.token_ids) < text.num_queued:
+    if len(sample.token_ids) >= text.num_queued or num_rows > MAX_DRAFT_ROWS:
         return False
-    drafts = _text_drafts(text, drafting)
+    drafts = _text_drafts(text, drafting)  # before the first token: the prompt is looked through while it runs
     most = min(runner.limits.max_drafts, sample.max_tokens - text.num_queued - 1)
-    return drafts is not None and drafting.are_worth_waiting(drafts, sample.token_ids, most, num_rows)
+    return (
+        drafts is not None
+        and len(sample.token_ids) > 0
+        and drafting.are_worth_waiting(drafts, sample.token_ids, most, num_rows)
+    )
 
 
 def _drafts(runner: Runner, text: Text, row: int, drafting: Drafting, num_rows: int) -> tuple[int, ...]:

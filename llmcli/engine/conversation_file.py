@@ -27,10 +27,11 @@ CONVERSATION_FILE = OutputFile(
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """A conversation and the model it was held with, as the command line named it."""
+    """A conversation, and the model and the adapters it was held with, as the command line named them."""
 
     model: str
     conversation: Conversation
+    adapters: tuple[str, ...] = ()
 
 
 def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) -> None:
@@ -39,7 +40,10 @@ def save_conversation(path: Path, saved: SavedConversation, *, replace: bool) ->
     Raises: UsageError for a path that cannot be written, holds anything but a saved conversation, or, unless
     `replace`, exists; OutputError if the disk is full or fails.
     """
-    content = {"format": FORMAT, "version": VERSION, "model": saved.model, **_conversation_json(saved.conversation)}
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "model": saved.model}
+    if saved.adapters:
+        content["adapters"] = list(saved.adapters)
+    content |= _conversation_json(saved.conversation)
     text = json.dumps(content, ensure_ascii=False, indent=2)
     # Ids in one line each: strings hold no line breaks in JSON, so only lists of numbers match.
     text = re.sub(r"\[\n\s*(\d[\d,\s]*?)\s*\]", lambda match: f"[{' '.join(match[1].split())}]", text)
@@ -63,9 +67,13 @@ def load_conversation(path: Path) -> SavedConversation:
         )
     try:
         model = _take(content, "model", str)
-        if "\0" in model:
-            raise _MalformedError("model holds a NUL character, expected a folder or a hub id")
-        return SavedConversation(model, _conversation(content))
+        adapters = _take(content, "adapters", list) if "adapters" in content else []
+        if not all(isinstance(adapter, str) for adapter in adapters):
+            raise _MalformedError("adapters holds something other than names")
+        for key, names in (("model", [model]), ("adapters", adapters)):
+            if any("\0" in name for name in names):
+                raise _MalformedError(f"{key} holds a NUL character, expected a folder or a hub id")
+        return SavedConversation(model, _conversation(content), tuple(adapters))
     except _MalformedError as error:
         raise UsageError(f"{path} is not a saved conversation: {error}") from error
 

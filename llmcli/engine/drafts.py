@@ -72,9 +72,13 @@ class DraftUsage:
 
 
 class TextDrafts:
-    """The drafts of one text."""
+    """The drafts of one text.
+
+    Attributes: is_trial: whether drafts do not pay here, and the latest one is made all the same
+    """
 
     def __init__(self, guesses: Guesses):
+        self.is_trial = False
         self._guesses = guesses
         self._rates = KeptRates()
         self._num_known = 0
@@ -116,8 +120,8 @@ class TextDrafts:
             return -1
         self._kind = kind
         length = best_length(self._rates.rate(kind), share, most, least)
-        is_trial = length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free
-        return 1 if is_trial else length
+        self.is_trial = length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free
+        return 1 if self.is_trial else length
 
     def _guess(self, length: int) -> None:
         """Guess so many tokens, or one that is only judged."""
@@ -153,6 +157,7 @@ class Drafting:
         self._least = least
         self._on_problem = on_problem
         self._times = StepTimes()
+        self._has_trial = False  # in the step that is read next; what has come since the last one is made up for there
 
     def begin(
         self, prompt: Sequence[int], sampler: Sampler, wrap: Callable[[Guesses], Guesses] = lambda guesses: guesses
@@ -166,7 +171,9 @@ class Drafting:
 
     def drafts(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> tuple[int, ...]:
         """Drafts behind the text's tokens so far, `most` at most, for a step of so many rows."""
-        return self._ask(text.drafts, token_ids, most, num_rows) or ()
+        drafts = self._ask(text.drafts, token_ids, most, num_rows) or ()
+        self._has_trial = self._has_trial or (bool(drafts) and text.is_trial)
+        return drafts
 
     def are_worth_waiting(self, text: TextDrafts, token_ids: Sequence[int], most: int, num_rows: int) -> bool:
         """Whether a text, of which a choice is under way, waits for it: it may then have drafts. See `TextDrafts`."""
@@ -187,7 +194,9 @@ class Drafting:
 
     def learn(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
         """Learn how long a step took, its drafts included, and how many of those were kept."""
-        self._times.learn(num_rows, num_drafts, seconds)
+        if not self._has_trial:
+            self._times.learn(num_rows, num_drafts, seconds)
+        self._has_trial = False
         usage = self.usage
         usage.num_drafts += num_drafts
         usage.num_kept += num_kept

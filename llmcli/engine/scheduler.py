@@ -72,8 +72,7 @@ class Scheduler:
 
     def submit(self, request: Request | ScoreRequest) -> int:
         """Queue a request for texts or scores; return its number, which its events carry."""
-        self._num_requests += 1
-        number = self._num_requests
+        number = self._num_requests = self._num_requests + 1
         if isinstance(request, ScoreRequest):
             self._waiting.append(Score(next(self._orders), request, number))
             return number
@@ -128,6 +127,8 @@ class Scheduler:
             is_ahead = self._queue_choices() and self._works_ahead()
             for _ in range(num_earlier if is_ahead else len(self._queued)):
                 self._collect(self._queued.popleft(), events)
+            if not is_ahead and self._works_ahead():
+                self._queue_choices()  # the device works while the client takes these events
         return events
 
     # Prompts

@@ -1,4 +1,4 @@
-"""y = f(x' @ W.T + bias) for nine and more rows, staged as pairs, and a tiled matrix of 16-bit weights: gemv's bits."""
+"""y = f(x' @ W.T + bias) for nine and more rows, staged as pairs, and a tiled matrix of floats: gemv's bits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,9 +8,18 @@ from typing import Any, NamedTuple
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.stage_halves import TOKENS, image_bytes, tokens_of, unit_bytes
+from llmcli.kernels.stage_halves import TOKENS, has_unit_scale, image_bytes, tokens_of, unit_bytes
 from llmcli.kernels.staged_rows import check_product
-from llmcli.kernels.tiles import TILE_ROWS, UNIT_BYTES, WEIGHT_C_TYPES, TiledMatrix, TileLayout
+from llmcli.kernels.tiles import (
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    UNIT_BYTES,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+    tile_layout,
+)
 
 BLOCK_SIZE = 384
 _NUM_THREADS = 256  # that multiply
@@ -18,8 +27,9 @@ _MAX_STAGES = 16
 STATIC_SHARED_BYTES = 256
 # In clocks: the start and end of a block, and of its sums where four add theirs, for each row; then a tile's unit for
 # the bytes, or for each row (of fp16 every unit's products become floats), less where four blocks share the inputs.
+# A unit of 8-bit floats has as many bytes and twice the inputs, and each span's products become floats.
 _BLOCK_CLOCKS, _ROW_SUM_CLOCKS = 5000, 40
-_TILE_CLOCKS, _ROW_CLOCKS, _QUARTERS_SHARE = 67, {"float16": 1.49, "bfloat16": 0.91}, 0.87
+_TILE_CLOCKS, _ROW_CLOCKS, _QUARTERS_SHARE = 67, {"float16": 1.49, "bfloat16": 0.91, "fp8": 2.1}, 0.87
 _CLUSTERED = 0.92  # of the multiprocessors have room for clusters of four: some groups of them leave a rest
 
 
@@ -54,8 +64,8 @@ class HalvesPlan:
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: 16-bit weights."""
-    return layout.weight_type in ("float16", "bfloat16")
+    """Whether the kernel is for such a matrix: floats of 8 and 16 bits."""
+    return layout.weight_type in _ROW_CLOCKS
 
 
 def gemm_halves(
@@ -96,7 +106,7 @@ def gemm_halves(
         kernel_name(layout, plan, stages),
         grid=(plan.num_clusters * plan.form.cluster,),
         block=BLOCK_SIZE,
-        arguments=(matrix.tiles, image, factors, bias, out, shape),
+        arguments=(matrix.tiles, matrix.scales, image, factors, bias, out, shape),
         shared_bytes=_shared_bytes(layout, plan, stages),
         overlaps=True,
         cost=partial(gemm_halves_cost, layout, num_rows, epilogue=epilogue, has_bias=bias is not None),
@@ -107,10 +117,11 @@ def gemm_halves(
 def plan_halves(layout: TileLayout, num_rows: int, num_multiprocessors: int) -> HalvesPlan:
     """The launch of the form that takes the fewest clocks on a card of so many multiprocessors.
 
-    One form for all that have as many rows in an image, so that few kernels serve any number of rows.
+    One form for all that have as many rows in an image, and one for more rows: few kernels serve any number of rows.
     """
-    tokens = tokens_of(num_rows)
-    plans = (_plan(layout, tokens, tokens, form, num_multiprocessors) for form in forms_of(tokens))
+    tokens = tokens_of(layout, num_rows)
+    typical = tokens if num_rows <= tokens else TOKENS[-1]
+    plans = (_plan(layout, typical, tokens, form, num_multiprocessors) for form in forms_of(layout, tokens))
     best = min(plans, key=lambda plan: plan_clocks(layout, plan, num_multiprocessors))
     return _plan(layout, num_rows, tokens, best.form, num_multiprocessors)
 
@@ -121,9 +132,10 @@ def _plan(layout: TileLayout, num_rows: int, tokens: int, form: Form, num_multip
     return HalvesPlan(tokens, form, num_items, num_clusters)
 
 
-def forms_of(tokens: int) -> tuple[Form, ...]:
+def forms_of(layout: TileLayout, tokens: int) -> tuple[Form, ...]:
     """The forms that exist for so many rows an image: for many outputs and for few."""
-    return Form(1, 2, 16 if tokens <= 64 else 8), Form(4, 1, 8)  # with more rows registers are left for no more tiles
+    most_tokens = 32 if layout.weight_type == "fp8" else 64  # with more rows registers are left for no more tiles
+    return Form(1, 2, 16 if tokens <= most_tokens else 8), Form(4, 1, 8)
 
 
 def plan_clocks(layout: TileLayout, plan: HalvesPlan, num_multiprocessors: int) -> float:
@@ -145,8 +157,9 @@ def choose_stages(layout: TileLayout, plan: HalvesPlan, shared_bytes_per_block: 
 
 def kernel_name(layout: TileLayout, plan: HalvesPlan, stages: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
-    numbers = (plan.tokens, *plan.form, stages, _shared_bytes(layout, plan, stages))
-    return f"gemm_halves<{', '.join((WEIGHT_C_TYPES[layout.weight_type], *map(str, numbers)))}>"
+    types = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
+    numbers = (layout.group_size or 0, plan.tokens, *plan.form, stages, _shared_bytes(layout, plan, stages))
+    return f"gemm_halves<{', '.join((*types, *map(str, numbers)))}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +181,7 @@ def gemm_halves_cost(
         written_bytes=out_bytes,
         flops=2 * num_rows * layout.num_rows * layout.num_inputs,
         stored_bytes=stored_bytes,
-        element_bits=16,
+        element_bits=WEIGHT_BITS[layout.weight_type],
         layout=layout,
         num_rows=num_rows,
     )
@@ -176,7 +189,7 @@ def gemm_halves_cost(
 
 def _shared_bytes(layout: TileLayout, plan: HalvesPlan, stages: int) -> int:
     # A unit scale leaves no registers for the sums of a quarter of the inputs.
-    buffers = 2 if layout.weight_type == "float16" and plan.form.quarters == 1 else 1
+    buffers = 2 if has_unit_scale(layout) and plan.form.quarters == 1 else 1
     return stages * _stage_bytes(layout, plan) + buffers * 4 * TILE_ROWS * plan.form.tiles * plan.tokens
 
 
@@ -185,17 +198,18 @@ def _stage_bytes(layout: TileLayout, plan: HalvesPlan) -> int:
 
 
 def _variants() -> Iterator[str]:
-    for weight_type in ("float16", "bfloat16"):
-        layout = TileLayout(weight_type, TILE_ROWS, 8192)
-        for tokens in TOKENS:
-            for form in forms_of(tokens):
+    formats = ("float16", None, None), ("bfloat16", None, None), ("fp8", 128, "float32"), ("fp8", None, "bfloat16")
+    for weight_type, group_size, scale_type in formats:
+        layout = tile_layout(weight_type, TILE_ROWS, 8192, group_size, scale_type)
+        for tokens in (one for one in TOKENS if tokens_of(layout, one) == one):
+            for form in forms_of(layout, tokens):
                 plan = HalvesPlan(tokens, form, num_items=1, num_clusters=1)
                 yield kernel_name(layout, plan, choose_stages(layout, plan, 227 * 1024))
 
 
 SPEC = KernelSpec(
     "gemm_halves",
-    "nine and more rows, as pairs of 16-bit numbers, times a tiled matrix of such weights, on sm_90",
+    "nine and more rows, as pairs of 16-bit numbers, times a tiled matrix of floats of 8 or 16 bits, on sm_90",
     tuple(_variants()),
     only_arch="sm_90",
 )

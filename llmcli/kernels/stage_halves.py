@@ -7,23 +7,29 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.staged_rows import stage_cost, stage_rows
 from llmcli.kernels.tiles import WEIGHT_C_TYPES, TileLayout
 
-TOKENS = (16, 32, 64, 128)  # rows of one image
+TOKENS = (16, 32, 64, 128)  # rows of one image; of 8-bit floats, which are widened in registers, at most 64
 _INPUT_BYTES = 4  # of an image
 
 
-def tokens_of(num_rows: int) -> int:
+def tokens_of(layout: TileLayout, num_rows: int) -> int:
     """Rows of one image where there are `num_rows` in all."""
-    return next((tokens for tokens in TOKENS if num_rows <= tokens), TOKENS[-1])
+    most = 64 if layout.weight_type == "fp8" else TOKENS[-1]
+    return min(next((tokens for tokens in TOKENS if num_rows <= tokens), most), most)
 
 
 def unit_bytes(layout: TileLayout, tokens: int) -> int:
     """UNIT_BYTES of common/half_image.cuh."""
-    return tokens * (4 * layout.unit_inputs + (4 if layout.weight_type == "float16" else 0))
+    return tokens * (_INPUT_BYTES * layout.unit_inputs + (4 if has_unit_scale(layout) else 0))
+
+
+def has_unit_scale(layout: TileLayout) -> bool:
+    """Whether the pairs of a unit have a scale: those in fp16."""
+    return layout.weight_type != "bfloat16"
 
 
 def image_bytes(layout: TileLayout, num_rows: int) -> int:
     """Bytes of the images of `num_rows` rows."""
-    tokens = tokens_of(num_rows)
+    tokens = tokens_of(layout, num_rows)
     return -(-num_rows // tokens) * layout.num_units * unit_bytes(layout, tokens)
 
 
@@ -37,7 +43,7 @@ def stage_halves(
     norm_weight: Any | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Write x, times the norm's weights, as pairs of the weights' type, and each row's norm factor.
+    """Write x, times the norm's weights, as pairs of the weights' type (8 bits: fp16), and each row's norm factor.
 
     May start before the kernel in front has ended.
     Shapes: x float32 [num_rows, num_inputs], rows any distance apart; image uint8 [at least image_bytes]; factors
@@ -48,7 +54,7 @@ def stage_halves(
     stage_rows(
         device,
         "stage_halves",
-        kernel_name(layout.weight_type, tokens_of(num_rows)),
+        kernel_name(layout.weight_type, tokens_of(layout, num_rows)),
         layout=layout,
         x=x,
         image=image,
@@ -70,8 +76,13 @@ def kernel_name(weight_type: str, tokens: int) -> str:
     return f"stage_halves<{WEIGHT_C_TYPES[weight_type]}, {tokens}>"
 
 
+_VARIANTS = (
+    *(kernel_name(weight_type, tokens) for weight_type in ("float16", "bfloat16") for tokens in TOKENS),
+    *(kernel_name("fp8", tokens) for tokens in TOKENS[:-1]),
+)
+
 SPEC = KernelSpec(
     "stage_halves",
     "rows as pairs of 16-bit numbers, times the norm's weights",
-    tuple(kernel_name(weight_type, tokens) for weight_type in ("float16", "bfloat16") for tokens in TOKENS),
+    _VARIANTS,
 )

@@ -146,14 +146,22 @@ def with_unused_lanes(tokens: NewTokens) -> NewTokens:
     return replace(tokens, qkv=qkv, rows=rows, positions=positions)
 
 
-def span_of(tokens: NewTokens, length: int) -> NewTokens:
-    """A span of the first lane's row, in the cache already: `length` tokens, one a lane."""
-    generator = np.random.default_rng(length)
-    qkv = generator.normal(size=(length, tokens.layout.width)).astype(np.float32)
-    positions = (tokens.positions[0] + np.arange(length)).astype(np.int32)
-    span = replace(tokens, qkv=qkv, rows=np.repeat(tokens.rows[:1], length), positions=positions)
-    after = append(span)
-    return replace(span, keys=after.keys, values=after.values, is_cached=True)
+def spans_of(tokens: NewTokens, lengths: list[int]) -> NewTokens:
+    """Spans of the lanes' rows: so many tokens of each, one a lane, from its position on."""
+    generator = np.random.default_rng(sum(lengths))
+    positions = [start + np.arange(length) for start, length in zip(tokens.positions, lengths, strict=True)]
+    return replace(
+        tokens,
+        qkv=generator.normal(size=(sum(lengths), tokens.layout.width)).astype(np.float32),
+        rows=np.repeat(tokens.rows, lengths),
+        positions=np.concatenate(positions).astype(np.int32),
+    )
+
+
+def in_cache(tokens: NewTokens) -> NewTokens:
+    """The same once append_tokens has run."""
+    after = append(tokens)
+    return replace(tokens, keys=after.keys, values=after.values, is_cached=True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from llmcli.checkpoint.model import Model, open_model
 from llmcli.checkpoint.random_weights import OnProgress, write_shape
 
 # A scratch folder, or what an export or its source leave beside it: the process that made it stands in the name.
-_SCRATCH_NAME = re.compile(r"\.?[\w.-]+-(?:int8|int4|bf16)\.([0-9]+)(?:\.source|\.partial-[0-9a-f]+)?")
+_SCRATCH_NAME = re.compile(r"\.?[\w.-]+-(?:int8|int4|awq|fp8|bf16)\.([0-9]+)(?:\.source|\.partial-[0-9a-f]+)?")
 
 
 class Scratch:

@@ -30,8 +30,8 @@ class Candidates(NamedTuple):
 
     def weights(self) -> NDArray[np.float64]:
         """Return exp(score - highest score), [num_candidates] float64."""
-        weights: NDArray[np.float64] = np.exp(self.scores - self.scores.max())
-        return weights
+        weights: NDArray[np.float64] = self.scores - self.scores.max()
+        return np.exp(weights, out=weights)  # a new array of a whole vocabulary costs more than its numbers
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the probabilities that the scores stand for, [num_candidates] float64."""
@@ -63,5 +63,7 @@ def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
             f"the model produced {kind} logits at position {position}, expected finite numbers: "
             "its weights are damaged or overflow; download it again or run it with --dtype float32"
         )
+    if logits.min() > -np.inf:  # nothing to leave out, as nearly always: a third of the time
+        return Candidates(np.arange(len(logits)), logits.astype(np.float64))
     token_ids = np.flatnonzero(logits > -np.inf)
     return Candidates(token_ids, logits[token_ids].astype(np.float64))

@@ -25,7 +25,7 @@ def temperature(candidates: Candidates, sampler: Sampler, history: History) -> C
     if divisor == 0:
         return Candidates(candidates.token_ids, np.where(scores == 0, 0.0, -np.inf))
     with np.errstate(over="ignore"):  # far below the highest a score may become -inf: its probability is 0
-        return Candidates(candidates.token_ids, scores / divisor)
+        return Candidates(candidates.token_ids, np.divide(scores, divisor, out=scores))
 
 
 def dynamic_temperature(candidates: Candidates, params: SamplingParams) -> float:

@@ -13,6 +13,7 @@ import llguidance
 from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.schema.gbnf import gbnf_as_lark, is_gbnf
+from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.lark import check_lark
 from llmcli.schema.regex import check_regex
@@ -56,8 +57,8 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
     checked = CheckedSchema(name, schema)
     lark = _json_lark(checked.document(), any_space)
     if _fault(lark) is not None:
-        place = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
-        reason = (_fault(_json_lark(checked.document(place), any_space)) or "").partition("JSON schema: ")
+        place, part = checked.find_fault(lambda part: _fault(_json_lark(part, any_space)) is not None)
+        reason = (_fault(_json_lark(part, any_space)) or "").partition("JSON schema: ")
         raise UsageError(f"{name}: {place} cannot be held: {reason[2] or reason[0]}")
     return Grammar(name, lark)
 
@@ -92,6 +93,20 @@ def lark_grammar(name: str, text: str) -> Grammar:
         text = gbnf_as_lark(name, text)
     check_lark(name, text)
     return Grammar(name, text + _NO_FORCING)
+
+
+def grammar_of(held_to: HeldTo) -> Grammar:
+    """The grammar that a line or a request asks for, by its key's name. Raises: as the function of its kind"""
+    name, value = held_to.key, held_to.value
+    if held_to.kind == "schema":
+        return json_schema_grammar(name, json.dumps(value))
+    if held_to.kind == "regex":
+        return regex_grammar(name, value)
+    if held_to.kind == "choice":
+        return choice_grammar(name, value)
+    if held_to.kind == "grammar":
+        return lark_grammar(name, value)
+    return any_json_grammar(name)
 
 
 def first_line(message: str) -> str:

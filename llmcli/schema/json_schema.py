@@ -46,6 +46,7 @@ class CheckedSchema:
         self._places: dict[str, Any] = {}  # all schemas in it, as llguidance gets them
         self._targets: dict[str, str] = {}  # of those with a $ref, the place that it names
         self._below: dict[str, list[str]] = {}  # the places of those that lie directly in one
+        self._regexes: dict[str, dict[str, str]] = {}  # of each with expressions, these by their places
         self._root = self._check(schema, "#")
         for place, target in self._targets.items():
             if target not in self._places:
@@ -56,14 +57,17 @@ class CheckedSchema:
         """The schema for llguidance, or the part at `place` of it."""
         return {**self._draft, "$ref": _reference(place), "$defs": {"root": self._root}}
 
-    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> str:
-        """The innermost place whose document is faulty, if the whole schema is."""
+    def find_fault(self, is_faulty: Callable[[dict[str, Any]], bool]) -> tuple[str, dict[str, Any]]:
+        """The innermost place whose document is faulty, if the whole schema is; and that document."""
         place: str | None = "#"
         while place is not None:
             found = place
             inner = (below for below in self._below[place] if isinstance(self._places[below], dict))
             place = next((below for below in inner if is_faulty(self.document(below))), None)
-        return found
+        for where, regex in self._regexes.get(found, {}).items():
+            if is_faulty(alone := {"type": "string", "pattern": regex}):
+                return where, alone
+        return found, self.document(found)
 
     def _check(self, schema: Any, place: str) -> Any:
         """The schema as llguidance gets it; notes it and all that are in it."""
@@ -94,10 +98,11 @@ class CheckedSchema:
             if keyword in _NAMED and isinstance(value, dict):
                 inner = {name: self._check_inner(one, where, name, place) for name, one in value.items()}
                 if keyword == "patternProperties":
-                    inner = {as_in_json(f"{self.name}: {where}", name): one for name, one in inner.items()}
+                    names = [self._check_regex(name, f"{where}/{_escaped(name)}", place) for name in inner]
+                    inner = dict(zip(names, inner.values(), strict=True))
                 checked[keyword] = inner
             elif keyword == "pattern":
-                checked[keyword] = as_in_json(f"{self.name}: {where}", value)
+                checked[keyword] = self._check_regex(value, where, place)
             elif keyword in (*_LISTS, "items") and isinstance(value, list):
                 checked[keyword] = [self._check_inner(one, where, at, place) for at, one in enumerate(value)]
             elif keyword in _ONE:
@@ -118,6 +123,12 @@ class CheckedSchema:
             checked["allOf"] = [*checked.get("allOf", []), *patterns]
         self._check_counts(schema, place)
         return checked
+
+    def _check_regex(self, regex: Any, where: str, place: str) -> str:
+        """An expression as llguidance gets it; notes it for the schema at `place`."""
+        written = as_in_json(f"{self.name}: {where}", regex)
+        self._regexes.setdefault(place, {})[where] = written
+        return written
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
         where = f"{self.name}: {keyword!r} at {place}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from itertools import takewhile
@@ -62,12 +63,14 @@ class HeldText:
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
         self._taken: list[int] = []  # the tokens that the matcher has had
+        self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
         self._has_ended = False
 
     @property
     def is_complete(self) -> bool:
         """Whether the text may end here."""
+        self._go_back(self._num_told)
         return self._has_ended or self._matcher.is_accepting()
 
     def mask(self) -> TokenMask:
@@ -76,6 +79,7 @@ class HeldText:
         Raises: UsageError if nothing may come, or llguidance gives up.
         """
         if self._mask is None:
+            self._go_back(self._num_told)
             self._mask = self._compute_mask()
         return self._mask
 
@@ -83,6 +87,7 @@ class HeldText:
         """How many of the tokens may follow, one behind the other. None of them ends the text."""
         if self._first_token_ids is not None:
             return 0  # a text's first token may stand for another one
+        self._go_back(self._num_told)
         ends = self._vocabulary.eos_token_ids
         return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
@@ -90,10 +95,8 @@ class HeldText:
         """Tokens of the characters that must come next, as long ones as there are; () where there is a choice."""
         if self._first_token_ids is not None:
             return ()
-        try:
-            text = self._matcher.compute_ff_bytes().decode()
-        except UnicodeDecodeError:  # it ends within a character
-            return ()
+        self._go_back(self._num_told)
+        text = self._matcher.compute_ff_bytes().decode(errors="ignore")  # it may end within a character
         return tuple(self._vocabulary.library.greedy_tokenize(text))
 
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
@@ -107,21 +110,20 @@ class HeldText:
         Raises: as `mask`, for the first of them
         """
         masks = np.zeros((len(drafts) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
-        if chosen is None or not self._vocabulary.eos_token_ids.isdisjoint(chosen):
+        if chosen is None or self._ends(chosen):
             return ~masks
-        masks[0], num_taken = (0 if chosen else self.mask()), len(self._taken)
         first_token_ids = self._first_token_ids
         try:
-            for number, token_id in enumerate((*chosen, *drafts), 1 - len(chosen)):
-                self._take(token_id)
-                if number >= 0:
-                    masks[number] = self._compute_mask()
-        except UsageError:
-            if not masks[0].any():
-                raise
+            self._advance(chosen)
+            masks[0] = self._compute_mask() if chosen else self.mask()
+            with suppress(UsageError):  # behind a draft the text may never come
+                for draft, mask in zip(drafts, masks[1:], strict=True):
+                    self._take(draft)
+                    mask[:] = self._compute_mask()
         finally:
-            self._go_back(num_taken)
-            self._first_token_ids = first_token_ids
+            if first_token_ids is not None:
+                self._go_back(self._num_told)
+                self._first_token_ids = first_token_ids
         return masks
 
     @staticmethod
@@ -130,9 +132,8 @@ class HeldText:
         made: dict[int, NDArray[np.uint32] | UsageError] = {}
         together = []
         for index, (held, chosen, drafts) in enumerate(wanted):
-            is_over = chosen is None or not held._vocabulary.eos_token_ids.isdisjoint(chosen)
             is_alone = len(wanted) == 1 or held._num_found_words != wanted[0][0]._num_found_words
-            if is_over or drafts or held._first_token_ids is not None or is_alone:
+            if chosen is None or held._ends(chosen) or drafts or held._first_token_ids is not None or is_alone:
                 try:
                     made[index] = held.masks(chosen, drafts)
                 except UsageError as error:
@@ -146,8 +147,24 @@ class HeldText:
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
         self._mask = None
-        self._take(token_id)
+        if self._taken[self._num_told : self._num_told + 1] == [token_id]:
+            self._num_told += 1
+        else:
+            self._go_back(self._num_told)
+            self._take(token_id)
+            self._num_told = len(self._taken)
         self._has_ended = token_id in self._vocabulary.eos_token_ids
+
+    def _ends(self, chosen: Sequence[int]) -> bool:
+        return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
+
+    def _advance(self, chosen: Sequence[int]) -> None:
+        """Have the matcher behind `chosen`, which follow what the text was told. It stays there until it must not."""
+        ahead = self._taken[self._num_told :]
+        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ahead, chosen, strict=False)))
+        self._go_back(self._num_told + num_same)
+        for token_id in chosen[num_same:]:
+            self._take(token_id)
 
     def _take(self, token_id: int) -> None:
         first_token_ids, self._first_token_ids = self._first_token_ids, None
@@ -161,6 +178,8 @@ class HeldText:
     def _go_back(self, num_taken: int) -> None:
         """Have the matcher where it was behind so many tokens."""
         num_more = len(self._taken) - num_taken
+        if num_more == 0 and not self._matcher.is_error():
+            return
         del self._taken[num_taken:]
         if self._matcher.is_error() or not self._matcher.rollback(num_more):
             self._matcher = self._begin.deep_copy()
@@ -171,22 +190,24 @@ class HeldText:
         return mask_words(self._vocabulary.library.vocab_size)
 
     def _compute_mask(self) -> TokenMask:
-        return self._checked(np.frombuffer(self._matcher.compute_bitmask(), "<u4"))
+        found = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        return self._checked(found, is_empty=not found.any())
 
-    def _checked(self, found: NDArray[np.uint32]) -> TokenMask:
-        """What llguidance has found as a mask of the model's tokens. Raises: as `mask`"""
-        words = np.zeros(mask_words(self._vocabulary.vocab_size), "<u4")
-        found = found[: len(words)]
+    def _checked(self, found: NDArray[np.uint32], *, is_empty: bool) -> TokenMask:
+        """What llguidance has found as a mask of the model's tokens, `found` itself if it can be. Raises: as `mask`"""
         if self._matcher.is_error():
             raise UsageError(f"the schema is too complex: {first_line(self._matcher.get_error())}")
-        words[: len(found)] = found
-        mask = words.astype(np.uint32, copy=False)
+        num_words = mask_words(self._vocabulary.vocab_size)
+        if len(found) < num_words:
+            found = np.concatenate([found, np.zeros(num_words - len(found), "<u4")])
+        mask = found[:num_words].astype(np.uint32, copy=False)
         if self._first_token_ids is not None:
             is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
             mask = pack_mask(
                 (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
             )
-        if not mask.any():
+            is_empty = not mask.any()
+        if is_empty:
             raise UsageError("the schema lets nothing follow, and the text is not complete: no text fits the schema")
         return mask
 
@@ -199,21 +220,16 @@ def _executor() -> llguidance.LLExecutor:
 def _masks_together(wanted: Mapping[int, Wanted]) -> dict[int, NDArray[np.uint32] | UsageError]:
     """The masks of texts without drafts, by the same numbers. All masks have one size."""
     texts = [held for held, _, _ in wanted.values()]
-    num_taken = [len(held._taken) for held in texts]
-    found = np.zeros((len(texts), texts[0]._num_found_words), "<u4")
+    for held, chosen, _ in wanted.values():
+        held._advance(chosen or ())
+    found = np.empty((len(texts), texts[0]._num_found_words), "<u4")
+    matchers = [(held._matcher, place) for place, held in enumerate(texts)]
+    _executor().unsafe_compute_mask_ptr(matchers, found.ctypes.data, found.strides[0], len(found))
+    are_empty = np.logical_not(np.logical_or.reduce(found, axis=1)).tolist()
     made: dict[int, NDArray[np.uint32] | UsageError] = {}
-    try:
-        for held, chosen, _ in wanted.values():
-            for token_id in chosen or ():
-                held._take(token_id)
-        matchers = [(held._matcher, place) for place, held in enumerate(texts)]
-        _executor().unsafe_compute_mask_ptr(matchers, found.ctypes.data, found.strides[0], len(found))
-        for place, index in enumerate(wanted):
-            try:
-                made[index] = texts[place]._checked(found[place])[None]
-            except UsageError as error:
-                made[index] = error
-    finally:
-        for held, count in zip(texts, num_taken, strict=True):
-            held._go_back(count)
+    for index, held, mask, is_empty in zip(wanted, texts, found, are_empty, strict=True):
+        try:
+            made[index] = held._checked(mask, is_empty=is_empty)[None]
+        except UsageError as error:
+            made[index] = error
     return made

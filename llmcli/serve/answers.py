@@ -19,7 +19,8 @@ from llmcli.tokenizer.base import Tokenizer
 
 Object = dict[str, Any]
 
-_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+# OpenAI's words for why a text ends.
+FINISH_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 _LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot say
 
 
@@ -128,7 +129,7 @@ class Answer(ABC):
 
     def _described(self, index: int, content: Object) -> Object:
         choice = self._choices[index]
-        reason = None if choice.end is None else _REASONS.get(choice.end.finish_reason)
+        reason = None if choice.end is None else FINISH_REASONS.get(choice.end.finish_reason)
         logprobs = self._logprobs(choice) if self._has_logprobs else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 

@@ -5,7 +5,8 @@ A key that is not known, or is there twice, is refused by name, never ignored. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -15,6 +16,7 @@ from llmcli.errors import UsageError
 from llmcli.reading import parse_json
 from llmcli.sampling.logit_bias import read_logit_bias
 from llmcli.sampling.params import SPECS, check_param
+from llmcli.schema.held_to import HELD_KEYS, HeldTo, held_to_of, held_to_of_format
 from llmcli.serve.refusal import Refusal
 
 MAX_SAMPLES = 128
@@ -62,23 +64,27 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class ResponseFormat(Body):
-    """The form of the text; only free text for now."""
-
-    type: Literal["text"] = "text"
+@contextmanager
+def _refused(param: str) -> Iterator[None]:
+    """What the engine's rooms refuse, as a refusal of the key `param`."""
+    try:
+        yield
+    except UsageError as error:
+        raise Refusal(400, str(error), param=param) from error
 
 
 def _sampling_parameter(name: str) -> Any:
     def check(value: Any) -> Any:
-        try:
+        with _refused(name):
             return check_param(name, value)
-        except UsageError as error:
-            raise Refusal(400, str(error), param=name) from error
 
     return Annotated[Any, BeforeValidator(check)], None
 
 
 Sampling = create_model("Sampling", __base__=Body, **{name: _sampling_parameter(name) for name in SPECS})
+
+
+_FIELDS = {"schema": "schema_"}  # keys whose field has another name
 
 
 class TextsBody(Sampling):  # type: ignore[misc, valid-type]
@@ -95,13 +101,36 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Any = None
+    schema_: Any = Field(None, alias="schema")  # pydantic's models have a method `schema`
+    json_output: Any = None
+    regex: Any = None
+    choice: Any = None
+    grammar: Any = None
     user: str | None = None  # who asks, which changes nothing
 
     @property
     def sampling(self) -> dict[str, int | float]:
         """The sampling parameters that are given."""
         return {name: value for name in SPECS if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _check_held_to(self) -> TextsBody:
+        _ = self.held_to
+        return self
+
+    @property
+    def held_to(self) -> HeldTo | None:
+        """What the texts are held to. Raises: Refusal for two schemas, and for what is none"""
+        given: dict[str, Any] = {
+            key: value for key in HELD_KEYS if (value := getattr(self, _FIELDS.get(key, key))) is not None
+        }
+        with _refused("response_format"):
+            by_format = held_to_of_format("response_format", self.response_format)
+            if by_format is not None and given:
+                raise UsageError(f"response_format and {next(iter(given))} cannot be combined")
+        with _refused(next(iter(given), "")):
+            return held_to_of(given) or by_format
 
     @property
     def includes_usage(self) -> bool:
@@ -224,7 +253,8 @@ def _refusal(kind: type[Body], error: ValidationError) -> Refusal:
     problem = error.errors(include_url=False)[0]
     key = _path(problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(kind.model_fields, key=SPECS.__contains__))  # our sampling parameters come last
+        names = [field.alias or name for name, field in kind.model_fields.items()]
+        known = ", ".join(sorted(names, key=SPECS.__contains__))  # our sampling parameters come last
         where = f"; expected {known}" if len(problem["loc"]) == 1 else ""
         return Refusal(400, f"{shown(key)} is not supported{where}", param=key, code="unknown_key")
     if problem["type"] == "missing":

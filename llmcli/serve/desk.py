@@ -9,11 +9,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.serve.front_end import FrontEnd
 from llmcli.serve.refusal import Refusal
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 
 class Texts:
@@ -24,7 +28,7 @@ class Texts:
     Attributes: first_token_time: by time.perf_counter; None before there is a token
     """
 
-    def __init__(self, desk: Desk, requests: Sequence[Request], *, in_pieces: bool):
+    def __init__(self, desk: Desk, requests: Sequence[Request], grammar: Grammar | None, *, in_pieces: bool):
         self.requests = requests
         self.first_token_time: float | None = None
         self._desk = desk
@@ -33,7 +37,7 @@ class Texts:
         self._has_events = asyncio.Event()
         self._num_open = sum(len(request.samples) for request in requests)
         desk.num_texts += self._num_open
-        self._keys = {desk.begin(self, request): index for index, request in enumerate(requests)}
+        self._keys = {desk.begin(self, request, grammar): index for index, request in enumerate(requests)}
 
     @property
     def num_open(self) -> int:
@@ -100,8 +104,10 @@ class Desk:
         self._texts: dict[int, Texts] = {}
         engine.take = self._take
 
-    def submit(self, requests: Sequence[Request], *, in_pieces: bool = True) -> Texts:
-        """Begin the texts of some requests. Use the result in a `with`; `in_pieces` as for `Texts.batches`.
+    def submit(self, requests: Sequence[Request], grammar: Grammar | None = None, *, in_pieces: bool = True) -> Texts:
+        """Begin the texts of some requests, held to `grammar` if there is one. Use the result in a `with`.
+
+        `in_pieces` is for `Texts.batches`.
 
         Raises: Refusal if too many texts wait, or if the device has failed
         """
@@ -115,11 +121,11 @@ class Desk:
                 f"at most {self._max_waiting} may wait; try again later",
                 code="queue_full",
             )
-        return Texts(self, requests, in_pieces=in_pieces)
+        return Texts(self, requests, grammar, in_pieces=in_pieces)
 
-    def begin(self, texts: Texts, request: Request) -> int:
+    def begin(self, texts: Texts, request: Request, grammar: Grammar | None) -> int:
         """Hand over one request of `texts`; return its number."""
-        key = self.engine.submit(request)
+        key = self.engine.submit(request, grammar)
         self._texts[key] = texts
         return key
 

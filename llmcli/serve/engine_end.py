@@ -11,13 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llmcli.engine.events import Event, PrefillProgress, Token
+from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.serve.worker import Job, Scheduler, Worker
 
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
+
 _STEP_SECONDS = 5.0  # for the step that runs to end
+
+
+# Returns a request whose texts are held to a grammar. Raises: UsageError if they cannot be
+Hold = Callable[[Request, "Grammar"], Request]
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,11 @@ class EngineState:
 class EngineEnd:
     """Runs a scheduler for the front, until the front closes the link."""
 
-    def __init__(self, connection: Connection, scheduler: Scheduler):
+    def __init__(self, connection: Connection, scheduler: Scheduler, hold: Hold):
+        """`hold` is called for requests with a grammar, in a thread of its own: the first schema takes seconds."""
         self._connection = connection
         self._scheduler = scheduler
+        self._hold = hold
         self._worker = Worker(scheduler, self._deliver)
         self._jobs: dict[int, Job] = {}  # by the front's numbers
         self._sending = threading.Lock()
@@ -48,17 +58,17 @@ class EngineEnd:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         """Do what the front says. `on_ready` is called once it listens; `log` and `log_contents` get what it logs."""
+        self._send("begin", self._state())
         self._worker.start()
         commands: dict[str, Callable[..., None]] = {
             "submit": self._submit,
             "cancel": self._cancel,
-            "state": lambda: self._send("state", self._state()),
+            "state": lambda: self._worker.look(lambda: self._send("state", self._state())),
             "log": log,
             "contents": log_contents,
             "ready": on_ready,
         }
         try:
-            self._send("begin", self._state())
             while True:
                 name, *arguments = self._connection.recv()
                 commands[name](*arguments)
@@ -67,16 +77,17 @@ class EngineEnd:
         finally:
             self._worker.stop(_STEP_SECONDS)
 
-    def _submit(self, key: int, request: Any) -> None:
-        self._jobs[key] = self._worker.submit(request, key)
+    def _submit(self, key: int, request: Request, grammar: Grammar | None) -> None:
+        prepare = None if grammar is None else lambda asked: self._hold(asked, grammar)
+        self._jobs[key] = self._worker.submit(request, key, prepare)
 
     def _cancel(self, key: int) -> None:
         self._worker.cancel(self._jobs.pop(key))
 
     def _state(self) -> EngineState:
-        scheduler = self._scheduler
-        usage, limits = replace(scheduler.usage), scheduler.runner.limits
-        return EngineState(usage, scheduler.num_waiting, limits.num_pages, self._worker.free_pages)
+        """Counting free pages takes milliseconds where many prompts are known: it is done for who asks."""
+        scheduler, runner = self._scheduler, self._scheduler.runner
+        return EngineState(replace(scheduler.usage), scheduler.num_waiting, runner.limits.num_pages, runner.free_pages)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         """In the worker's thread, once a step. Tokens go as tuples: an object of a class takes ten times as long."""

@@ -1,6 +1,6 @@
 """The front: the process that talks with clients. `server.py` starts it, and has the engine beside it.
 
-It ends when the link to the engine ends, and on END_SIGNAL. Other signals are the engine's.
+It ends on END_SIGNAL; other signals are the engine's. It also ends, with an exit code of 1, when the engine is lost.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import socket
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from llmcli.serve.http import HttpServer
 from llmcli.serve.model import ServedModel
 from llmcli.serve.service import Limits, Service
 
+_LAST_WORD_SECONDS = 2.0  # to tell clients that the engine is lost
 _SPARE_CONNECTIONS = 256  # beside those of texts: other paths, and clients that keep theirs open
 
 
@@ -53,7 +55,9 @@ def main(link: int, listening: int) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             model = work.open_model()
         _, begin_state = connection.recv()  # EOFError: the engine cannot begin, and its process says why
-        asyncio.run(_serve(connection, begin_state, listener, model, work.options))
+        is_lost = asyncio.run(_serve(connection, begin_state, listener, model, work.options))
+        if is_lost:
+            sys.exit("error: the process that generates has ended; start the server again")
 
 
 async def _serve(
@@ -62,8 +66,9 @@ async def _serve(
     listener: socket.socket,
     model: ServedModel,
     options: ServerOptions,
-) -> None:
-    engine = FrontEnd(connection, begin_state, on_lost=lambda: server.end_at_once())
+) -> bool:
+    """Serve; say whether the engine was lost."""
+    engine = FrontEnd(connection, begin_state, on_lost=lambda: server.end_within(_LAST_WORD_SECONDS))
     desk = Desk(engine, max_waiting=options.max_waiting)
     service = Service(model, desk, options.limits, engine.log_contents if options.logs_contents else None)
     app = build_app(
@@ -74,5 +79,6 @@ async def _serve(
     try:
         await server.serve([listener])
     finally:
-        service.encoder.shutdown(wait=False, cancel_futures=True)
+        service.close()
         engine.close()
+    return engine.is_lost

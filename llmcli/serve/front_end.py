@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from llmcli.engine.events import Event, Token
+from llmcli.engine.events import Event, Failed, Token
 from llmcli.engine.request import Request
-from llmcli.errors import LLMCliError
+from llmcli.errors import DeviceError, LLMCliError
 from llmcli.serve.engine_end import EngineState
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
+
+_LOST = DeviceError("the process that generates has ended")
 
 # What has happened since the last call, by the number of the request.
 Take = Callable[[Sequence[tuple[int, Event]]], None]
@@ -19,54 +26,68 @@ Take = Callable[[Sequence[tuple[int, Event]]], None]
 class FrontEnd:
     """See the module. Make it in the running event loop, once the engine has begun.
 
-    Attributes: fault: set once the device cannot go on; begin_state: the engine's at the beginning
+    Attributes: fault: set once the device cannot go on; begin_state: the engine's at the beginning;
+    is_lost: whether the engine's process has ended
     """
 
     def __init__(self, connection: Connection, begin_state: EngineState, *, on_lost: Callable[[], None]):
-        """`on_lost` is called if the engine's process ends."""
+        """`on_lost` is called if the engine's process ends, after everything under way has failed."""
         self.fault: LLMCliError | None = None
         self.begin_state = begin_state
         self.take: Take = lambda events: None
         self._connection = connection
         self._on_lost = on_lost
-        self._keys = count(1)
+        self.is_lost = False
+        self._numbers = count(1)
+        self._open: set[int] = set()  # requests that nobody has forgotten
         self._state_readers: list[asyncio.Future[EngineState]] = []
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._read)
 
-    def submit(self, request: Request) -> int:
-        """Queue a request; return its number. Events end with a `Finished` for each sample, or one `Failed` for all."""
-        key = next(self._keys)
-        self._connection.send(("submit", key, request))
+    def submit(self, request: Request, grammar: Grammar | None = None) -> int:
+        """Queue a request, held to `grammar`; return its number.
+
+        Events end with a `Finished` for each sample, or one `Failed` for all.
+        """
+        key = next(self._numbers)
+        self._open.add(key)
+        self._send("submit", key, request, grammar)
         return key
 
     def cancel(self, key: int) -> None:
         """Forget a request, and drop what is left of it before the next step; events may still be on their way."""
-        self._connection.send(("cancel", key))
+        self._open.discard(key)
+        self._send("cancel", key)
 
     async def state(self) -> EngineState:
-        """What the engine counts now."""
+        """What the engine counts now. Raises: LLMCliError if its process has ended"""
+        if self.is_lost:
+            raise _LOST
         reader: asyncio.Future[EngineState] = self._loop.create_future()
         self._state_readers.append(reader)
-        self._connection.send(("state",))
+        self._send("state")
         return await reader
 
     def log(self, line: str) -> None:
         """Write a line where the server logs."""
-        self._connection.send(("log", line))
+        self._send("log", line)
 
     def log_contents(self, what: str, contents: object) -> None:
         """Log contents of requests and answers."""
-        self._connection.send(("contents", what, contents))
+        self._send("contents", what, contents)
 
     def say_ready(self) -> None:
         """Say that clients can come."""
-        self._connection.send(("ready",))
+        self._send("ready")
 
     def close(self) -> None:
         """Close the link, which ends the engine."""
         self._loop.remove_reader(self._connection.fileno())
         self._connection.close()
+
+    def _send(self, *message: object) -> None:
+        with suppress(OSError):  # who reads no more has ended, which `_read` sees
+            self._connection.send(message)
 
     def _read(self) -> None:
         """Take all messages that are there, so that pieces are joined if this process is late."""
@@ -83,4 +104,8 @@ class FrontEnd:
             self.take(events)
         except (EOFError, OSError):
             self._loop.remove_reader(self._connection.fileno())
+            self.is_lost, self.fault = True, _LOST
+            for reader in self._state_readers:
+                reader.set_exception(_LOST)
+            self.take([(key, Failed(0, _LOST)) for key in self._open])
             self._on_lost()

@@ -66,9 +66,10 @@ class HttpServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
-    def end_at_once(self) -> None:
-        """End without grace."""
-        self.force_exit = self.should_exit = True
+    def end_within(self, seconds: float) -> None:
+        """End the service; what has failed by now has so long to be told."""
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]  # as above
+        self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's tick, every 0.1 s."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llmcli.engine.request import Request
+from llmcli.schema.held_to import HeldTo
 from llmcli.serve.bodies import ChatBody, CompletionBody
 from llmcli.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 Messages = Sequence[Mapping[str, str]]
 
 
 class ServedModel(Protocol):
-    """A model's way from a body to a request. Methods may take long, and one thread at a time calls them.
+    """A model's way from a body to a request. Methods may take long, and one thread at a time calls each.
 
     Each raises UsageError or TokenizerError for what this model cannot do.
     """
@@ -39,6 +43,9 @@ class ServedModel(Protocol):
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
         """Texts that continue one of the prompts of a body. Token ids are taken as they are."""
+
+    def grammar(self, held_to: HeldTo) -> Grammar:
+        """What texts are held to, for the engine. For a thread of its own: a schema may take seconds."""
 
     def encode(self, prompt: str | Messages) -> Sequence[int]:
         """The token ids of a prompt, or of a conversation as the chat template writes it."""

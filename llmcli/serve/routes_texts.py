@@ -25,16 +25,19 @@ def texts_routes(service: Service) -> list[Route]:
         body = _with_seed(await service.read(ChatBody, http), service)
         _log(service, [message.model_dump() for message in body.messages])
         requests = [await service.encode(lambda: service.model.answer(body))]
-        return respond(body, requests, ChatAnswer(service.model.names[0], requests, service.model.tokenizer))
+        return await respond(body, requests, ChatAnswer(service.model.names[0], requests, service.model.tokenizer))
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
         _log(service, body.prompt)
         requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompt])
-        return respond(body, requests, CompletionAnswer(service.model.names[0], requests, service.model.tokenizer))
+        return await respond(
+            body, requests, CompletionAnswer(service.model.names[0], requests, service.model.tokenizer)
+        )
 
-    def respond(body: TextsBody, requests: Sequence[Request], answer: Answer) -> TextsResponse:
-        return TextsResponse(service, requests, answer, body.stream, body.includes_usage)
+    async def respond(body: TextsBody, requests: Sequence[Request], answer: Answer) -> TextsResponse:
+        grammar = await service.read_schema(body.held_to)
+        return TextsResponse(service, requests, answer, body.stream, body.includes_usage, grammar)
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),

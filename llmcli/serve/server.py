@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from llmcli.errors import LLMCliError
-from llmcli.serve.engine_end import EngineEnd
+from llmcli.serve.engine_end import EngineEnd, Hold
 from llmcli.serve.front import FrontWork
 from llmcli.serve.http import END_SIGNAL
 from llmcli.serve.worker import Scheduler
@@ -59,12 +59,15 @@ class Server:
     def run(
         self,
         scheduler: Scheduler,
+        hold: Hold,
         *,
         log: Callable[[str], None],
         log_contents: Callable[[str, object], None],
         on_ready: Callable[[], None],
     ) -> list[int]:
         """Serve until a SIGTERM or Ctrl-C; return the signals that came. A second one ends what is under way.
+
+        `hold` is as for `EngineEnd`.
 
         Raises: LLMCliError if the front's process ends by itself
         """
@@ -76,7 +79,7 @@ class Server:
 
         usual = {number: signal.signal(number, pass_on) for number in _SIGNALS}
         try:
-            EngineEnd(self._connection, scheduler).run(log=log, log_contents=log_contents, on_ready=on_ready)
+            EngineEnd(self._connection, scheduler, hold).run(log=log, log_contents=log_contents, on_ready=on_ready)
         finally:
             for number, handler in usual.items():
                 signal.signal(number, handler)

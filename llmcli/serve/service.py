@@ -6,15 +6,20 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from llmcli.errors import TokenizerError, UsageError
+from llmcli.schema.held_to import HeldTo
 from llmcli.serve.bodies import Body, parse_body
 from llmcli.serve.desk import Desk
 from llmcli.serve.metrics import Metrics
 from llmcli.serve.model import ServedModel
 from llmcli.serve.refusal import Refusal
+
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
 
 BODY_SECONDS = 60.0  # for a body to arrive
 
@@ -41,6 +46,24 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     # One thread: the model's methods are for one at a time, and templates and long prompts take their time.
     encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encoder"))
+
+    # Another, since a schema may take seconds.
+    schema_reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "schemas"))
+
+    async def read_schema(self, held_to: HeldTo | None) -> Grammar | None:
+        """What texts are held to, for the engine. Raises: Refusal for what cannot be held exactly"""
+        if held_to is None:
+            return None
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.schema_reader, self.model.grammar, held_to)
+        except (UsageError, TokenizerError) as error:
+            raise Refusal(400, str(error), param=held_to.key.partition(".")[0]) from error
+
+    def close(self) -> None:
+        """End the threads; what they do is not waited for."""
+        for pool in (self.encoder, self.schema_reader):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, work: Callable[[], Result]) -> Result:
         """Do what takes long, outside the event loop."""

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -23,8 +23,14 @@ from llmcli.serve.desk import Texts
 from llmcli.serve.refusal import Refusal, as_refusal
 from llmcli.serve.service import Service
 
+if TYPE_CHECKING:
+    from llmcli.schema.grammar import Grammar
+
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
+
+# json.dumps would make one for each piece.
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,13 +48,14 @@ class TextsResponse:
     answer: Answer
     is_stream: bool
     includes_usage: bool
+    grammar: Grammar | None = None  # what the texts are held to
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI application. Raises: Refusal, LLMCliError, while no piece has been sent"""
         state = scope["state"]
-        with self.service.desk.submit(self.requests, in_pieces=self.is_stream) as texts:
+        with self.service.desk.submit(self.requests, self.grammar, in_pieces=self.is_stream) as texts:
             answering = asyncio.ensure_future(self._answer(texts, scope, receive, send))
             leaving = asyncio.ensure_future(_until_gone(receive))
             try:
@@ -132,7 +139,7 @@ class TextsResponse:
 
 def to_json(value: object) -> bytes:
     """JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def json_response(value: object, status: int = 200) -> Response:

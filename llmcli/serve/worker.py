@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -59,6 +60,7 @@ class Job:
     key: int = 0
     number: int | None = None
     num_open: int = 0  # texts that have not ended
+    is_dropped: bool = False  # before it was there
 
 
 # What has happened in a step, job by job.
@@ -68,37 +70,57 @@ Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 class Worker:
     """See the module. `deliver` must return soon: no row goes on meanwhile.
 
-    `fault` is set once the device cannot go on. Each request is then answered with it. `free_pages` are those of the
-    KV cache that no text held after the latest step.
+    `fault` is set once the device cannot go on. Each request is then answered with it.
     """
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver):
         self.fault: LLMCliError | None = None
-        self.free_pages = scheduler.runner.free_pages
         self._scheduler = scheduler
         self._deliver = deliver
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._jobs: dict[int, Job] = {}
+        self._preparer = ThreadPoolExecutor(1, "schemas")
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, request: Request, key: int = 0) -> Job:
-        """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all."""
+    def submit(self, request: Request, key: int = 0, prepare: Callable[[Request], Request] | None = None) -> Job:
+        """Queue a request. Its events end with a `Finished` for each of its samples, or with one `Failed` for all.
+
+        `prepare` makes the request that runs, in a thread of its own: no row waits for it.
+        """
         job = Job(request, key)
-        self._commands.put(lambda: self._begin(job))
+        if prepare is None:
+            self._commands.put(lambda: self._begin(job))
+        else:
+            self._preparer.submit(self._prepare, job, prepare)
         return job
 
     def cancel(self, job: Job) -> None:
         """Drop a request before the next step; events that are on their way may still come."""
         self._commands.put(lambda: self._drop(job))
 
+    def look(self, at: Callable[[], None]) -> None:
+        """Call `at` in the worker's thread, between two steps: only there nothing changes that it looks at."""
+        self._commands.put(at)
+
     def stop(self, timeout_seconds: float | None = None) -> None:
         """End the thread after the step that runs; what is under way has no further events."""
         self._commands.put(None)
+        self._preparer.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout_seconds)
+
+    def _prepare(self, job: Job, prepare: Callable[[Request], Request]) -> None:
+        """In the preparer's thread."""
+        try:
+            job.request = prepare(job.request)
+        except Exception as error:
+            failed = Failed(0, _as_ours(error))
+            self._commands.put(lambda: self._deliver([(job, failed)]))
+        else:
+            self._commands.put(lambda: self._begin(job))
 
     # In the worker's thread
 
@@ -115,7 +137,6 @@ class Worker:
     def _obey(self) -> bool:
         """Carry out the commands that are there; wait for one if there is nothing else to do. False for the end."""
         while True:
-            self.free_pages = self._scheduler.runner.free_pages
             try:
                 command = self._commands.get(block=self._scheduler.is_idle)
             except Empty:
@@ -125,6 +146,8 @@ class Worker:
             command()
 
     def _begin(self, job: Job) -> None:
+        if job.is_dropped:
+            return
         if self.fault is not None:
             self._deliver([(job, Failed(0, self.fault))])
             return
@@ -137,6 +160,7 @@ class Worker:
         self._jobs[job.number] = job
 
     def _drop(self, job: Job) -> None:
+        job.is_dropped = True
         if job.number is not None:
             self._scheduler.cancel(job.number)
             self._forget(job)

@@ -1,7 +1,7 @@
-"""A child process for work that a stranger's file decides on: its start, its time limits, its end.
+"""A child process for work that a stranger decides on: its start, its time limits, its end.
 
 The process starts with the first request, serves the later ones, and is killed when it is late or no longer needed.
-The programs that it runs, chat_sandbox.py and encoding_sandbox.py, answer through sandbox.py.
+The programs that it runs, all named `..._sandbox.py`, answer through sandbox.py.
 """
 
 import json
@@ -22,7 +22,7 @@ REPLY_LIMIT_BYTES = 2**30
 
 # The isolated interpreter (-I) leaves out PYTHONPATH, the user's own packages and a source tree, so what the parent
 # finds its packages by is added, after the interpreter's own.
-BOOTSTRAP = "import sys; sys.path += sys.argv[1:]; from llmcli.tokenizer.{module} import main; main()"
+BOOTSTRAP = "import sys; sys.path += sys.argv[1:]; from {module} import main; main()"
 
 
 class BoundedProcess:
@@ -31,7 +31,7 @@ class BoundedProcess:
     One process serves every request: starting it takes 0.1 s, a short request less than 1 ms. It never sees the
     terminal's Ctrl-C, its stderr goes nowhere, and it ends with this object or with the program, whichever is first.
 
-    `module` is that of the child's program, which needs the package `package`; `origin` names the file at work, and
+    `module` is that of the child's program, which needs the package `package`; `origin` names what is at work, and
     `remedy` ends the message when it fails. `setup` is the request that a new process answers first, if any, within
     its own limit.
     """

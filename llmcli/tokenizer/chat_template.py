@@ -59,7 +59,7 @@ class ChatTemplate:
         self.stop_strings = stop_strings
         self.variables = dict(variables or {})
         remedy = "choose another one with --chat-template FILE"
-        self._process = BoundedProcess("chat_sandbox", "jinja2", origin, remedy)
+        self._process = BoundedProcess("llmcli.tokenizer.chat_sandbox", "jinja2", origin, remedy)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any

@@ -22,7 +22,8 @@ class EncodingProcess:
         setup = {"document": document, "added_tokens": list(added_tokens)}
         remedy = "its expressions or steps do not suit this text"
         limit_seconds = LIMIT_SECONDS + len(document) // FILE_CHARACTERS_A_SECOND
-        self._process = BoundedProcess("encoding_sandbox", "tokenizers", str(path), remedy, (setup, limit_seconds))
+        program = "llmcli.tokenizer.encoding_sandbox"
+        self._process = BoundedProcess(program, "tokenizers", str(path), remedy, (setup, limit_seconds))
 
     def encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
         """The token ids as the library gives them.

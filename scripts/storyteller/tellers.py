@@ -15,6 +15,7 @@ from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, open_session
 from llmcli.cli.terminal import terminal
 from llmcli.engine.events import Finished
+from llmcli.engine.request import Request
 from llmcli.tokenizer.chat_encoding import encode_chat
 
 Message = dict[str, str]
@@ -34,38 +35,44 @@ Prompt = list[Message] | str
 Teller = Callable[[Sequence[Prompt], int], list[Reply]]
 # Enough of a continuation to see whether its words are words.
 CONTINUATION_TOKENS = 200
+IN_FLOAT32 = RunnerOptions(device="cpu", dtype="float32", num_threads=1)
 
 
 class Voice:
-    """A model folder, loaded to answer as `llmcli generate --chat --device cpu` does, one thread."""
+    """A model folder, loaded to answer as `llmcli generate --chat` does."""
 
-    def __init__(self, folder: Path, preset: str) -> None:
+    def __init__(self, folder: Path, preset: str, options: RunnerOptions = IN_FLOAT32) -> None:
         terminal.is_quiet = True
         self.session = open_session(str(folder))
         self.template, self.turn_end_token_ids = self.session.open_template(None)
         self.params = self.session.resolve_sampling({}, preset).params
         self.context = self.session.resolve_context(None)
-        options = RunnerOptions(device="cpu", dtype="float32", num_threads=1)
         self.runner, _ = self.session.load_runner(options, self.context)
 
     def reply(self, messages: Sequence[Message], seed: int) -> Reply:
         """Answer the last message."""
-        token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
-        prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
-        return self._generate(prompt, seed, None)
+        return self._generate(self.request(messages, seed))
 
     def go_on(self, text: str, seed: int) -> Reply:
         """Continue a text for a while, as `llmcli generate` does."""
-        return self._generate(self.session.encode_prompt(text), seed, CONTINUATION_TOKENS)
+        return self._generate(self._request(self.session.encode_prompt(text), seed, CONTINUATION_TOKENS))
 
-    def _generate(self, prompt: EncodedPrompt, seed: int, max_new_tokens: int | None) -> Reply:
-        request = self.session.request(
+    def request(self, messages: Sequence[Message], seed: int) -> Request:
+        """What to generate to answer the last message."""
+        token_ids = tuple(encode_chat(self.session.tokenizer, self.template, messages))
+        prompt = EncodedPrompt("", token_ids, at_start=True, turn_end_token_ids=self.turn_end_token_ids)
+        return self._request(prompt, seed, None)
+
+    def _request(self, prompt: EncodedPrompt, seed: int, max_new_tokens: int | None) -> Request:
+        return self.session.request(
             prompt,
             self.session.sampler(self.params, seed, prompt, SamplerFlags()),
             samples=(0,),
             max_new_tokens=self.session.limit_new_tokens(max_new_tokens, len(prompt.token_ids), self.context),
             stop_strings=(),
         )
+
+    def _generate(self, request: Request) -> Reply:
         generation = self.session.generation(self.runner, request)
         (finished,) = (event for event in generation.events() if isinstance(event, Finished))
         return Reply(finished.text, finished.finish_reason == "eos")

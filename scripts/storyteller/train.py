@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
@@ -100,6 +101,15 @@ def _save_whole(state: dict[str, object], path: Path) -> None:
     path.with_suffix(".part").rename(path)
 
 
+def narrowed(embeddings: Tensor, width: int) -> Tensor:
+    """Embeddings in the directions in which they differ most.
+
+    Shapes: embeddings [vocab_size, hidden_size]; result [vocab_size, width]
+    """
+    _, _, directions = torch.linalg.svd(embeddings.float(), full_matrices=False)
+    return embeddings.float() @ directions[:width].T
+
+
 class Trainer:
     """Model, optimizer and clock of one training, saved and restored together."""
 
@@ -111,6 +121,10 @@ class Trainer:
                            num_hidden_layers=arguments.layers, num_attention_heads=arguments.hidden // 64,
                            num_key_value_heads=arguments.kv_heads)  # fmt: skip
         self.model = Llama(self.shape).to(self.device)
+        if arguments.embeddings:
+            known = load_file(arguments.embeddings / "model.safetensors")["model.embed_tokens.weight"]
+            with torch.no_grad():
+                self.model.embed_tokens.weight.copy_(narrowed(known, arguments.hidden))
         matrices = [p for p in self.model.parameters() if p.dim() == 2]
         vectors = [p for p in self.model.parameters() if p.dim() < 2]
         self.optimizer = torch.optim.AdamW(
@@ -261,6 +275,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--intermediate", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument(
+        "--embeddings", type=Path, help="begin with those of this wider model in 16 bits, of the same vocabulary"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)

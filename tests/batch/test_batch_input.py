@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmcli.batch.input import HELD_KEYS, KEYS, Problems, parse_line, read_input
+from llmcli.batch.input import KEYS, Problems, parse_line, read_input
 from llmcli.batch.lines import LineReader
-from llmcli.batch.values import HeldTo, Line
+from llmcli.batch.values import Line
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS
+from llmcli.schema.held_to import HELD_KEYS, HeldTo
 
 
 def parse(value: Any, number: int = 1) -> Line | None:

@@ -8,8 +8,9 @@ import pytest
 
 from llmcli.batch.input import parse_line
 from llmcli.batch.openai import BODY_KEYS
-from llmcli.batch.values import HeldTo, Line
+from llmcli.batch.values import Line
 from llmcli.errors import UsageError
+from llmcli.schema.held_to import HeldTo
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"

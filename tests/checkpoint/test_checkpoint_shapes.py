@@ -75,9 +75,10 @@ def test_what_is_written_is_what_was_planned(tiny: str, form: str, tmp_path: Pat
         return {name: (info.dtype, info.shape, info.num_bytes) for name, info in tensors.items()}
 
     assert facts(written.checkpoint.tensors) == facts(planned.checkpoint.tensors)
-    assert written.tensors.packed == planned.tensors.packed
+    assert written.tensors.quantized == planned.tensors.quantized
+    assert (form == "fp8") == bool(written.tensors.scaled)
     assert written.config == planned.config
-    assert {"int8": 8, "int4": 4, "bf16": None}[form] == next(
+    assert {"int8": 8, "int4": 4, "awq": 4, "fp8": None, "bf16": None}[form] == next(
         (layer.scheme.num_bits for layer in written.tensors.packed.values()), None
     )
     with (folder / "model.safetensors").open("rb") as file:

@@ -11,15 +11,13 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from exports import read_tensors
 from foreign_models import (
-    Codes,
     codes_of,
     exact,
-    quantize,
     write_awq,
-    write_foreign,
     write_fp8,
     write_gptq,
     write_packed,
+    write_w8a8,
 )
 from tiny_models import write_tiny_llama
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
@@ -45,24 +43,6 @@ def convert(folder: Path, destination: Path, **options: Any) -> Path:
     exporter = Exporter(plan_conversion(open_model(folder), **options), destination, folder.name)
     exporter.run(exporter.prepare(), lambda done, total: None, lambda name, quality: None)
     return destination
-
-
-def write_w8a8(source: Path, folder: Path) -> Path:
-    """compressed-tensors `int-quantized`."""
-
-    def tensors(codes: Codes) -> dict[str, torch.Tensor]:
-        values = torch.from_numpy((codes.codes - 128).astype(np.int8))
-        return {"weight": values, "weight_scale": torch.from_numpy(codes.scales.copy())}
-
-    group: dict[str, Any] = {"targets": ["Linear"], "input_activations": {"num_bits": 8, "dynamic": True}}
-    group["weights"] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
-    config |= {"config_groups": {"group_0": group}}
-
-    def rows(name: str, weight: torch.Tensor) -> Codes:
-        return quantize(weight, 8, weight.shape[1], True, np.zeros(weight.shape[1], int))
-
-    return write_foreign(source, folder, config, rows, tensors)
 
 
 WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any], WeightScheme]] = {

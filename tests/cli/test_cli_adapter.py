@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
 from llmcli.cli.adapters import AdapterChoice, parse_adapters
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.conversation_file import SavedConversation, load_conversation, save_conversation
 from llmcli.errors import UsageError
+from llmcli.resources import chat_folder
 
 SHAPES = layer_shapes(2, 64, 176)
 RUN = ("--seed", 1, "--max-new-tokens", 12)
@@ -79,6 +82,35 @@ def test_other_commands_run_the_same(llmcli: Llmcli, base: Path, adapter: Path, 
     lines = [json.loads(path.read_text()) for path in outputs]
     assert lines[0]["text"] == lines[1]["text"] != ""
     llmcli("batch", tmp_path / "in.jsonl", outputs[0], "-m", base, *RUN).expect_error(2, "adapter", "weight 1")
+
+
+def test_a_resumed_chat_has_its_adapters(
+    llmcli: Llmcli, base: Path, adapter: Path, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless others, or another model, are named; what the chat is kept with are those in use."""
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
+    path = chat_folder() / "talk.json"
+    path.parent.mkdir(parents=True)
+    talk = ("--message", "Hi", "--chat-template", "plain", *RUN)
+
+    def resume(*arguments: object, held_with: tuple[str, ...]) -> tuple[Result, SavedConversation]:
+        save_conversation(path, SavedConversation(str(base), Conversation(), held_with), replace=True)
+        result = llmcli("chat", *arguments, "--resume", "talk", *talk)
+        assert result.exit_code == 0, result.stderr
+        return result, load_conversation(path)
+
+    with_it = llmcli("chat", merged, *talk).stdout
+    again, kept = resume(held_with=(str(adapter),))
+    assert (again.stdout, kept.adapters, "This chat was held" in again.stderr) == (with_it, (str(adapter),), False)
+    assert resume(base, held_with=(str(adapter),))[0].stdout == with_it
+    half = f"{adapter}=0.5"
+    other, kept = resume("--adapter", half, held_with=(str(adapter),))
+    assert f"This chat was held with {adapter}; it is resumed with {half}" in other.stderr
+    assert (kept.adapters, other.stdout == with_it) == ((half,), False)
+    assert resume(held_with=(half,))[0].stdout == other.stdout
+    elsewhere, kept = resume(merged, held_with=(str(adapter),))
+    assert f"This chat was held with {adapter}; it is resumed with no adapter" in elsewhere.stderr
+    assert (elsewhere.stdout, kept.adapters) == (with_it, ())
 
 
 def test_quantize_merges_first(llmcli: Llmcli, base: Path, adapter: Path, merged: Path, tmp_path: Path) -> None:

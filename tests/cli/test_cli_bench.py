@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from docs_schemas import check_docs_schema
 from results import Result
 from tiny_models import CONFIG, write_tiny_llama
 
@@ -66,6 +67,7 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
 
 def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--rows", 3, "--json").stdout)
+    check_docs_schema("bench", facts)
     assert set(facts) == {
         *("model", "precision", "device", "cache_type", "context", "read_bytes_per_second", "load_seconds"),
         "num_checked_tokens",
@@ -92,6 +94,7 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
 
 def test_bench_of_steps_with_drafts(llmcli: Llmcli, model: Path) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--draft", 2, "--json").stdout)
+    check_docs_schema("bench", facts)
     steps = facts["draft_steps"]
     assert [(item["depth"], item["num_drafts"], item["step_seconds"]["num_runs"]) for item in steps] == [
         (30, 0, 2),
@@ -173,7 +176,7 @@ def test_an_interrupt_leaves_nothing(
 
 def test_bench_refuses(llmcli: Llmcli, model: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llmcli("bench", model, "--format", "int8").expect_error(2, "--format is for a shape")
-    llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, bf16")
+    llmcli("bench", shape, "--format", "int5").expect_error(2, "'int5', expected one of int8, int4, awq, fp8, bf16")
     llmcli("bench", "Llama-9").expect_error(
         2, "'Llama-9' is neither a model folder nor a known shape; the shapes are Tiny"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from docs_schemas import check_docs_schema
 from results import Result
 from rich.cells import cell_len
 from scripted_talk import Talk, answers, open_talk
@@ -75,7 +76,8 @@ def test_the_list(talk: Talk, llmcli: Callable[..., Result], talker: Path, folde
         ["2", f"{TODAY}-three", "1", str(talker), "Three"],
         ["3", f"{TODAY}-one", "2", str(talker), "One"],
     ]
-    three, one = json.loads(llmcli("chat", "--list", "--json").stdout)
+    three, one = chats = json.loads(llmcli("chat", "--list", "--json").stdout)
+    check_docs_schema("chat-list", chats)
     assert (three["name"], three["num_turns"], one["first_message"]) == (f"{TODAY}-three", 1, "One")
     assert one["path"] == str(folder / f"{TODAY}-one.json")
     assert one["model"] == str(talker)

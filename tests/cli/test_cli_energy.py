@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs_schemas import check_docs_schema
 from fake_nvml import WORKING_WATTS, Nvml
 from results import Result
 from tiny_models import write_tiny_llama
@@ -55,6 +56,7 @@ def test_bench_table_has_energy(llmcli: Llmcli, model: Path, nvml: Nvml) -> None
 
 def test_bench_json_and_csv_have_energy(llmcli: Llmcli, model: Path, nvml: Nvml) -> None:
     facts = json.loads(llmcli("bench", model, *QUICK, "--json").stdout)
+    check_docs_schema("bench", facts)
     assert facts["idle_watts"] == pytest.approx(WORKING_WATTS, rel=0.05)
     assert facts["energy_problem"] is None
     for item in facts["decode"]:

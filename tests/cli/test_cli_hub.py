@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_schemas import check_docs_schema
 from hub_server import HubServer
 
 LLMCLI = [sys.executable, "-m", "llmcli"]
@@ -169,7 +170,8 @@ def test_models_list(tiny_hub: HubServer, llmcli: Callable[..., Any], tiny_llama
     assert header.split() == ["ID", "REVISION", "SIZE", "LAST", "USED", "TYPE", "STATE"]
     today = f"{datetime.now():%Y-%m-%d}"
     assert row.split() == ["org/tiny", "main,", "v1", *total_size.split(), today, "llama", "complete"]
-    (model,) = json.loads(llmcli("models", "list", "--json").stdout)
+    (model,) = models = json.loads(llmcli("models", "list", "--json").stdout)
+    check_docs_schema("models-list", models)
     assert datetime.fromisoformat(model.pop("last_used")).utcoffset() is not None
     assert model == {
         "id": "org/tiny",

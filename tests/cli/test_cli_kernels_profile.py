@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docs_schemas import check_docs_schema
 from fake_ncu import STALL, VALUES, FakeNcu
 from results import Result
 
@@ -93,6 +94,7 @@ def test_a_rung_as_a_user_profiles_it(llmcli: Llmcli, card: FakeNcu) -> None:
     assert "\nRung packed, num_rows 1, num_columns 16,384\nby_four\n" in text
     assert request_of(card) == RungRequest("rmsnorm", "packed")
     told = json.loads(llmcli("kernels", "profile", "rmsnorm/packed", "--json").stdout)
+    check_docs_schema("kernels-profile", told)
     assert (told["study"], told["rung"], told["kernel"]) == ("rmsnorm", "packed", "rmsnorm/packed")
     assert told["sizes"] == {"num_rows": 1, "num_columns": 16384}
     assert told["bytes"] == 4 * (3 * 16384 + 1)  # x and weight; out and the row's scale
@@ -103,6 +105,7 @@ def test_a_rung_as_a_user_profiles_it(llmcli: Llmcli, card: FakeNcu) -> None:
 def test_json_and_csv(llmcli: Llmcli, card: FakeNcu) -> None:
     card.write(values={name: values for name, values in VALUES.items() if not name.startswith("dram")})
     told = json.loads(llmcli("kernels", "profile", "gemv", "-m", "storyteller", "--json").stdout)
+    check_docs_schema("kernels-profile", told)
     assert (told["model"], told["kernel"], told["arch"], told["profiled_launches"]) == (
         "storyteller",
         "gemv",

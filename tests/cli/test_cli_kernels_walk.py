@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docs_schemas import check_docs_schema
 from results import Result
 
 from llmcli.cli import kernels_bench, kernels_roofline, lazy
@@ -141,7 +142,9 @@ def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
     title = "Llama-3.2-1B int8 on A Card, sm_90, 132 multiprocessors"
     assert result.stdout == bench_text(title, STEPS, CEILINGS, ())
     assert llmcli("kernels", "bench", "gemv", "--csv").stdout == bench_csv(STEPS, CEILINGS, ["gemv"])
-    assert json.loads(llmcli("kernels", "bench", "cublas", "--json").stdout)["device"] == "A Card"
+    told = json.loads(llmcli("kernels", "bench", "--json").stdout)
+    assert told["device"] == "A Card"
+    check_docs_schema("kernels-bench", told)
     llmcli("kernels", "bench", "gemv", "softmax").expect_error(2, "does not launch softmax", "embedding")
 
 
@@ -149,6 +152,7 @@ def test_bench_as_a_user_runs_it(llmcli: Llmcli) -> None:
 def test_roofline_as_a_user_runs_it(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.rates.measure_flops", lambda device, kind: 1e15)
     told = json.loads(llmcli("kernels", "roofline", "--json").stdout)
+    check_docs_schema("kernels-roofline", told)
     assert told["operations_per_second"] == {"float32": 50e12, "float16": 500e12, "int8": 1e15}
     text = llmcli("kernels", "roofline", "Llama-2-7B").stdout
     assert text.startswith("Llama-2-7B int8 on A Card\n")

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docs_schemas import check_docs_schema
 from own_kernel_example import FAULTS, NAME, example, write_example
 from results import Result
 from tiny_models import write_tiny_llama
@@ -287,6 +288,7 @@ def test_bench_has_both_and_the_change(bench: Llmcli, card: list[str], mine: Pat
 
 def test_bench_json_and_csv_have_both(bench: Llmcli, mine: Path) -> None:
     facts = json.loads(bench("--kernel", f"{NAME}={mine}", "--json").stdout)
+    check_docs_schema("bench", facts)
     assert facts["own_kernels"] == {NAME: "mine.cu"}
     assert "engine" not in facts
     (prompt,), (decode,) = facts["prompts"], facts["decode"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docs_schemas import check_docs_schema
 from results import Result
 
 from llmcli.cli import lazy, verify
@@ -85,6 +86,7 @@ def test_a_wrong_kernel_is_named(llmcli: Llmcli, on_card: Any) -> None:
     assert result.exit_code == 4
     assert "WRONG in 2: num_rows 6: out[1, 3] is 2, expected 1 within 0.1" in result.stdout
     shown = json.loads(llmcli("verify", "--json").stdout)
+    check_docs_schema("verify", shown)
     assert (shown["is_right"], shown["logits"]["is_right"]) == (False, True)
     assert [one["is_right"] for one in shown["kernels"]] == [True, True, False]
     assert shown["kernels"][2]["largest"] is None
@@ -98,6 +100,7 @@ def test_wrong_logits_are_told(llmcli: Llmcli, on_card: Any, largest: float) -> 
     assert "WRONG" in result.stdout
     result = llmcli("verify", "--json")
     assert result.exit_code == 4
+    check_docs_schema("verify", json.loads(result.stdout))
     assert json.loads(result.stdout)["logits"]["is_right"] is False
 
 
@@ -116,6 +119,7 @@ def test_the_first_wrong_layer_is_named_once(llmcli: Llmcli, on_card: Any) -> No
     result = llmcli("verify", "--json")
     assert result.exit_code == 4
     shown = json.loads(result.stdout)
+    check_docs_schema("verify", shown)
     assert (shown["is_right"], shown["first_wrong_layer"], shown["logits"]["is_right"]) == (False, "layers.0", True)
     assert [one["module"] for one in shown["layers"]] == ["embed_tokens", "layers.0", "layers.1"]
     assert [one["is_right"] for one in shown["layers"]] == [True, False, False]
@@ -126,6 +130,7 @@ def test_the_first_wrong_layer_is_named_once(llmcli: Llmcli, on_card: Any) -> No
 def test_json_of_what_is_right(llmcli: Llmcli, on_card: Any) -> None:
     on_card(KERNELS, LOGITS)
     shown = json.loads(llmcli("verify", "--json").stdout)
+    check_docs_schema("verify", shown)
     assert (shown["is_right"], shown["first_wrong_layer"]) == (True, None)
     assert len(shown["layers"]) == 3
 

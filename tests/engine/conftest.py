@@ -9,6 +9,7 @@ import transformers
 from scripted_chat import ChatModel
 from tiny_models import write_byte_tokenizer
 
+from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_template import PLAIN, PLAIN_SOURCE, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
 
@@ -46,6 +47,14 @@ REAL = {
     "qwen2.5": ("qwen2/tokenizer.json", "Qwen-Qwen2.5-7B-Instruct.jinja", {"eos_token": "<|im_end|>"}),
     "qwen3": ("qwen2/tokenizer.json", "Qwen-Qwen3-0.6B.jinja", {"eos_token": "<|im_end|>"}),
 }
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token a byte."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(folder)
+    return load_tokenizer(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Texts with drafts are the texts without, however the drafts are made and however they fail."""
+"""Texts with drafts are the texts without, however the drafts are made."""
 
 import time
 from collections.abc import Sequence
@@ -9,67 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draft_runs import PROMPT, loop, request, run, told
 from page_device import PageDevice, PageStep
-from scripted_drafts import ScriptedGuesses, ScriptedSource
-from tiny_models import write_byte_tokenizer, write_tiny_llama
+from scripted_drafts import ScriptedSource
+from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_model import DraftModel
-from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage
-from llmcli.engine.events import Event, Finished, Token
+from llmcli.engine.drafts import Drafting, DraftSource, DraftUsage, Guesses
+from llmcli.engine.events import Finished, Token
 from llmcli.engine.ngram import NgramSource
-from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.request import KeptRow
 from llmcli.engine.scheduler import Scheduler
-from llmcli.errors import DeviceError, LLMCliError
-from llmcli.runners.base import Chosen, Runner
+from llmcli.runners.base import Chosen
 from llmcli.runners.numpy.load import load
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
-from llmcli.tokenizer.load import load_tokenizer
-
-PROMPT = (*b"one two three one two three one two",)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("drafts") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return load_tokenizer(folder)
-
-
-def request(temperature: float = 0.0, samples: Sequence[int] = (0,), most: int | None = 60) -> Request:
-    params = SamplingParams(temperature=temperature, top_p=1.0)
-    return Request(PROMPT, Sampler(params, seed=3, num_prompt_tokens=len(PROMPT)), tuple(samples), most)
-
-
-def run(runner: Runner, tokenizer: Tokenizer, wanted: Request, drafting: Drafting | None = None) -> list[Event]:
-    scheduler = Scheduler(runner, tokenizer, drafting=drafting)
-    scheduler.submit(wanted)
-    events: list[Event] = []
-    while not scheduler.is_idle:
-        events += scheduler.step()
-    return events
-
-
-def told(events: Sequence[Event]) -> list[Event]:
-    """What a client sees of texts, without times."""
-    kept = [event for event in events if isinstance(event, Token | Finished)]
-    ends = {event.sample: event for event in kept if isinstance(event, Finished)}
-    tokens = sorted((event for event in kept if isinstance(event, Token)), key=lambda event: event.sample)
-    return [*tokens, *(replace(ends[sample], timings=None) for sample in sorted(ends))]  # type: ignore[arg-type]
-
-
-def loop(history: Sequence[int], sampler: Sampler) -> int:
-    """A text that repeats itself."""
-    return 65 + len(history) % 9
 
 
 # A draft model
@@ -205,6 +167,33 @@ def test_a_text_that_begins_to_repeat_itself_has_drafts(tokenizer: Tokenizer) ->
     assert len(device.works) < 450
 
 
+def test_a_prompt_is_looked_through_while_the_device_runs_it(tokenizer: Tokenizer) -> None:
+    class Noted(NgramSource):
+        def begin(self, prompt: Sequence[int], sampler: Sampler) -> Guesses:
+            begun.append((len(device.works), len(device.unread)))
+            return super().begin(prompt, sampler)
+
+    begun: list[tuple[int, int]] = []
+    device = LateDevice(next_token=loop)
+    run(SteppingRunner(device), tokenizer, request(), Drafting(Noted()))
+    assert begun == [(1, 1)]
+
+
+def test_the_device_works_while_a_client_takes_the_events(tokenizer: Tokenizer) -> None:
+    """Also where each step is read before the next: that one is queued before the events are told."""
+    device = LateDevice(next_token=loop)
+    scheduler = Scheduler(SteppingRunner(device), tokenizer, drafting=Drafting(NgramSource(), least=3))
+    scheduler.submit(request(most=200))
+    was_working = []
+    while not scheduler.is_idle:
+        events = scheduler.step()
+        if not scheduler.is_idle and any(isinstance(event, Token) for event in events):
+            was_working.append(bool(device.unread))
+    assert len(was_working) > 20
+    assert all(was_working)
+    assert sum(len(work.drafts) for works in device.works for work in works) > 100
+
+
 def test_texts_side_by_side_share_every_step(tokenizer: Tokenizer) -> None:
     """One that has drafts and one that does not: both are in each step, till one of them ends."""
 
@@ -274,71 +263,6 @@ def test_drafts_take_no_page_from_a_text(tokenizer: Tokenizer) -> None:
     assert preemptions == [1, 1]
 
 
-# Faults
-
-
-class Faulty(ScriptedSource):
-    """Fails at the n-th thing that it is asked."""
-
-    def __init__(self, fails_at: int):
-        super().__init__(loop, 1.0)
-        self.left = fails_at
-
-    def ask(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise DeviceError("the draft model is out of memory")
-
-    def begin(self, prompt: Sequence[int], sampler: Sampler) -> ScriptedGuesses:
-        self.ask()
-        return FaultyGuesses(self, prompt, sampler)
-
-
-class FaultyGuesses(ScriptedGuesses):
-    source: Faulty
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        self.source.ask()
-        super().extend(token_ids)
-
-    def guess(self, count: int) -> tuple[int, ...]:
-        self.source.ask()
-        return super().guess(count)
-
-
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 10])
-def test_a_fault_of_a_draft_never_costs_the_text(tokenizer: Tokenizer, fails_at: int) -> None:
-    problems: list[LLMCliError] = []
-    expected = told(run(SteppingRunner(PageDevice(loop, num_rows=2)), tokenizer, request(samples=(0, 1))))
-    drafting = Drafting(Faulty(fails_at), least=2, on_problem=problems.append)
-    found = told(run(SteppingRunner(PageDevice(loop, num_rows=2)), tokenizer, request(samples=(0, 1)), drafting))
-    assert found == expected
-    assert [str(problem) for problem in problems] == ["the draft model is out of memory"]
-
-
-def test_a_draft_model_that_gives_nan(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = open_model(folder)
-    expected = told(run(load(model, max_seq_len=200), tokenizer, request()))
-    drafter = load(model, max_seq_len=200)
-    logits = type(drafter._device._model).logits  # type: ignore[attr-defined]
-    broken = drafter._device._model  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        type(broken), "logits", lambda self, hidden: logits(self, hidden) * (float("nan") if self is broken else 1)
-    )
-    problems: list[LLMCliError] = []
-    drafting = Drafting(DraftModel(drafter), least=3, on_problem=problems.append)
-    assert told(run(load(model, max_seq_len=200), tokenizer, request(), drafting)) == expected
-    assert len(problems) == 1
-    assert "NaN" in str(problems[0])
-
-
-def test_a_runner_that_verifies_nothing_is_given_no_drafts(tokenizer: Tokenizer) -> None:
-    device, source = PageDevice(loop, max_drafts=0), ScriptedSource(loop, 1.0)
-    events = run(SteppingRunner(device), tokenizer, request(), Drafting(source, least=7))
-    assert isinstance(events[-1], Finished)
-    assert not any(work.drafts for works in device.works for work in works)
-
-
 # What is measured
 
 
@@ -363,6 +287,25 @@ def test_drafts_that_are_wrong_are_given_up(tokenizer: Tokenizer, is_free: bool)
     with_drafts = [bool(work.drafts) for works in device.works for work in works]
     assert sum(with_drafts[:40]) > 0
     assert sum(with_drafts[100:]) <= (2 if is_free else 20)
+
+
+def test_drafts_that_cost_time_come_back_once_they_are_right() -> None:
+    """What a trial takes is not what a draft takes: the source makes up for all that the text has said since."""
+    drafting = Drafting(SlowSource(ScriptedSource(lambda history, sampler: history[-1] % 100 + 1, 1.0)))
+    text = drafting.begin((1,), request().sampler)
+    assert text is not None
+    drafting.learn(1, 0, 0, 1.0)
+    said, lengths = [2], []
+    for step in range(400):
+        drafts = drafting.drafts(text, said, 7, 1)
+        is_wrong = 20 <= step < 200
+        said += [0] if is_wrong else [said[-1] % 100 + 1 + place for place in range(len(drafts) + 1)]
+        made_up = 5.0 * (text.is_trial and bool(drafts))
+        drafting.learn(1, len(drafts), 0 if is_wrong else len(drafts), 1.0 + 0.1 * len(drafts) + made_up)
+        lengths.append(len(drafts))
+    assert lengths[10:20] == [7] * 10
+    assert 2 < sum(lengths[60:200]) < 8  # one in 32 tokens
+    assert lengths[-10:] == [7] * 10
 
 
 def test_what_a_draft_costs_is_measured_before_there_are_many(tokenizer: Tokenizer) -> None:

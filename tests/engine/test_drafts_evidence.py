@@ -1,7 +1,7 @@
 """Random runs of a real model with every source of drafts: equal tokens, texts and ends; `--draft-evidence` of them."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.base import Runner
-from llmcli.runners.numpy.load import load
+from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.load import load_tokenizer
@@ -55,6 +55,16 @@ Seen = dict[tuple[int, int], tuple[list[int], str, str]]  # by request and sampl
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("evidence")
     return write_tiny_llama(folder / "model"), write_tiny_llama(folder / "drafter", num_hidden_layers=1)
+
+
+@pytest.fixture(params=["numpy", pytest.param("cuda", marks=pytest.mark.cuda)])
+def load(request: pytest.FixtureRequest) -> Callable[..., Runner]:
+    """Puts a model on the CPU or on a card."""
+    if request.param == "numpy":
+        return partial(load_on_numpy, max_seq_len=MAX_SEQ_LEN)
+    from llmcli.runners.cuda.load import load as load_on_card
+
+    return partial(load_on_card, max_seq_len=MAX_SEQ_LEN, device=request.getfixturevalue("opened_device"))
 
 
 def make_requests(rng: random.Random, number: int) -> list[Request]:
@@ -107,32 +117,36 @@ def next_of(texts: dict[tuple[int, int], list[int]], history: Sequence[int], sam
     return text[place] if place < len(text) else 0
 
 
-def test_texts_with_drafts_are_those_without(models: tuple[Path, Path], request: pytest.FixtureRequest) -> None:
+@pytest.mark.timeout(0)  # as long as the option says
+def test_texts_with_drafts_are_those_without(
+    models: tuple[Path, Path], load: Callable[..., Runner], request: pytest.FixtureRequest
+) -> None:
     tokenizer = load_tokenizer(models[0])
     model, drafter = (open_model(folder) for folder in models)
-    load_model = partial(load, max_seq_len=MAX_SEQ_LEN)
     kept: dict[str, int] = {}
     for number in range(request.config.getoption("--draft-evidence")):
         rng = random.Random(number)
         requests = make_requests(rng, number)
         num_rows = rng.choice([1, 2, 3, 8])
-        runner = load_model(model, num_rows=num_rows)
+        runner = load(model, num_rows=num_rows)
         expected = run(runner, tokenizer, requests)
+        free_pages = runner.free_pages
         texts = {
             (requests[key - 1].sampler.seed, sample): token_ids for (key, sample), (token_ids, *_) in expected.items()
         }
         sources: dict[str, DraftSource] = {
             "ngram": NgramSource(),
-            "model": DraftModel(load_model(drafter, num_rows=min(num_rows, 4))),
-            "the model itself": DraftModel(load_model(model, num_rows=min(num_rows, 4))),
+            "model": DraftModel(load(drafter, num_rows=min(num_rows, 4))),
+            "the model itself": DraftModel(load(model, num_rows=min(num_rows, 4))),
             "always wrong": ScriptedSource(partial(next_of, texts), 0.0, number),
             "mostly right": ScriptedSource(partial(next_of, texts), 0.8, number),
             "random": ScriptedSource(lambda history, sampler: 0, 0.5, number),
         }
         for name, source in sources.items():
             drafting = Drafting(source, least=rng.randint(0, 7))
-            found = run(load_model(model, num_rows=num_rows), tokenizer, requests, drafting)
+            found = run(runner, tokenizer, requests, drafting)
             assert found == expected, f"run {number}, {name}: {replace(requests[0], prompt_token_ids=())}"
+            assert runner.free_pages == free_pages
             kept[name] = kept.get(name, 0) + drafting.usage.num_kept
     assert min(kept["ngram"], kept["model"], kept["the model itself"], kept["mostly right"]) > 0
     assert kept["always wrong"] == 0

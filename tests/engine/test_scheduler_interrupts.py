@@ -74,7 +74,8 @@ def right_drafts() -> Drafting:
     return Drafting(ScriptedSource(lambda history, sampler: (TEXT * 2)[len(history) - 20], chance=0.9), least=3)
 
 
-@pytest.mark.parametrize(("works_ahead", "drafts"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("works_ahead", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, works_ahead: bool, drafts: bool) -> None:
     moment = 1
@@ -108,7 +109,8 @@ def test_no_row_and_no_event_is_lost(tokenizer: Tokenizer, num_samples: int, wor
         moment += 1 if moment < 150 else 31
 
 
-@pytest.mark.parametrize(("works_ahead", "drafts"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("works_ahead", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
 def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bool, drafts: bool) -> None:
     moment = 1
     while True:

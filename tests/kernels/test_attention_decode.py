@@ -18,6 +18,7 @@ from llmcli.kernels.attention_decode import (
     max_splits,
 )
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
+from llmcli.kernels.attention_span import SpanPlan, attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import CODES, Stored, in_rows, paged, visible_table
@@ -49,10 +50,16 @@ def cupy_array(array: np.ndarray) -> Any:
     return cupy.asarray(array)
 
 
-def run(device: Device, problem: NewTokens, repeats: int = 1, num_blocks: int | None = None) -> list[Result]:
+def run(
+    device: Device,
+    problem: NewTokens,
+    repeats: int = 1,
+    num_blocks: int | None = None,
+    num_spans: int | None = None,
+) -> list[Result]:
     """Call the kernel `repeats` times on the same workspace, each time on a fresh cache; check everything around it.
 
-    With `num_blocks` the kernel is attention_rows, on as many blocks at most.
+    With `num_blocks` the kernel is attention_rows, on as many blocks at most; with `num_spans` it is attention_span.
     """
     layout, num_rows, itemsize = problem.layout, len(problem.rows), problem.keys.dtype.itemsize
     padded = np.full((num_rows, layout.width + 16), np.nan, np.float32)
@@ -71,11 +78,16 @@ def run(device: Device, problem: NewTokens, repeats: int = 1, num_blocks: int | 
     }
     given = {name: None if fence is None else fence.array for name, fence in unchanged.items()}
     before = {name: None if array is None else to_host(array) for name, array in given.items()}
+    how: dict[str, Any] = {"is_cached": problem.is_cached}
     if num_blocks is None:
         kernel = attention_decode
+        if num_spans is not None:
+            kernel, how = attention_span, {"num_spans": num_spans}
+            plan = SpanPlan(device, layout, itemsize)
         heads = layout.num_attention_heads
         partials = fenced((num_rows, heads, problem.num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
-        counters = upload(np.zeros((num_rows, grid_heads(layout, itemsize)), np.uint32))
+        counters_shape = num_rows, grid_heads(layout, itemsize)
+        counters = upload(np.zeros(counters_shape if num_spans is None else plan.num_counters(num_rows), np.uint32))
     else:
         kernel = attention_rows
         plan = RowsPlan(device, layout, itemsize)
@@ -103,11 +115,11 @@ def run(device: Device, problem: NewTokens, repeats: int = 1, num_blocks: int | 
             eps=EPS,
             **cache_arguments(keys, values),
             window=problem.window,
-            is_cached=problem.is_cached,
             partials=partials.array,
             counters=counters.array,
             out=out.array,
             **given,
+            **how,
         )
         device.synchronize()
         for fence in (keys, values, out, partials, counters):

@@ -15,9 +15,11 @@ from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.attention_rows import attention_rows
+from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
+from llmcli.kernels.gather_columns import gather_columns
 from llmcli.kernels.gemm_codes import gemm_codes
 from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
@@ -149,6 +151,9 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         card, x=give(5, 64), weight=give(64), eps=1e-5, out=give(5, 64, dtype=F16), row_scale=give(5)
     ),
     "round_rows": lambda card, give: round_rows(card, x=give(5, 64), out=give(5, 64, dtype=F16), row_scale=give(5)),
+    "gather_columns": lambda card, give: gather_columns(
+        card, x=give(5, 64), order=give(64, dtype=I32), out=give(5, 64)
+    ),
     "scale_bias": lambda card, give: scale_bias(card, x=give(5, 64), row_scale=give(5), bias=give(64)),
     "residual_add": lambda card, give: residual_add(
         card, x=give(5, 64), row_scale=give(5), bias=None, hidden=give(5, 64)
@@ -235,6 +240,27 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         is_cached=False,
         partials=give(5, LAYOUT.group_size, 3, 64 + PARTIAL_EXTRA),
         counters=give(5, dtype=np.uint32),
+        out=give(2, LAYOUT.q_size),
+    ),
+    "attention_span": lambda card, give: attention_span(
+        card,
+        qkv=give(2, LAYOUT.width),
+        layout=LAYOUT,
+        q_norm=give(64),
+        k_norm=give(64),
+        eps=1e-5,
+        cos_sin=give(100, 32, 2),
+        rows=give(2, dtype=I32),
+        positions=give(2, dtype=I32),
+        page_table=give(3, 7, dtype=I32),
+        keys=give(*CACHE, dtype=U8),
+        values=give(*CACHE, dtype=U8),
+        key_scales=give(*CACHE[:3]),
+        value_scales=give(*CACHE[:3]),
+        window=20,
+        num_spans=1,
+        partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
+        counters=give(16, dtype=np.uint32),
         out=give(2, LAYOUT.q_size),
     ),
     "dequantize": lambda card, give: dequantize(

@@ -9,10 +9,8 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.stage_halves import image_bytes, stage_halves, stage_halves_cost, tokens_of
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.lab.cases.stage_digits import make_rows
-from llmcli.lab.cases.stage_halves import problem_of
+from llmcli.lab.cases.stage_halves import TYPES, problem_of
 from llmcli.lab.halves import halves_of
-
-TYPES = ("float16", "bfloat16")
 
 
 def stage(device: Device, layout: TileLayout, x: np.ndarray) -> Fenced:
@@ -31,14 +29,14 @@ def stage(device: Device, layout: TileLayout, x: np.ndarray) -> Fenced:
 @pytest.mark.parametrize("num_inputs", [8, 31, 65, 1000, 14336])
 @pytest.mark.parametrize("weight_type", TYPES)
 def test_tails_of_units(device: Device, weight_type: str, num_inputs: int) -> None:
-    assert_right(device, problem_of(tile_layout(weight_type, 16, num_inputs), 9))
+    assert_right(device, problem_of(tile_layout(weight_type, 16, num_inputs, scale_type=TYPES[weight_type]), 9))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_rows", [9, 15, 16, 17, 32, 33, 63, 64, 65, 128, 129, 257])
 @pytest.mark.parametrize("weight_type", TYPES)
 def test_numbers_of_rows(device: Device, weight_type: str, num_rows: int) -> None:
-    assert_right(device, problem_of(tile_layout(weight_type, 16, 520), num_rows))
+    assert_right(device, problem_of(tile_layout(weight_type, 16, 520, scale_type=TYPES[weight_type]), num_rows))
 
 
 @pytest.mark.cuda
@@ -70,11 +68,15 @@ def test_wrong_arrays_are_refused(device: Device) -> None:
 def test_the_image_has_whole_blocks_of_rows() -> None:
     bf16, fp16 = (tile_layout(weight_type, 16, 130) for weight_type in ("bfloat16", "float16"))
     expected = [16, 16, 32, 32, 64, 64, 128, 128, 128]
-    assert [tokens_of(count) for count in (9, 16, 17, 32, 33, 64, 65, 128, 257)] == expected
+    counts = (9, 16, 17, 32, 33, 64, 65, 128, 257)
+    assert [tokens_of(bf16, count) for count in counts] == expected
+    fp8 = tile_layout("fp8", 16, 130, scale_type="float32")
+    assert [tokens_of(fp8, count) for count in counts] == [min(tokens, 64) for tokens in expected]
     # Two numbers of two bytes for each of 32 inputs, five units; a float as well with fp16.
     assert image_bytes(bf16, 9) == 5 * 16 * 4 * 32
     assert image_bytes(bf16, 129) == 2 * 5 * 128 * 4 * 32
     assert image_bytes(fp16, 9) == 5 * 16 * (4 * 32 + 4)
+    assert image_bytes(fp8, 65) == 2 * 4 * 64 * (4 * 64 + 4)  # two units for each of two spans
 
 
 @pytest.mark.parametrize(("weight_type", "error"), [("float16", 2.0**-22), ("bfloat16", 2.0**-17)])
@@ -93,6 +95,21 @@ def test_the_reference_splits_into_pairs_near_the_numbers(weight_type: str, erro
         place = unit_bytes + 2 * 16 * 64 + column * 16 + 4 * 2 + 2
         assert image[place : place + 2].tobytes() == half[3, 1, 21].tobytes()
     assert (image[unit_bytes - 48 : unit_bytes] == 0xFF).all()  # of rows from 20 on
+
+
+def test_the_reference_splits_into_pairs_for_8_bit_floats() -> None:
+    """One scale for the two units of a span; a unit's part is half of a lane's sixteen inputs."""
+    layout = tile_layout("fp8", 16, 200, scale_type="float32")
+    x = make_rows(20, 200)
+    halves = halves_of(layout, x)
+    largest = np.abs(np.pad(x, ((0, 0), (0, 56)))).reshape(20, 2, 128).max(axis=2).repeat(128, axis=1)[:, :200]
+    assert (np.abs(halves.values - x) <= 2.0**-22 * np.abs(x) + 2.0**-39 * largest).all()
+    assert (halves.inverses[:, 0] == halves.inverses[:, 1]).all()
+    image = halves.image(unused=0xFF)
+    assert image.size == image_bytes(layout, 20)
+    # Input 64 + 16 * 2 + 8 + 5 of row 3: the second unit, lane t = 2, its second part, the third pair of inputs of it.
+    place = 32 * (4 * 64 + 4) + (4 + 2) * 16 * 64 + 6 * 16 + 4 * 2 + 2
+    assert image[place : place + 2].tobytes() == halves.hi[3, 1, 45].tobytes()
 
 
 def test_cost_counts_rows_once_and_four_bytes_an_input() -> None:

@@ -17,7 +17,7 @@ from llmcli.kernels.qkv import QkvLayout  # noqa: E402
 from llmcli.lab.attention import U32, Estimate  # noqa: E402
 from llmcli.lab.cases import append_tokens, attention_decode  # noqa: E402
 from llmcli.lab.kv_cache import CODES, stored  # noqa: E402
-from llmcli.lab.new_tokens import DTYPES, EPS, append, new_tokens, rounded, span_of, with_unused_lanes  # noqa: E402
+from llmcli.lab.new_tokens import DTYPES, EPS, append, in_cache, new_tokens, rounded, spans_of, with_unused_lanes  # noqa: E402
 from llmcli.lab.problem import ENGINE, Problem, find_mismatch  # noqa: E402
 from llmcli.runners.torch.llama import RMSNorm, attend, rotate  # noqa: E402
 
@@ -156,7 +156,7 @@ def test_what_is_stored_lies_within_its_bound_of_every_right_number(
 def test_a_span_holds_what_single_tokens_append() -> None:
     """Its own tokens are in the cache before it attends, in the places behind the first."""
     before = new_tokens(LAYOUT, CODES, [20], norms=True, max_seq_len=32)
-    span = span_of(before, 5)
+    span = in_cache(spans_of(before, [5]))
     (row,) = set(span.rows.tolist())
     single = before
     for lane, position in enumerate(span.positions.tolist()):

@@ -108,3 +108,55 @@ def test_host_and_kernel_agree_on_what_a_block_reads_at_a_time() -> None:
     claim = f"BLOCK_SIZE * LOADS * sizeof(uint4) == {BLOCK_BYTES}"
     source = flatten("read_bandwidth") + f'static_assert({claim}, "");\n'
     compile_kernels(source, "read_bandwidth", ["read_bandwidth"], "sm_90")
+
+
+def values_of(problem: Problem) -> dict[str, np.ndarray]:
+    """What a right kernel leaves."""
+    return {name: one.values.astype(problem.outputs[name].dtype) for name, one in problem.expected.items()}
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_a_chain_of_choices_ends_behind_the_first_wrong_draft(num_right: int) -> None:
+    logits = make_logits(8, 700, 2).reshape(2, 4, 700)
+    problem = sample_token.drafts_case([make_sampler(CHAINS["greedy"], 0)] * 2, logits, [num_right, 3])
+    likeliest, left = logits.argmax(2), values_of(problem)
+    first, second = problem.inputs["rows_before"][[0, 4]]
+    assert left["rows"].tolist() == [first] * (num_right + 1) + [-1] * (3 - num_right) + [second] * 4
+    said = left["history"][[first, second], NUM_PROMPT_TOKENS : NUM_PROMPT_TOKENS + 4]
+    assert said.tolist() == [[*likeliest[0, : num_right + 1], *[-1] * (3 - num_right)], likeliest[1].tolist()]
+    assert left["token_ids"][[first, second]].tolist() == [likeliest[0, num_right], likeliest[1, 3]]
+    assert np.count_nonzero(left["results"][first]) == num_right + 1
+    drafts = problem.inputs["drafts"].reshape(2, 4)[0, 1:]
+    assert [*(drafts == likeliest[0, :3]), False].index(False) == num_right
+
+
+def test_penalties_of_a_chain_see_its_drafts() -> None:
+    """A token that was just said is not said again, though it stays the likeliest."""
+    logits = np.zeros((1, 4, 50), np.float32)
+    logits[..., [7, 20, 30, 41]] = 8, 7.5, 7, 6.5
+    sampler = make_sampler({"temperature": 0, "presence_penalty": 2.0}, 0)
+    problem = sample_token.drafts_case([sampler], logits, [3])
+    row = problem.inputs["rows_before"][0]
+    assert values_of(problem)["history"][row, NUM_PROMPT_TOKENS : NUM_PROMPT_TOKENS + 4].tolist() == [7, 20, 30, 41]
+
+
+def test_kernels_that_keep_wrong_drafts_or_take_right_ones_out_are_found() -> None:
+    samplers, logits = [make_sampler(CHAINS["usual"], 5)] * 2, make_logits(8, 700, 3).reshape(2, 4, 700)
+    right, wrong = (sample_token.drafts_case(samplers, logits, [num_right] * 2) for num_right in (3, 1))
+    assert find_mismatch(right, values_of(right)) is find_mismatch(wrong, values_of(wrong)) is None
+    for problem, other in ((right, wrong), (wrong, right)):
+        for name in ("rows", "positions", "history", "results"):
+            found = find_mismatch(problem, {**values_of(problem), name: values_of(other)[name]})
+            assert found is not None
+            assert found.output == name
+
+
+def test_a_choice_that_fails_ends_a_chain() -> None:
+    left = values_of(sample_token.draft_problems_case(600))
+    lanes = left["rows"].reshape(8, 4)
+    assert (lanes >= 0).sum(1).tolist() == [1, 2, 4, 4] * 2
+    ends = [int(left["results"][of_row[0], 0, (of_row >= 0).sum()]) & 0xFFFFFFFF for of_row in lanes]
+    assert [word & IS_PROBLEM > 0 for word in ends] == [True, True, True, False] * 2
+    full = next(one for one in sample_token.CASES.checks() if one.label == "drafts that fill their rows")
+    assert (values_of(full)["rows"].reshape(3, 4) >= 0).sum(1).tolist() == [3, 3, 3]
+    assert (values_of(full)["history"][full.inputs["rows_before"], NUM_PROMPT_TOKENS:] >= 0).all()

@@ -328,3 +328,20 @@ def test_ours_passes_as_a_users(stem: str) -> None:
     check_own_kernel(device, kernel)
     times = time_own_kernel(device, kernel)
     assert times.own.median == pytest.approx(times.engine.median, rel=0.2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("right", "fault"),
+    [
+        ("static_cast<int>(token_id) == *draft", "true"),  # keeps every draft
+        ("!(moves && static_cast<int>(token_id) == *draft)", "true"),  # keeps none
+        ("if (next_row != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *next_row = -1;", ""),
+    ],
+)
+def test_a_sampler_that_takes_drafts_wrong_is_told(right: str, fault: str, tmp_path: Path) -> None:
+    text = (kernels_folder() / "sample_token.cu").read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    kernel = read("sample_token", write(tmp_path, text.replace(right, fault)))
+    with pytest.raises(DeviceError, match=r"wrong in [1-4] of \d+ cases: .*drafts"):
+        check_own_kernel(own_device(kernel), kernel)

@@ -115,6 +115,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.config",
     },
     "llmcli.batch": {
+        "llmcli.schema",
         "llmcli.measure",
         "llmcli.engine",
         "llmcli.runners.base",
@@ -122,6 +123,7 @@ ROOMS: dict[str, set[str]] = {
         "llmcli.sampling",
     },
     "llmcli.serve": {
+        "llmcli.schema",
         "llmcli.engine",
         "llmcli.runners.base",
         "llmcli.tokenizer",

@@ -46,6 +46,19 @@ class MaskConformance:
             assert chosen[0].token_id == expected.token_id
             history, span = [*history, expected.token_id], Span(row)
 
+    def test_a_mask_is_for_its_step_only(self, runner: Runner) -> None:
+        if not runner.limits.takes_masks:
+            pytest.skip("this runner takes no masks")
+        row, history, span = start(runner, PROMPT[:20], SAMPLER), list(PROMPT[:21]), Span(-1, (PROMPT[20],))
+        for masks in (some_masks(1, 3), None, None, some_masks(1, 4), None):
+            span = replace(span, row=row, masks=None if masks is None else lambda masks=masks: masks)  # type: ignore[misc]
+            step = runner.queue([span])
+            (chosen,) = step.choices()
+            expected = choose(step.logits(0)[0], history, SAMPLER, mask=None if masks is None else masks[0])
+            assert isinstance(chosen, tuple)
+            assert chosen[0].token_id == expected.token_id
+            history, span = [*history, expected.token_id], Span(row)
+
     def test_each_choice_of_a_span_has_its_mask(self, runner: Runner) -> None:
         if not runner.limits.takes_masks:
             pytest.skip("this runner takes no masks")
@@ -76,6 +89,7 @@ class MaskConformance:
         chosen, error = runner.queue([first, Span(failing, drafts=(1, 2), masks=fail)]).choices()
         assert list(chosen) == alone[:4]  # type: ignore[arg-type]
         assert isinstance(error, UsageError)
+        assert str(error) == "too complex"
         (chosen,) = runner.queue([Span(row, drafts=(right[4],), masks=lambda: masks[4:])]).choices()
         assert list(chosen) == alone[4:]  # type: ignore[arg-type]
 
@@ -100,4 +114,5 @@ class MaskConformance:
         held, free = start(runner, PROMPT[:20], SAMPLER), start(runner, PROMPT[:30], SAMPLER)
         first, second = runner.queue([Span(held, masks=fail), Span(free)]).choices()
         assert isinstance(first, UsageError)
+        assert str(first) == "too complex"
         assert isinstance(second, tuple)

@@ -182,5 +182,14 @@ def attention_decode(
         store(out[index], _attend(query, cache, pages, position, window))
 
 
+def attention_span(device: Any, *, num_spans: int, **arguments: Any) -> None:
+    """Lane by lane: each appends its token before the next one looks."""
+    rows = on_host(arguments["rows"])
+    assert num_spans == 1 + np.count_nonzero(np.diff(rows)) == len(set(rows.tolist()))
+    for lane in range(len(rows)):
+        one = {name: arguments[name][lane : lane + 1] for name in ("qkv", "rows", "positions", "out")}
+        attention_decode(device, **{**arguments, **one}, is_cached=False)
+
+
 def attention_rows(device: Any, **arguments: Any) -> None:
     attention_decode(device, **arguments)

@@ -138,6 +138,10 @@ class SimulatedSampler:
     def allow(self, slot: int, mask: np.ndarray | None) -> None:
         self._masks[slot] = None if mask is None else mask.copy()
 
+    def allow_all(self, masks: dict[int, np.ndarray]) -> None:
+        for slot, mask in masks.items():
+            self.allow(slot, mask)
+
     def num_runs(self, slot: int) -> int:
         return self._num_counted[slot]
 
@@ -246,8 +250,9 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
-    "scale_bias residual_add swiglu gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
-    simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode attention_rows",
+    "scale_bias residual_add swiglu gather_columns gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
+    simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode attention_rows "
+    "attention_span",
 }
 _REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {
     name: only_on_device(getattr(module, name)) for module, names in _KERNELS.items() for name in names.split()

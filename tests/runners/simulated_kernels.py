@@ -213,6 +213,11 @@ def round_rows(device: Any, *, x: Any, out: Any, row_scale: Any) -> None:
     _store_scaled(out, row_scale, floats(x))
 
 
+def gather_columns(device: Any, *, x: Any, order: Any, out: Any) -> None:
+    assert np.array_equal(np.sort(on_host(order)), np.arange(x.shape[1]))
+    store(out, floats(x)[:, on_host(order)])
+
+
 def scale_bias(device: Any, *, x: Any, row_scale: Any, bias: Any) -> None:
     store(x, floats(x) * floats(row_scale)[:, None] + (0 if bias is None else floats(bias)))
 
@@ -336,19 +341,20 @@ def gemm_halves(
 
 def values_of_pairs(layout: TileLayout, image: np.ndarray, num_rows: int) -> np.ndarray:
     """What stands in the bytes of pairs, by the order that half_image.cuh tells. Shapes: [num_rows, num_inputs]"""
-    tokens = next((count for count in (16, 32, 64) if num_rows <= count), 128)
-    has_scales = layout.weight_type == "float16"
-    unit_bytes = tokens * (4 * 32 + 4 * has_scales)
-    values = np.empty((num_rows, layout.num_units, 32))
+    tokens = next((count for count in (16, 32, 64) if num_rows <= count), 64 if layout.weight_type == "fp8" else 128)
+    has_scales, width = layout.weight_type != "bfloat16", layout.unit_inputs
+    unit_bytes = tokens * (4 * width + 4 * has_scales)
+    values = np.empty((num_rows, layout.num_units, width))
     for row in range(num_rows):
         first = row // tokens * layout.num_units * unit_bytes
         units = image[first : first + layout.num_units * unit_bytes].reshape(layout.num_units, unit_bytes)
-        pairs = np.ascontiguousarray(units[:, : 4 * 32 * tokens]).view(np.float16 if has_scales else np.uint16)
-        own = pairs.reshape(layout.num_units, 4, tokens, 2, 4, 2)[:, :, row % tokens]  # [unit, piece, half, t, 2]
+        pairs = np.ascontiguousarray(units[:, : 4 * width * tokens]).view(np.float16 if has_scales else np.uint16)
+        # [unit, piece of all parts, half, t, 2]
+        own = pairs.reshape(layout.num_units, width // 8, tokens, 2, 4, 2)[:, :, row % tokens]
         both = floats_of(own).sum(axis=2, dtype=np.float64)
-        values[row] = both.transpose(0, 2, 1, 3).reshape(layout.num_units, 32)
+        values[row] = both.transpose(0, 2, 1, 3).reshape(layout.num_units, width)
         if has_scales:
-            begin = 4 * 32 * tokens + 4 * (row % tokens)
+            begin = 4 * width * tokens + 4 * (row % tokens)
             values[row] *= np.ascontiguousarray(units[:, begin : begin + 4]).view(np.float32)
     return values.reshape(num_rows, -1)[:, : layout.num_inputs]
 

@@ -76,3 +76,31 @@ def test_masks_come_and_go(device):
     with pytest.raises(UsageError, match="excludes every token"):
         rows.sampler.wait(0, first, len(histories[0]))
     assert rows.sampler.wait(1, second, len(histories[1])) >= 0
+
+
+def test_masks_of_slots_side_by_side_go_together():
+    copies = []
+
+    class Mailbox:
+        def send(self, target, source):
+            target[:] = source.view(np.uint8)
+
+        def send_rows(self, target, sources):
+            copies.append(len(sources))
+            target[:] = [source.view(np.uint8) for source in sources]
+
+    sampler = object.__new__(sampling.DeviceSampler)
+    layout = sampler._layout = sampling.RowLayout(100)
+    state = sampler._state = np.zeros((9, layout.row_bytes), np.uint8)
+    sampler._mailbox, sampler._uses_mask = Mailbox(), [False] * 9
+    masks = {slot: np.random.default_rng(slot).integers(1, 2**32, 4, np.uint32) for slot in (7, 0, 1, 2, 5, 8)}
+    sampler.allow_all(masks)
+    sampler.allow(5, None)
+    sampler.allow(4, masks[1])
+    assert copies == [3, 1, 2, 1]
+    masks[4] = masks[1]
+    uses = state[:, layout.uses_mask_start : layout.uses_mask_start + 4].view(np.int32).ravel()
+    assert uses.tolist() == [1, 1, 1, 0, 1, 0, 0, 1, 1]
+    for slot in range(9):
+        held = state[slot, layout.mask_start : layout.mask_start + 16].view(np.uint32).tolist()
+        assert held == (masks[slot].tolist() if slot in masks else [0] * 4)

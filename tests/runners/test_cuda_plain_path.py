@@ -105,4 +105,5 @@ def test_the_fast_path_tells_what_the_plain_one_does(
     assert launched[0].count("sample_token") == len(stories) + 1
     assert launched[1].count("sample_token") == 0
     num_short = sum(len(TOKENIZER.encode(beginning)) <= MAX_SPAN for beginning in BEGINNINGS[: len(stories)])
-    assert launched[1].count("attention_decode") == (NUM_TOKENS + num_short) * runner.config.num_hidden_layers
+    attended = launched[1].count("attention_decode") + launched[1].count("attention_span")
+    assert attended == (NUM_TOKENS + num_short) * runner.config.num_hidden_layers

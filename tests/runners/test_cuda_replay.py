@@ -87,7 +87,7 @@ def check_replays(noted_products: None) -> Callable[..., None]:
             for count in (2, 8):
                 token_ids, rows = workspace.token_ids[:count], workspace.no_rows[:count]
                 positions, pages = workspace.positions[:count], workspace.pages
-                forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, is_span=True))
+                forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, num_spans=1))
         replaying, straight = cards
         assert replaying.started == straight.started
         assert replaying.num_recordings == 18 * num_kinds < 18 * stored.config.num_hidden_layers

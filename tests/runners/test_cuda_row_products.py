@@ -20,6 +20,8 @@ INT4 = tile_layout("int4", 48, NUM_INPUTS, 128, "bfloat16")
 SMALL_GROUPS = tile_layout("int8", 48, NUM_INPUTS, 32, "bfloat16")
 BF16 = tile_layout("bfloat16", 48, NUM_INPUTS)
 FP16 = tile_layout("float16", 48, NUM_INPUTS)
+FP8 = tile_layout("fp8", 48, NUM_INPUTS, 128, "float32")
+FP8_CHANNEL = tile_layout("fp8", 48, NUM_INPUTS, None, "bfloat16")
 FP32 = tile_layout("float32", 48, NUM_INPUTS)
 NO_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
@@ -59,8 +61,8 @@ def test_codes_become_digits_from_nine_rows_on(layout: TileLayout) -> None:
         assert set(stems([layout], num_rows, has_memory=False)) == {"gemv"}
 
 
-@pytest.mark.parametrize("layout", [BF16, FP16])
-def test_weights_of_16_bits_multiply_pairs_from_nine_rows_on(layout: TileLayout) -> None:
+@pytest.mark.parametrize("layout", [BF16, FP16, FP8, FP8_CHANNEL])
+def test_floats_of_8_and_16_bits_multiply_pairs_from_nine_rows_on(layout: TileLayout) -> None:
     assert stems([layout], 8) == ["gemv"]
     for num_rows in (9, 16, 64, 65, 256):
         assert stems([layout], num_rows) == ["stage_halves", "gemm_halves"]
@@ -74,12 +76,25 @@ def test_other_matrices_go_eight_rows_at_a_time(layout: TileLayout) -> None:
 
 
 def test_matrices_that_take_rows_in_one_form_share_it() -> None:
-    staged = [INT8, INT8_CHANNEL, FP32, INT8, INT8_ZEROS, INT4, INT4, BF16, BF16, FP16, INT8]
+    staged = [INT8, INT8_CHANNEL, FP32, INT8, INT8_ZEROS, INT4, INT4, BF16, BF16, FP16, INT8, FP8, FP8_CHANNEL]
     assert stems(staged, 16) == [
         *("stage_digits", "gemm_codes", "gemm_codes", "gemv", "gemv", "gemm_codes"),
         *("stage_digits", "gemm_codes", "stage_digits", "gemm_codes", "gemm_codes"),
         *("stage_halves", "gemm_halves", "gemm_halves", "stage_halves", "gemm_halves", "stage_digits", "gemm_codes"),
+        *("stage_halves", "gemm_halves", "gemm_halves"),
     ]
+
+
+def test_rows_that_others_have_taken_the_place_of_are_staged_again() -> None:
+    """A layer may multiply its inputs in several orders, in turn."""
+    notes: Any = Notes(TYPICAL_CARD)
+    staged, factors = Phantom((10**6,), np.uint8, 1 << 30), Phantom((256,), np.float32, 1 << 31)
+    x, out = (Phantom((16, width), np.float32, place << 32) for width, place in ((NUM_INPUTS, 1), (48, 2)))
+    products = RowProducts(notes, staged, factors)
+    first, second = products.inputs(x), products.inputs(x)
+    for inputs in (first, first, second, first):
+        inputs.multiply(matrix_of(INT8), out)
+    assert [launch.stem == "stage_digits" for launch in notes.launches] == [True, False, False, *[True, False] * 2]
 
 
 def test_both_kernels_get_the_same_pairs_and_factors() -> None:
@@ -88,10 +103,10 @@ def test_both_kernels_get_the_same_pairs_and_factors() -> None:
     x, norm_weight, image, factors, shape = staged.arguments
     assert (x.data.ptr, norm_weight.data.ptr, shape.num_rows) == (1 << 32, 3 << 32, 20)
     assert shape.eps == np.float32(1e-5)
-    assert multiplied.arguments[1].data.ptr == image.data.ptr
-    assert (multiplied.arguments[2].data.ptr, multiplied.arguments[2].shape) == (factors.data.ptr, (20,))
-    assert multiplied.arguments[3].data.ptr == 4 << 32
-    assert (multiplied.arguments[5].num_rows, multiplied.arguments[5].epilogue) == (20, 1)
+    assert multiplied.arguments[2].data.ptr == image.data.ptr
+    assert (multiplied.arguments[3].data.ptr, multiplied.arguments[3].shape) == (factors.data.ptr, (20,))
+    assert multiplied.arguments[4].data.ptr == 4 << 32
+    assert (multiplied.arguments[6].num_rows, multiplied.arguments[6].epilogue) == (20, 1)
 
 
 def test_both_kernels_get_the_same_digits_and_factors() -> None:

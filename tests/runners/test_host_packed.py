@@ -154,7 +154,7 @@ def test_our_own_products_leave_prompts_as_they_are_cut_elsewhere(original: Path
     folder = export(original, tmp_path / "int8", ExportOptions(WeightScheme(8, 128)))
     runner = load(open_model(folder), max_seq_len=400, dtype="bfloat16")
     assert span_ends(runner)[:5] == [16, 32, 48, 64, 128]
-    assert list(runner.arithmetic.cpu_sources) == ["codes_product"]
+    assert list(runner.arithmetic.cpu_sources) == ["codes_product", "token_operators"]
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -1,9 +1,14 @@
 """Texts drawn under masks without a model, and vocabularies with awkward tokens."""
 
+import decimal
+import json
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 
 from llmcli.sampling.mask import unpack_mask
@@ -26,6 +31,10 @@ CLOSING = (
     b'"', b"}", b"]", b"null", b"0", b"1", b"x", b"a", b"b", b"@", b".", b":", b"-", b"[", b"/", b",", b"{", b" ",
     b"D", b"S", b"M", b"Y", b"T", b"Z", b"_",
 )  # fmt: skip
+
+
+# Those of made expressions, and of each class one.
+CHARACTERS = [char.encode() for char in 'abcxé日🎈 0_.[]/"\n@:']
 
 
 class ListedTokenizer(Tokenizer):
@@ -114,21 +123,77 @@ def walk(schema: Schema, tokenizer: Tokenizer, seed: int, most: int, *, at_start
 def extend(schema: Schema, tokenizer: Tokenizer, begun: Walk, *, at_start: bool = False) -> bytes | None:
     """What brings an unfinished text to its end, found by trying; None if nothing was found."""
     pieces, _, ranks = all_pieces(tokenizer, schema.vocabulary.vocab_size)
-    for attempt in range(60):
-        generator, held, text = np.random.default_rng(attempt), schema.begin(at_start=at_start), b""
-        for token_id in begun.token_ids:
-            held.push(token_id)
+    for attempt in range(30):
+        generator, held, text = np.random.default_rng(attempt), held_behind(schema, begun, at_start), b""
         for _ in range(100):
             if held.is_complete:
                 return text
             ids = allowed_ids(held)
             known = ids[ranks[ids] >= 0]
-            closing = known[ranks[known] < 4]
-            some = closing if len(closing) and generator.random() < 0.5 else known if len(known) else ids
-            token_id = int(generator.choice(some))
+            # Any token at times: the way out of a repetition or a recursion may be none of those that close.
+            kinds = (known[ranks[known] < 4], known, ids)
+            token_id = int(generator.choice(next(kinds[kind] for kind in generator.permutation(3) if len(kinds[kind]))))
             held.push(token_id)
             text += pieces[token_id]
+    return shortest_end(held_behind(schema, begun, at_start), pieces, schema.grammar.lark)
+
+
+def held_behind(schema: Schema, begun: Walk, at_start: bool) -> HeldText:
+    held = schema.begin(at_start=at_start)
+    for token_id in begun.token_ids:
+        held.push(token_id)
+    return held
+
+
+def shortest_end(held: HeldText, pieces: list[bytes], content: str) -> bytes | None:
+    """As `extend`: all ways of the characters that the grammar names, the shortest first.
+
+    Ways whose last five characters are the same count as one where the same may follow.
+    """
+    ids = {piece: token_id for token_id, piece in enumerate(pieces) if piece}
+    spelt = [
+        [char] if char in ids else [char[at : at + 1] for at in range(len(char))]
+        for char in CHARACTERS
+        if char.decode() in content
+    ]
+    chars = [[ids[part] for part in parts] for parts in spelt if all(part in ids for part in parts)]
+    rests = [char[-count:] for count in range(1, 4) for char in chars]  # of a character that has begun
+    ways, seen = deque([list[list[int]]()]), set[object]()
+    while ways:
+        way = ways.popleft()
+        token_ids = [token_id for char in way for token_id in char]
+        try:
+            (mask,) = held.masks(token_ids)
+        except ValueError:  # not the first part of a character, but a later one does not fit
+            continue
+        if (state := (mask.tobytes(), str(way[-5:]))) in seen:
+            continue
+        seen.add(state)
+        is_allowed = unpack_mask(mask)
+        if is_allowed[list(held._vocabulary.eos_token_ids)].any():
+            return b"".join(pieces[token_id] for token_id in token_ids)
+        ways += [[*way, char] for char in (chars if way else [*chars, *rests]) if is_allowed[char[0]]]
     return None
+
+
+def schema_validator(schema: dict[str, Any]) -> jsonschema.protocols.Validator:
+    """What judges values, numbers as decimals: jsonschema divides by multipleOf."""
+    exact = parse_exactly(json.dumps(schema))
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    kind.check_schema(schema)
+    return kind(exact, format_checker=kind.FORMAT_CHECKER)
+
+
+def parse_exactly(text: str) -> Any:
+    """A JSON value with numbers as decimals; as infinity if the exponent is too large for one."""
+
+    def number(digits: str) -> decimal.Decimal | float:
+        try:
+            return decimal.Decimal(digits)
+        except decimal.InvalidOperation:
+            return float(digits)
+
+    return json.loads(text, parse_float=number)
 
 
 def shared(name: str) -> Path:

@@ -8,9 +8,10 @@ import pytest
 from held_walks import EOS_ID, OTHER_EOS_ID, SPECIAL_ID, VOCAB_SIZE, allowed_ids, awkward_tokenizer, awkward_vocabulary
 from made_schemas import make_regexes, make_schemas
 
+from llmcli.errors import UsageError
 from llmcli.sampling.mask import mask_words
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from llmcli.schema.schema import Schema
+from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 
 LARK = 'start: sum\nsum: NUMBER (("+" | "-") sum)? | "(" sum ")"\nNUMBER: /[0-9]+/ "."?\n'
@@ -111,3 +112,55 @@ def test_texts_of_one_schema_do_not_meet() -> None:
     assert ord("b") in allowed_ids(first)
     assert ord("b") not in allowed_ids(second)
     assert ord("a") in allowed_ids(schema.begin(at_start=False))
+
+
+@pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
+def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
+    """Masks behind choices that are not told, alone and side by side; then these are told, or others."""
+    schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
+    texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
+
+    def plain(token_ids: list[int]) -> HeldText:
+        held = schema.begin(at_start=False)
+        for token_id in token_ids:
+            held.push(token_id)
+        return held
+
+    def continued(token_ids: list[int], count: int) -> list[int]:
+        chosen: list[int] = []
+        for _ in range(count):
+            ids = [
+                one for one in allowed_ids(plain([*token_ids, *chosen])).tolist() if one not in (EOS_ID, OTHER_EOS_ID)
+            ]
+            chosen += [int(generator.choice(ids))] if ids else []
+        return chosen
+
+    for _ in range(12):
+        ahead = [continued(of_text, int(generator.integers(3))) for of_text in told]
+        drafts = [
+            continued([*before, *chosen], 2) if generator.random() < 0.3 else []
+            for before, chosen in zip(told, ahead, strict=True)
+        ]
+        if generator.random() < 0.6:
+            masks = HeldText.masks_side_by_side(list(zip(texts, ahead, drafts, strict=True)))
+        else:
+            masks = [held.masks(*wanted) for held, *wanted in zip(texts, ahead, drafts, strict=True)]
+        for made, before, chosen, guessed in zip(masks, told, ahead, drafts, strict=True):
+            assert not isinstance(made, UsageError)
+            for place, mask in enumerate(made):
+                assert mask.tolist() == plain([*before, *chosen, *guessed[:place]]).mask().tolist()
+        for held, before, chosen in zip(texts, told, ahead, strict=True):
+            expected = plain(before)
+            if generator.random() < 0.3:
+                assert held.is_complete == expected.is_complete
+            if generator.random() < 0.3:
+                assert held.forced_tokens() == expected.forced_tokens()
+            if generator.random() < 0.3:
+                assert held.num_fitting(chosen) == len(chosen)
+            if generator.random() < 0.3:
+                chosen = continued(before, 1)
+            for token_id in chosen[:2]:
+                held.push(token_id)
+                before.append(token_id)
+            if generator.random() < 0.3:
+                assert held.mask().tolist() == plain(before).mask().tolist()

@@ -13,9 +13,11 @@ from tiny_models import EOS_ID
 
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.errors import UsageError
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
+from llmcli.schema.grammar import Grammar
 from llmcli.serve.desk import Desk
 from llmcli.serve.engine_end import EngineEnd
 from llmcli.serve.front_end import FrontEnd
@@ -48,11 +50,16 @@ def make_request(prompt: Sequence[int], seed: int, num_samples: int = 1, most: i
     return Request(tuple(prompt), sampler, tuple(range(num_samples)), most)
 
 
+def hold_to_nothing(request: Request, grammar: Grammar) -> Request:
+    """There is no model, so no schema can be held to its tokens."""
+    raise UsageError(f"{grammar.name} cannot be held here")
+
+
 @asynccontextmanager
 async def open_desk(scheduler: Scheduler, *, max_waiting: int) -> AsyncIterator[Desk]:
     """A desk whose engine runs in a thread, at the other end of the link that processes have."""
     here, there = Pipe()
-    end = EngineEnd(there, scheduler)
+    end = EngineEnd(there, scheduler, hold_to_nothing)
     thread = threading.Thread(target=end.run, daemon=True)
     thread.start()
     _, begin_state = await asyncio.to_thread(here.recv)

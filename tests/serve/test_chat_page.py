@@ -97,6 +97,20 @@ def test_escape_stops_an_answer_and_the_next_one_comes(browser: Browser) -> None
     assert browser.run(f"{TEXT}.textContent.length") > 20
 
 
+def test_the_end_stays_in_view_until_the_reader_scrolls_up(browser: Browser) -> None:
+    browser.look(390, 400, "light")
+    page = "document.documentElement"
+    for _ in range(2):
+        ask(browser, ASKED)
+        wait_for_end(browser)
+    assert browser.run(f"{page}.scrollTop") > 200
+    assert browser.run(f"{page}.scrollHeight - {page}.scrollTop - innerHeight") <= 1
+    ask(browser, ASKED)
+    browser.run(f"{page}.scrollTop = 50")
+    wait_for_end(browser)
+    assert browser.run(f"{page}.scrollTop") == 50
+
+
 def test_an_error_is_shown_as_text(browser: Browser) -> None:
     browser.run("document.getElementById('seed').value = '-3'")
     ask(browser, ASKED)

@@ -13,6 +13,7 @@ from server import ServerProcess, running_server
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 STORY = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 20}
+HELD = ("response_format", "schema", "json_output", "regex", "choice", "grammar")
 LONG = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
@@ -86,7 +87,7 @@ def nasty_bodies(count: int) -> list[bytes]:
     while len(bodies) < count:
         body = dict(rng.choice(right))
         for _ in range(rng.randint(1, 2)):
-            body[rng.choice([*body, "role", "tools", "model", "stream_options", "top_k"])] = rng.choice(values)
+            body[rng.choice([*body, "role", "tools", "model", "stream_options", "top_k", *HELD])] = rng.choice(values)
         text = bytearray(json.dumps(body).encode())
         if rng.random() < 0.5:
             place = rng.randrange(len(text))

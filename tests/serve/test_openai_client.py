@@ -194,7 +194,7 @@ def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
         ({"logit_bias": {"999999": 1}}, None, "logit_bias names token 999999"),
         ({"max_tokens": 5000}, None, "request at most"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "give one of them"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "expected 'text'"),
+        ({"response_format": {"type": "xml"}}, "response_format", "expected an object of type text, json_object or"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"extra_body": {"top_k": 1.5}}, "top_k", "expected an integer"),
         ({"extra_body": {"sprinkles": 1}}, "sprinkles", "'sprinkles' is not supported"),

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from raw_client import get, open_socket, post, read_answer, request_bytes
 from server import ROOT, ServerProcess, running_server
+from tiny_models import write_broken_llama, write_tiny_llama
 
 COMPLETE = "/v1/completions"
 STORY = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 20}
@@ -176,3 +178,18 @@ def test_ipv6_is_shown_as_an_address() -> None:
         with socket.create_connection(("::1", server.port), timeout=30) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert read_answer(connection)[0] == 200
+
+
+def test_a_fault_of_a_draft_model_is_said_once_and_costs_no_text(tmp_path: Path) -> None:
+    model, drafter = write_tiny_llama(tmp_path / "model"), write_broken_llama(tmp_path / "drafter")
+    found = []
+    for choice in ("off", drafter):
+        with running_server("-m", model, "--draft", choice, "--rows", 2) as server:
+            bodies = [{"prompt": prompt, "seed": 1, "max_tokens": 30, "n": 2} for prompt in ("abc abc abc", "xyz")]
+            answers = [post(server.port, COMPLETE, body) for body in bodies]
+            found.append([(status, answer["choices"]) for status, answer in answers])
+        said = "".join(server.lines)
+    assert found[0] == found[1]
+    assert [status for status, _ in found[0]] == [200, 200]
+    assert said.count("the run continues without drafts") == 1
+    assert re.search(r"warning: --draft: .*NaN", said)

@@ -9,7 +9,8 @@ import pytest
 from paged import ENDLESS, ids_alone, make_request, open_scheduler
 
 from llmcli.engine.events import Event, Failed, Finished
-from llmcli.errors import DeviceError, InsufficientMemoryError
+from llmcli.engine.request import Request
+from llmcli.errors import DeviceError, InsufficientMemoryError, UsageError
 from llmcli.serve.worker import Job, Worker
 from llmcli.tokenizer.base import Tokenizer
 
@@ -151,3 +152,32 @@ def test_a_bug_names_its_class_and_ends_the_service(
     assert isinstance(end, Failed)
     assert "please report it: KeyError" in str(end.error)
     assert worker.fault is end.error
+
+
+def test_a_request_is_prepared_beside_the_rows(worker: Worker, listener: Listener) -> None:
+    """Others go on meanwhile; one that cannot be prepared fails alone, and one that is dropped never begins."""
+    may_go_on = threading.Event()
+    asked = make_request([98], seed=4)
+
+    def replace_slowly(request: Request) -> Request:
+        assert may_go_on.wait(SECONDS)
+        return asked
+
+    def refuse(request: Request) -> Request:
+        raise UsageError("no such schema")
+
+    late = worker.submit(make_request([97], seed=1), prepare=replace_slowly)
+    dropped = worker.submit(make_request([97], seed=2), prepare=replace_slowly)
+    refused = worker.submit(make_request([97], seed=3), prepare=refuse)
+    worker.cancel(dropped)
+    listener.wait_for_ends(worker.submit(make_request([99], seed=5)))
+    assert not listener.events[late]
+    may_go_on.set()
+    (end,) = listener.wait_for_ends(late)
+    assert isinstance(end, Finished)
+    assert list(end.token_ids) == ids_alone(asked, 0)
+    (end,) = listener.wait_for_ends(refused)
+    assert isinstance(end, Failed)
+    assert str(end.error) == "no such schema"
+    listener.wait_for_ends(worker.submit(make_request([97], seed=6)))
+    assert not listener.events[dropped]

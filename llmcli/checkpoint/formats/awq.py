@@ -38,3 +38,6 @@ class Awq:
             scale_dtype=scale_dtype,
             zero_points=unpack_awq_columns(source.read("qzeros")),
         )
+
+    def read_order(self, source: LayerSource) -> None:
+        """Inputs have their own order."""

@@ -37,6 +37,9 @@ class Format(Protocol):
         Raises: CheckpointError for read errors, and for values that contradict one another
         """
 
+    def read_order(self, source: "LayerSource") -> Array | None:
+        """Read the `input_order` of the layer alone. Raises: as `read`"""
+
 
 @dataclass(frozen=True)
 class PackedLayer:
@@ -98,6 +101,19 @@ def read_layer(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo],
     Raises: CheckpointError for read errors, NaN and infinity, and for values that contradict one another
     """
     return layer.format.read(LayerSource(module, layer, infos, reader))
+
+
+def read_orders(
+    layers: Mapping[str, PackedLayer], infos: Mapping[str, TensorInfo], reader: TensorReader
+) -> dict[str, Array]:
+    """The `input_order` of each layer that has one, by module name; `infos` are the model's tensors.
+
+    Raises: as `read_layer`
+    """
+    orders = {
+        module: layer.format.read_order(LayerSource(module, layer, infos, reader)) for module, layer in layers.items()
+    }
+    return {module: order for module, order in orders.items() if order is not None}
 
 
 def input_order(source: LayerSource, part: str, is_declared: bool | None) -> Array | None:

@@ -44,10 +44,14 @@ class Gptq:
         """Read a layer and turn it, code for code; inputs that were ordered come group by group."""
         scales, scale_dtype = source.read_scales("scales")
         packed = rows_of_columns(source.read("qweight"))
-        order = input_order(source, "g_idx", self.orders_inputs) if self.stores_order else None
+        order = self.read_order(source)
         if order is not None:
             packed = reorder_rows(packed, source.layer.scheme.num_bits, order)
         return StoredLayer(packed, np.ascontiguousarray(scales.T), scale_dtype, self._zero_points(source), order)
+
+    def read_order(self, source: LayerSource) -> Array | None:
+        """Read the order of the inputs."""
+        return input_order(source, "g_idx", self.orders_inputs) if self.stores_order else None
 
     def _zero_points(self, source: LayerSource) -> Array | None:
         """None for a symmetric scheme, whose own must say the same. Shapes: result uint8 [output_size, groups]"""

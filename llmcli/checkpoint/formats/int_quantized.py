@@ -37,6 +37,9 @@ class IntQuantized:
             zero_points = _codes(source.read("weight_zero_point"))
         return StoredLayer(pack_rows(_codes(source.read("weight")), 8), scales, scale_dtype, zero_points)
 
+    def read_order(self, source: LayerSource) -> None:
+        """Inputs have their own order."""
+
 
 def _codes(values: Array) -> Array:
     """q + 128 in one byte, which flips the highest bit. Shapes: values int8; the result uint8 of that shape"""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.checkpoint.formats.base import LayerSource, StoredLayer, input_order
+from llmcli.checkpoint.formats.base import Array, LayerSource, StoredLayer, input_order
 from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.errors import CheckpointError
 from llmcli.quantization.packing import reorder_rows, unpack_zero_points
@@ -41,12 +41,14 @@ class PackQuantized:
             name = source.info("weight_shape").name
             raise CheckpointError(f"{name} is {stored_shape}, expected {list(shape)}; damaged export?")
         packed, (scales, scale_dtype) = source.read("weight_packed"), source.read_scales("weight_scale")
-        zero_points, order = None, None
+        zero_points, order = None, self.read_order(source)
         if not scheme.is_symmetric:
             zero_points = unpack_zero_points(source.read("weight_zero_point"), scheme.num_bits, shape[0])
             zero_points = np.ascontiguousarray(zero_points)
-        if self.stores_order:
-            order = input_order(source, "weight_g_idx", self.orders_inputs)
         if order is not None:
             packed = reorder_rows(packed, scheme.num_bits, order)
         return StoredLayer(packed, scales, scale_dtype, zero_points, order)
+
+    def read_order(self, source: LayerSource) -> Array | None:
+        """Read the order of the inputs."""
+        return input_order(source, "weight_g_idx", self.orders_inputs) if self.stores_order else None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from llmcli.cli.chat_session.no_interrupts import no_interrupts
-from llmcli.cli.chat_session.state import ChatSession, TurnRecord
+from llmcli.cli.chat_session.state import Talk, TurnRecord
 from llmcli.cli.chat_session.view import View
 from llmcli.cli.terminal import terminal
 from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
@@ -21,7 +21,7 @@ Event = TypeVar("Event")
 class _Run:
     """One answer under way."""
 
-    def __init__(self, state: ChatSession, view: View):
+    def __init__(self, state: Talk, view: View):
         self.started: TurnStarted | None = None
         self.finished: TurnFinished | None = None
         self._state = state
@@ -45,7 +45,7 @@ class _Run:
             self._next_save = now + SAVE_INTERVAL_SECONDS
 
 
-def run_answer(state: ChatSession, events: Iterator[ChatEvent], view: View) -> TurnRecord | None:
+def run_answer(state: Talk, events: Iterator[ChatEvent], view: View) -> TurnRecord | None:
     """Show an answer until it ends or Ctrl-C stops it; None if it was stopped before it had begun.
 
     Raises: LLMCliError if it cannot be computed; the conversation then holds what there is of it.

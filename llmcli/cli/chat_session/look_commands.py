@@ -7,7 +7,7 @@ import sys
 
 from llmcli.cli.chat_session.answer import describe
 from llmcli.cli.chat_session.outcome import Outcome
-from llmcli.cli.chat_session.state import ChatSession
+from llmcli.cli.chat_session.state import ChatSession, Talk
 from llmcli.cli.chat_session.turn_commands import first_line
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.terminal import terminal
@@ -23,7 +23,7 @@ SHOWN_TURNS, SHOWN_CHARACTERS = 2, 300
 BARE_TERMINALS = ("", "dumb", "linux")
 
 
-def history(state: ChatSession, argument: str) -> Outcome:
+def history(state: Talk, argument: str) -> Outcome:
     """Show what was said."""
     conversation = state.chat.conversation
     if conversation.system is not None:
@@ -48,13 +48,9 @@ def show_end(conversation: Conversation) -> None:
             terminal.info(f"{start}{text[-SHOWN_CHARACTERS:]}\n")
 
 
-def params(state: ChatSession, argument: str) -> Outcome:
-    """Show how answers are drawn, and where each value comes from."""
-    settings = state.chat.settings
-    rows = {name: f"{value} ({source})" for name, value, source in state.sampling.rows()}
-    rows["seed"] = str(state.seed)
-    rows["max_new_tokens"] = str(settings.max_new_tokens or "until the context is full")
-    rows["overflow"] = settings.overflow
+def params(state: Talk, argument: str) -> Outcome:
+    """Show how answers are drawn and shown."""
+    rows = state.settings()
     rows["thinking"] = state.thinking
     rows["markdown"] = "on" if state.is_markdown else "off"
     _show_table(rows)
@@ -91,7 +87,7 @@ def template(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def copy_code(state: ChatSession, argument: str) -> Outcome:
+def copy_code(state: Talk, argument: str) -> Outcome:
     """Copy the last code block to the terminal's clipboard, or print it where there is none.
 
     Source: xterm control sequences, OSC 52.
@@ -107,7 +103,7 @@ def copy_code(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def _last_code(state: ChatSession) -> str:
+def _last_code(state: Talk) -> str:
     for turn in reversed(state.chat.conversation.turns):
         blocks = CODE_BLOCK.findall(turn.answer.content) if turn.answer else []
         if blocks:

@@ -13,7 +13,7 @@ from llmcli.cli.chat_session.commands import is_command, run_command
 from llmcli.cli.chat_session.message import unwrap
 from llmcli.cli.chat_session.outcome import Outcome
 from llmcli.cli.chat_session.several import run_several
-from llmcli.cli.chat_session.state import ChatSession
+from llmcli.cli.chat_session.state import ChatSession, Talk
 from llmcli.cli.chat_session.view import View, Writer
 from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UsageError
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from llmcli.cli.chat_session.line_editor import LineEditor
 
 
-def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], Writer]) -> None:
+def converse(state: Talk, editor: LineEditor, open_writer: Callable[[], Writer]) -> None:
     """Talk until Ctrl-D, /quit, or Ctrl-C twice at an empty prompt. An error ends an answer, not the conversation."""
     draft = ""
     is_leaving = False
     while True:
         try:
-            text = editor.read(draft, facts_line(state))
+            text = editor.read(draft, f" {state.facts()}  /help")
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -53,13 +53,15 @@ def converse(state: ChatSession, editor: LineEditor, open_writer: Callable[[], W
                     return
                 draft = outcome.draft or ""
                 if outcome.several is not None:
+                    assert isinstance(state, ChatSession)
                     with _keys_unseen():
                         run_several(state, outcome.several, lambda: View(open_writer(), state.thinking))
                 if outcome.events is not None:
                     with _keys_unseen():
                         record = run_answer(state, outcome.events, View(open_writer(), state.thinking))
                     if record and (reason := reason_of_end(record)):
-                        terminal.info(f"({reason}; /continue resumes it)")
+                        resumes = "; /continue resumes it" if isinstance(state, ChatSession) else ""
+                        terminal.info(f"({reason}{resumes})")
                     if record is None:  # stopped before it had begun: the message is still there
                         draft = text
                 if outcome.several is not None or outcome.events is not None:
@@ -74,13 +76,3 @@ def _keys_unseen() -> AbstractContextManager[None]:
     """What keeps typed keys out of an answer. A console of Windows echoes only while it is read."""
     is_posix = sys.platform != "win32"
     return lazy.keys_unseen() if is_posix and sys.stdin.isatty() else nullcontext()
-
-
-def facts_line(state: ChatSession) -> str:
-    """The model, and the share of the context that the conversation takes."""
-    context = state.chat.runner.limits.max_seq_len
-    try:
-        used = f"{state.chat.num_tokens() / context:.0%} of {context} tokens"
-    except LLMCliError:  # a template that refuses; the next message will say so
-        used = f"{context} tokens"
-    return f" {state.session.name}  {used}  /help"

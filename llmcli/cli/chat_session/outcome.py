@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from llmcli.cli.chat_session.state import ChatSession
 from llmcli.engine.chat_events import ChatEvent, SeveralEvent
 
 
@@ -21,9 +21,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a conversation: its name without the slash, its arguments and what it does, for people."""
+    """A command of a conversation: its name without the slash, its arguments and what it does, for people.
+
+    `run` takes a `Talk`; one that `needs_model` takes a `ChatSession`.
+    """
 
     name: str
     arguments: str
     help: str
-    run: Callable[[ChatSession, str], Outcome]
+    run: Callable[[Any, str], Outcome]
+    needs_model: bool = False

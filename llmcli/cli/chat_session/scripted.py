@@ -7,7 +7,7 @@ from typing import Any
 
 from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.message import is_open_block, unwrap
-from llmcli.cli.chat_session.state import ChatSession, TurnRecord
+from llmcli.cli.chat_session.state import ChatSession, Talk, TurnRecord
 from llmcli.cli.chat_session.view import NoWriter, TextWriter, View
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UnfinishedTextError, UsageError
@@ -36,7 +36,7 @@ def read_messages() -> Iterator[str]:
         raise UsageError('standard input ends inside a """ block; close it with """')
 
 
-def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool, require_complete: bool = False) -> bool:
+def answer_all(state: Talk, messages: Iterable[str], *, as_json: bool, require_complete: bool = False) -> bool:
     """Answer one message after the other; False if Ctrl-C stopped an answer, which is then the last.
 
     Raises: LLMCliError if one cannot be answered; what was answered before is written. UnfinishedTextError at the end,
@@ -59,6 +59,7 @@ def answer_all(state: ChatSession, messages: Iterable[str], *, as_json: bool, re
         is_complete = False
     finally:
         if as_json:
+            assert isinstance(state, ChatSession)
             terminal.write_json(_transcript(state, records))
     num_unfinished = sum(record.finished.is_complete is False for record in records)
     if is_complete and require_complete and num_unfinished:

@@ -1,15 +1,13 @@
 """`/set NAME VALUE`: sampling parameters and the few other settings of a conversation."""
 
-from dataclasses import replace
-
 from llmcli.cli.chat_session.outcome import Outcome
-from llmcli.cli.chat_session.state import ChatSession, overflow_policy, thinking_view, with_source
+from llmcli.cli.chat_session.state import Talk, overflow_policy, thinking_view
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 from llmcli.sampling.params import SPECS, check_param
 
 
-def set_value(state: ChatSession, argument: str) -> Outcome:
+def set_value(state: Talk, argument: str) -> Outcome:
     """Change one setting for the answers from now on.
 
     Raises: UsageError for an unknown name or a value out of range.
@@ -19,17 +17,16 @@ def set_value(state: ChatSession, argument: str) -> Outcome:
     if name not in NAMES:
         raise UsageError(f"/set {name or 'NAME VALUE'}: expected one of {', '.join(NAMES)}, and a value")
     if name in SPECS:
-        sampling = with_source(state.sampling, name, check_param(name, _number(name, value)))
-        state.set_sampling(sampling, state.seed)
+        state.set_number(name, check_param(name, _number(name, value)))
     elif name == "seed":
-        state.set_sampling(state.sampling, _integer(name, value))
+        state.set_seed(_integer(name, value))
     elif name == "max_new_tokens":
         limit = None if value == "none" else _integer(name, value)
         if limit is not None and limit < 1:
             raise UsageError(f"max_new_tokens is {limit}, expected 1 or more, or none")
-        state.chat.settings = replace(state.chat.settings, max_new_tokens=limit)
+        state.set_max_new_tokens(limit)
     elif name == "overflow":
-        state.chat.settings = replace(state.chat.settings, overflow=overflow_policy("overflow", value))
+        state.set_overflow(overflow_policy("overflow", value))
     elif name == "thinking":
         state.thinking = thinking_view("thinking", value)
     else:

@@ -1,15 +1,17 @@
-"""The state of one `llmcli chat`: the conversation on its runner, and what was set for it."""
+"""The state of one `llmcli chat`: the conversation, who answers, and what was set for it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt, Session
 from llmcli.cli.terminal import terminal
-from llmcli.engine.chat_events import TurnFinished, TurnStarted
+from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import SavedConversation
 from llmcli.errors import LLMCliError, UsageError
@@ -39,43 +41,69 @@ class TurnRecord:
         return self.started.num_kept  # the prefill was stopped
 
 
-@dataclass
-class ChatSession:
-    """What the commands look at and change.
+class Answerer(Protocol):
+    """Who answers: a model that runs here, or a server. See `engine.chat.Chat` for what each of them does."""
 
-    `model` is the model as the command line names it. `keeper` keeps the conversation as it goes, None for not at all;
-    `files` are those it was loaded from or saved to by name, the latest last.
+    conversation: Conversation
+
+    def send(self, message: str) -> Iterator[ChatEvent]:
+        """Answer a new message."""
+
+    def edit(self, message: str) -> Iterator[ChatEvent]:
+        """Put another message in the place of the last and answer it."""
+
+    def regenerate(self) -> Iterator[ChatEvent]:
+        """Answer the last message again."""
+
+    def interrupt(self) -> Iterable[ChatEvent]:
+        """End the answer under way; return its last events."""
+
+
+@dataclass(kw_only=True)
+class Talk(ABC):
+    """What the commands look at and change, whoever answers.
+
+    `model` and `adapters` are as the command line names them. `keeper` keeps the conversation as it goes, None for not
+    at all; `files` are those it was loaded from or saved to by name, the latest last.
     """
 
-    session: Session
-    chat: Chat
+    chat: Answerer
     model: str
-    sampling: ResolvedSampling
-    sampler_flags: SamplerFlags
-    turn_end_token_ids: frozenset[int]
     thinking: Thinking
     is_markdown: bool
-    is_verbose: bool
-    load_seconds: float
+    adapters: tuple[str, ...] = ()
+    is_verbose: bool = False
     keeper: Keeper | None = None
     files: list[Path] = field(default_factory=list)
     last_turn: TurnRecord | None = None
 
-    @property
-    def seed(self) -> int:
-        """The seed of the answers from now on."""
-        return self.chat.settings.sampler.seed
+    @abstractmethod
+    def facts(self) -> str:
+        """Who answers, for the line below the prompt."""
 
-    def set_sampling(self, sampling: ResolvedSampling, seed: int) -> None:
-        """Draw the answers from now on with these parameters and this seed."""
-        prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=self.turn_end_token_ids)
-        sampler = self.session.sampler(sampling.params, seed, prompt, self.sampler_flags)
-        self.sampling = sampling
-        self.chat.settings = replace(self.chat.settings, sampler=sampler)
+    @abstractmethod
+    def settings(self) -> dict[str, str]:
+        """How answers are drawn, by name, for people."""
+
+    @abstractmethod
+    def set_number(self, name: str, value: int | float) -> None:
+        """Draw the answers from now on with another value of a sampling parameter."""
+
+    @abstractmethod
+    def set_seed(self, seed: int) -> None:
+        """Draw the answers from now on with another seed."""
+
+    @abstractmethod
+    def set_max_new_tokens(self, limit: int | None) -> None:
+        """End answers behind so many tokens from now on."""
+
+    @abstractmethod
+    def set_overflow(self, overflow: Overflow) -> None:
+        """What happens from now on when the context is full. Raises: UsageError where a server decides that"""
 
     def saved(self) -> SavedConversation:
         """The conversation as it is written to a file."""
-        return SavedConversation(self.model, self.chat.conversation)
+        return SavedConversation(self.model, self.chat.conversation, self.adapters)
 
     def keep(self) -> None:
         """Save the conversation for `--continue`; where that fails it is said once, and the conversation goes on."""
@@ -86,6 +114,63 @@ class ChatSession:
         except LLMCliError as error:
             terminal.warn(f"{error}; this conversation is no longer saved")
             self.keeper = None
+
+
+@dataclass(kw_only=True)
+class ChatSession(Talk):
+    """A conversation with a model that runs here."""
+
+    session: Session
+    chat: Chat
+    sampling: ResolvedSampling
+    sampler_flags: SamplerFlags
+    turn_end_token_ids: frozenset[int]
+    load_seconds: float
+
+    @property
+    def seed(self) -> int:
+        """The seed of the answers from now on."""
+        return self.chat.settings.sampler.seed
+
+    def facts(self) -> str:
+        """The model, and the share of the context that the conversation takes."""
+        context = self.chat.runner.limits.max_seq_len
+        try:
+            used = f"{self.chat.num_tokens() / context:.0%} of {context} tokens"
+        except LLMCliError:  # a template that refuses; the next message will say so
+            used = f"{context} tokens"
+        return f"{self.session.name}  {used}"
+
+    def settings(self) -> dict[str, str]:
+        """As for `Talk`, and where each value comes from."""
+        settings = self.chat.settings
+        rows = {name: f"{value} ({source})" for name, value, source in self.sampling.rows()}
+        rows["seed"] = str(self.seed)
+        rows["max_new_tokens"] = str(settings.max_new_tokens or "until the context is full")
+        rows["overflow"] = settings.overflow
+        return rows
+
+    def set_number(self, name: str, value: int | float) -> None:
+        """As for `Talk`."""
+        self._set_sampling(_with_source(self.sampling, name, value), self.seed)
+
+    def set_seed(self, seed: int) -> None:
+        """As for `Talk`."""
+        self._set_sampling(self.sampling, seed)
+
+    def set_max_new_tokens(self, limit: int | None) -> None:
+        """As for `Talk`."""
+        self.chat.settings = replace(self.chat.settings, max_new_tokens=limit)
+
+    def set_overflow(self, overflow: Overflow) -> None:
+        """As for `Talk`."""
+        self.chat.settings = replace(self.chat.settings, overflow=overflow)
+
+    def _set_sampling(self, sampling: ResolvedSampling, seed: int) -> None:
+        prompt = EncodedPrompt("", (), at_start=True, turn_end_token_ids=self.turn_end_token_ids)
+        sampler = self.session.sampler(sampling.params, seed, prompt, self.sampler_flags)
+        self.sampling = sampling
+        self.chat.settings = replace(self.chat.settings, sampler=sampler)
 
 
 def thinking_view(name: str, value: str) -> Thinking:
@@ -115,7 +200,7 @@ def replace_system(conversation: Conversation, system: str | None) -> Conversati
     return replace(conversation, system=system)
 
 
-def with_source(sampling: ResolvedSampling, name: str, value: float | int) -> ResolvedSampling:
+def _with_source(sampling: ResolvedSampling, name: str, value: float | int) -> ResolvedSampling:
     """The parameters with one value changed by `/set`."""
     values: dict[str, Any] = {name: value}
     params, sources = replace(sampling.params, **values), {**sampling.sources, name: "/set"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmcli.cli.chat_session.kept_names import find_kept, names_file
 from llmcli.cli.chat_session.outcome import Outcome
-from llmcli.cli.chat_session.state import ChatSession, replace_system
+from llmcli.cli.chat_session.state import ChatSession, Talk, replace_system
 from llmcli.cli.terminal import terminal
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.conversation_file import load_conversation, save_conversation
@@ -15,7 +15,7 @@ from llmcli.resources import chat_folder
 MOST_ANSWERS = 16  # of /n: more than anyone reads
 
 
-def reset(state: ChatSession, argument: str) -> Outcome:
+def reset(state: Talk, argument: str) -> Outcome:
     """Forget all turns; the system prompt stays."""
     state.chat.conversation = Conversation(state.chat.conversation.system)
     state.keep()
@@ -23,7 +23,7 @@ def reset(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def system(state: ChatSession, argument: str) -> Outcome:
+def system(state: Talk, argument: str) -> Outcome:
     """Show the system prompt, set another, or remove it with `-`."""
     conversation = state.chat.conversation
     if argument:
@@ -34,12 +34,12 @@ def system(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def regen(state: ChatSession, argument: str) -> Outcome:
+def regen(state: Talk, argument: str) -> Outcome:
     """Answer the last message again."""
     return Outcome(state.chat.regenerate())
 
 
-def undo(state: ChatSession, argument: str) -> Outcome:
+def undo(state: Talk, argument: str) -> Outcome:
     """Take the last turn back."""
     taken = state.chat.conversation.last
     state.chat.conversation = state.chat.conversation.without_last()
@@ -65,7 +65,7 @@ def choose(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def edit(state: ChatSession, argument: str) -> Outcome:
+def edit(state: Talk, argument: str) -> Outcome:
     """Put another message in the place of the last; without a text the old one comes up for editing."""
     if argument:
         return Outcome(state.chat.edit(argument))
@@ -88,7 +88,7 @@ def continue_answer(state: ChatSession, argument: str) -> Outcome:
     return Outcome(state.chat.continue_answer())
 
 
-def save(state: ChatSession, argument: str) -> Outcome:
+def save(state: Talk, argument: str) -> Outcome:
     """Keep the conversation under a name, or save it to a file, or to the one it came from.
 
     `--force` replaces another conversation in a file.
@@ -111,7 +111,7 @@ def save(state: ChatSession, argument: str) -> Outcome:
     return Outcome()
 
 
-def load(state: ChatSession, argument: str) -> Outcome:
+def load(state: Talk, argument: str) -> Outcome:
     """Go on with a saved conversation."""
     if not argument:
         raise UsageError("/load needs the name of a chat or a file, such as /load talk.json")
@@ -121,12 +121,13 @@ def load(state: ChatSession, argument: str) -> Outcome:
     if names_file(argument):
         state.files.append(path)
     state.keep()
-    held_with = f", made with {saved.model}" if saved.model != state.model else ""
+    names = saved.model, *saved.adapters
+    held_with = f", made with {' + '.join(names)}" if names != (state.model, *state.adapters) else ""
     terminal.info(f"Loaded {count_turns(saved.conversation)} from {path}{held_with}")
     return Outcome()
 
 
-def leave(state: ChatSession, argument: str) -> Outcome:
+def leave(state: Talk, argument: str) -> Outcome:
     """End the program."""
     return Outcome(is_over=True)
 

@@ -9,9 +9,7 @@ from typing import Any
 from llmcli.batch.values import Line
 from llmcli.cli.output.json import sample_json
 from llmcli.engine.events import Failed, Finished
-
-# OpenAI's words for why a text ends.
-_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+from llmcli.serve.answers import FINISH_REASONS
 
 
 def result_json(
@@ -39,7 +37,7 @@ def _openai_json(line: Line, event: Finished | Failed, num_prompt_tokens: int, m
         "created": int(time.time()),
         "model": model,
         "choices": [
-            {"index": 0, **content, "logprobs": None, "finish_reason": _FINISH_REASONS[event.finish_reason]},
+            {"index": 0, **content, "logprobs": None, "finish_reason": FINISH_REASONS[event.finish_reason]},
         ],
         "usage": {
             "prompt_tokens": num_prompt_tokens,

@@ -1,6 +1,7 @@
 """Norm, rotary, cache and attention of one new token in each lane."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from llmcli.kernels.attention_decode import (
     max_splits,
 )
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
+from llmcli.kernels.attention_span import SpanPlan, attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
@@ -24,9 +26,10 @@ from llmcli.lab.new_tokens import (
     cache_of,
     cache_outputs,
     expected_cache,
+    in_cache,
     inputs_of,
     new_tokens,
-    span_of,
+    spans_of,
     with_unused_lanes,
 )
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
@@ -34,10 +37,11 @@ from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Pr
 _LLAMA = QkvLayout(8, 2, 64)
 
 
-def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
+def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int | None = None) -> Problem:
     """Attend from these tokens. Counters must be zeros again; what nobody asked for stays NaN.
 
-    With `num_blocks` this is a problem of attention_rows, on as many blocks at most.
+    With `num_blocks` this is a problem of attention_rows, on as many blocks at most; with `num_spans` of
+    attention_span.
     """
     layout, dtype, num_lanes = tokens.layout, tokens.keys.dtype, len(tokens.rows)
     before, appended = (cache_of(tokens), {}) if tokens.is_cached else cache_outputs(tokens)
@@ -54,9 +58,7 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
         return expected if tokens.is_cached else {**expected, **expected_cache(tokens, after)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        kernel = attention_decode if num_blocks is None else attention_rows
-        kernel(
-            device,
+        common: dict[str, Any] = dict(
             qkv=arrays["qkv"][:, : layout.width],
             layout=layout,
             q_norm=arrays.get("q_norm"),
@@ -68,11 +70,16 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
             page_table=arrays["page_table"],
             **{name: arrays[name][1] for name in cached},
             window=tokens.window,
-            is_cached=tokens.is_cached,
             partials=arrays["partials"],
             counters=arrays["counters"],
             out=arrays["out"],
         )
+        if num_blocks is not None:
+            attention_rows(device, is_cached=tokens.is_cached, **common)
+        elif num_spans is not None:
+            attention_span(device, num_spans=num_spans, **common)
+        else:
+            attention_decode(device, is_cached=tokens.is_cached, **common)
 
     counters_shape: tuple[int, ...] = num_lanes, grid_heads(layout, dtype.itemsize)
     partials_shape = num_lanes, layout.num_attention_heads, tokens.num_splits, layout.head_dim + PARTIAL_EXTRA
@@ -82,11 +89,23 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
             num_blocks,
             *RowsPlan(TYPICAL_CARD, layout, dtype.itemsize).partials_shape(tokens.num_splits)[1:],
         )
+    if num_spans is not None:
+        counters_shape = (SpanPlan(TYPICAL_CARD, layout, dtype.itemsize).num_counters(num_lanes),)
     counters = Output(counters_shape, np.uint32, holds_zeros=True)
     partials = Output(partials_shape)
     seen = [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]
+    cost = attention_decode_cost(seen, layout, dtype.itemsize)
+    if num_spans is not None:
+        of_rows: dict[int, list[int]] = {}
+        for (_, row, _), num_seen in zip(tokens.used(), seen, strict=True):
+            of_rows.setdefault(row, []).append(num_seen)
+        cost = attention_span_cost(list(of_rows.values()), layout, dtype.itemsize)
     return Problem(
-        "attention_decode" if num_blocks is None else "attention_rows",
+        "attention_rows"
+        if num_blocks is not None
+        else "attention_span"
+        if num_spans is not None
+        else "attention_decode",
         {
             "num_lanes": num_lanes,
             "num_tokens": max(seen),
@@ -99,7 +118,7 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None) -> Problem:
         outputs={"out": Output((num_lanes, layout.q_size)), "counters": counters, **appended},
         scratch={"partials": partials},
         reference=reference,
-        cost=attention_decode_cost(seen, layout, dtype.itemsize),
+        cost=cost,
         solvers={ENGINE: solve},
         label=cache_name(dtype) + (f", window {tokens.window}" if tokens.window else ""),
     )
@@ -116,7 +135,7 @@ def _checks() -> Iterator[Problem]:
             yield problem_of(new_tokens(_LLAMA, dtype, [15, 16, 127, 128, 129, 640], num_splits=num_splits))
         yield problem_of(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23))
         yield problem_of(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)))
-        yield problem_of(span_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), 8))
+        yield problem_of(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])))
 
 
 def _typical() -> Problem:

@@ -9,7 +9,7 @@ from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.cases.attention_decode import problem_of
-from llmcli.lab.new_tokens import DTYPES, new_tokens, span_of, with_unused_lanes
+from llmcli.lab.new_tokens import DTYPES, in_cache, new_tokens, spans_of, with_unused_lanes
 from llmcli.lab.problem import KernelCases, Problem
 
 _LLAMA = QkvLayout(8, 2, 64)
@@ -27,7 +27,7 @@ def _checks() -> Iterator[Problem]:
             yield problem_of(tokens, num_blocks)
         yield problem_of(new_tokens(_LLAMA, dtype, [0, 22, 23, 200], window=23), 5)
         yield problem_of(with_unused_lanes(new_tokens(_LLAMA, dtype, [140, 3], norms=True)), 5)
-        yield problem_of(span_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), 8), 5)
+        yield problem_of(in_cache(spans_of(new_tokens(_LLAMA, dtype, [125], norms=True, max_seq_len=140), [8])), 5)
 
 
 def _typical() -> Problem:

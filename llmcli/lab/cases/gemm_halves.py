@@ -1,6 +1,7 @@
-"""Nine and more rows, as pairs, times a tiled matrix of 16-bit weights: types, numbers of rows, bias, epilogues."""
+"""Nine and more rows, as pairs, times a tiled matrix of floats: types, numbers of rows, bias, epilogues."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from llmcli.lab.halves import halves_of
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 
-TYPES = ("float16", "bfloat16")
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"weight_type": "float16"},
+    {"weight_type": "bfloat16"},
+    {"weight_type": "fp8", "group_size": 128, "scale_type": "float32"},
+    {"weight_type": "fp8", "group_size": 256, "scale_type": "float16"},
+    {"weight_type": "fp8", "scale_type": "bfloat16"},
+)
 _UNUSED = 0xFF  # bytes of rows that do not exist: NaN
 
 
@@ -76,26 +83,26 @@ def problem_of(
     )
 
 
-def _matrix(weight_type: str, num_outputs: int, num_inputs: int) -> StoredMatrix:
-    return random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, weight_type=weight_type)
+def _matrix(form: dict[str, Any], num_outputs: int, num_inputs: int) -> StoredMatrix:
+    return random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
 
 
 def _checks() -> Iterator[Problem]:
-    for weight_type in TYPES:
+    for form in FORMATS:
         for num_outputs, num_inputs, num_rows in ((35, 72, 9), (100, 1001, 33), (300, 600, 70)):
-            yield problem_of(_matrix(weight_type, num_outputs, num_inputs), num_rows)
-        stored = _matrix(weight_type, 96, 320)
+            yield problem_of(_matrix(form, num_outputs, num_inputs), num_rows)
+        stored = _matrix(form, 96, 320)
         for num_rows in (16, 17, 32, 64, 65, 257):
             yield problem_of(stored, num_rows, has_bias=True)
         yield problem_of(stored, 24, "add", has_bias=True)
         yield problem_of(stored, 40, "swiglu", 44, has_bias=True)
         # So many outputs that blocks stay and take one piece of work after the other.
-        yield problem_of(_matrix(weight_type, 40000, 104), 70, has_bias=True)
-    yield problem_of(_matrix("bfloat16", 64, 11008), 16)
+        yield problem_of(_matrix(form, 40000, 104), 70, has_bias=True)
+    yield problem_of(_matrix(FORMATS[1], 64, 11008), 16)
 
 
 def _typical() -> Problem:
-    return problem_of(_matrix("bfloat16", 4096, 4096), 64)
+    return problem_of(_matrix(FORMATS[1], 4096, 4096), 64)
 
 
 CASES = KernelCases("gemm_halves", _checks, _typical)

@@ -1,6 +1,7 @@
 """The sampler chain, from logits to the next token: the reference is the chain of the CPU, whose draws have keys."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, RowLayout, samp
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.sampler_chains import CHAINS, NUM_PROMPT_TOKENS, chains_for, make_logits, make_prompts, make_sampler
 from llmcli.runners.cuda.packed_sampler import pack_sampler
-from llmcli.sampling.chain import choose
+from llmcli.sampling.chain import Choice, choose
 from llmcli.sampling.mask import TokenMask, pack_mask
 from llmcli.sampling.sampler import Sampler
 
@@ -36,18 +37,8 @@ def case(
     Shapes: logits float32 [num_samplers, vocab_size]
     """
     masks = masks or [None] * len(samplers)
-    layout = RowLayout(logits.shape[1])
     vocab_size, num_rows = logits.shape[1], len(samplers) + 1
-    rows = np.random.default_rng(num_rows).permutation(num_rows)[: len(samplers)].astype(np.int32)
-    history = np.full((num_rows, NUM_PROMPT_TOKENS + num_free), -1, np.int32)
-    history[rows, :NUM_PROMPT_TOKENS] = make_prompts(len(samplers), vocab_size, 5)
-    state = np.zeros((num_rows, layout.row_bytes), np.uint8)
-    for row, sampler, mask in zip(rows, samplers, masks, strict=True):
-        places = pack_sampler(sampler, vocab_size).places(layout)
-        if mask is not None:
-            places += [(layout.uses_mask_start, np.ones(1, np.int32)), (layout.mask_start, mask)]
-        for place, values in places:
-            state[row, place : place + values.nbytes] = values.view(np.uint8)
+    rows, history, state = _rows(samplers, masks, vocab_size, num_free)
     positions = np.full(len(samplers), NUM_PROMPT_TOKENS - 1, np.int32)
     inputs = {
         "logits": np.insert(logits, _UNUSED_LANE, np.nan, axis=0),
@@ -104,6 +95,120 @@ def case(
     )
 
 
+def _rows(
+    samplers: Sequence[Sampler], masks: Sequence[TokenMask | None], vocab_size: int, num_free: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each sampler's row lies among one more than there are, and the histories and states of all rows."""
+    layout, num_rows = RowLayout(vocab_size), len(samplers) + 1
+    rows = np.random.default_rng(num_rows).permutation(num_rows)[: len(samplers)].astype(np.int32)
+    history = np.full((num_rows, NUM_PROMPT_TOKENS + num_free), -1, np.int32)
+    history[rows, :NUM_PROMPT_TOKENS] = make_prompts(len(samplers), vocab_size, 5)
+    state = np.zeros((num_rows, layout.row_bytes), np.uint8)
+    for row, sampler, mask in zip(rows, samplers, masks, strict=True):
+        places = pack_sampler(sampler, vocab_size).places(layout)
+        if mask is not None:
+            places += [(layout.uses_mask_start, np.ones(1, np.int32)), (layout.mask_start, mask)]
+        for place, values in places:
+            state[row, place : place + values.nbytes] = values.view(np.uint8)
+    return rows, history, state
+
+
+def drafts_case(
+    samplers: Sequence[Sampler], logits: np.ndarray, num_right: Sequence[int], num_free: int = 8, label: str = "drafts"
+) -> Problem:
+    """A chain of choices for each sampler's row, behind its last token and behind drafts, one launch a choice.
+
+    Of each row's drafts so many are right, then one is wrong, and those behind it are what the chain would choose if
+    all before them were kept. A choice that fails, or fills the history, ends the chain as a wrong draft does.
+    Shapes: logits float32 [num_samplers, num_choices, vocab_size]; num_right [num_samplers]
+    """
+    num_choices, vocab_size = logits.shape[1:]
+    num_rows = len(samplers) + 1
+    rows, history, state = _rows(samplers, [None] * len(samplers), vocab_size, num_free)
+    chains = [
+        _choose_on(sampler, of_row, history[row, :NUM_PROMPT_TOKENS], num_free)
+        for sampler, of_row, row in zip(samplers, logits, rows, strict=True)
+    ]
+    drafts = np.full((len(samplers), num_choices), -1, np.int32)
+    for of_row, chain, right in zip(drafts, chains, num_right, strict=True):
+        said = [choice.token_id for choice in chain if isinstance(choice, Choice)][: num_choices - 1]
+        of_row[1 : len(said) + 1] = said
+        of_row[right + 1 : right + 2] = (of_row[right + 1 : right + 2] + 1) % vocab_size
+    first = NUM_PROMPT_TOKENS - 1
+    inputs = {
+        "logits": logits.reshape(-1, vocab_size),
+        "drafts": drafts.reshape(-1),
+        "rows_before": np.repeat(rows, num_choices),
+        "positions_before": np.tile(np.arange(first, first + num_choices, dtype=np.int32), len(samplers)),
+        "token_ids_before": np.full(num_rows, -1, np.int32),
+        "history_before": history,
+        "state_before": state,
+    }
+    changed = {name: inputs[f"{name}_before"] for name in ("rows", "positions", "token_ids", "history")}
+
+    def reference() -> dict[str, Expected]:
+        values = {name: array.astype(np.float64) for name, array in changed.items()}
+        results, bound = np.zeros((2, num_rows, 2, NUM_RESULTS))
+        for number, (row, chain) in enumerate(zip(rows, chains, strict=True)):
+            lanes = range(number * num_choices, (number + 1) * num_choices)
+            for place, (lane, choice) in enumerate(zip(lanes, chain, strict=False)):
+                step = _STEP + place
+                if not isinstance(choice, Choice):
+                    results[row, 0, step] = step << 32 | IS_PROBLEM | choice
+                    break
+                results[row, 0, step] = step << 32 | choice.token_id
+                if choice.mirostat_mu is not None:
+                    results[row, 1, step] = np.float64(choice.mirostat_mu).view(np.uint64)
+                    bound[row, 1, step] = _MU_NEIGHBOURS * (place + 1)
+                if place == num_free:
+                    break  # the row is full
+                values["positions"][lane] += 1
+                values["token_ids"][row] = values["history"][row, NUM_PROMPT_TOKENS + place] = choice.token_id
+                if place + 1 == num_choices or drafts[number, place + 1] != choice.token_id:
+                    break
+            values["rows"][lane + 1 : lanes.stop] = -1
+        return {**{name: Expected(array, 0.0) for name, array in values.items()}, "results": Expected(results, bound)}
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        shared = {name: arrays[name] for name in ("token_ids", "history", "state", "results")}
+        for lane in range(len(samplers) * num_choices):
+            this, following = slice(lane, lane + 1), slice(lane + 1, lane + 2)
+            has_draft = (lane + 1) % num_choices > 0
+            of_lane = {name: arrays[name][this] for name in ("logits", "rows", "positions")}
+            next_row = arrays["rows"][following] if has_draft else None
+            draft = arrays["drafts"][following] if has_draft else None
+            sample_token(device, **of_lane, **shared, next_row=next_row, draft=draft)
+
+    return Problem(
+        "sample_token",
+        {"num_lanes": len(samplers) * num_choices, "vocab_size": vocab_size},
+        inputs=inputs,
+        outputs={
+            **{name: Output(array.shape, array.dtype, initial=f"{name}_before") for name, array in changed.items()},
+            "results": Output((num_rows, 2, NUM_RESULTS), np.uint64, holds_zeros=True),
+        },
+        scratch={"state": Output(state.shape, np.uint8, initial="state_before")},
+        reference=reference,
+        cost=sample_token_cost(len(samplers) * num_choices, vocab_size),
+        solvers={ENGINE: solve},
+        label=label,
+    )
+
+
+def _choose_on(sampler: Sampler, logits: np.ndarray, prompt: np.ndarray, num_free: int) -> list[Choice | int]:
+    """Choice after choice behind a prompt, up to the number of a problem or to what fills the history."""
+    tokens, chain = prompt.tolist(), list[Choice | int]()
+    for of_token in logits[: num_free + 1]:
+        try:
+            choice = choose(of_token, tokens, sampler)
+        except CheckpointError:
+            return [*chain, _problem_of(of_token)]
+        chain.append(choice)
+        tokens.append(choice.token_id)
+        sampler = replace(sampler, mirostat_mu=choice.mirostat_mu)
+    return chain
+
+
 def chains_case(vocab_size: int, seed: int) -> Problem:
     """All chains side by side."""
     samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(vocab_size))]
@@ -130,6 +235,22 @@ def problems_case(vocab_size: int) -> Problem:
     return case(samplers, logits, label="no token")
 
 
+def draft_chains_case(vocab_size: int, seed: int) -> Problem:
+    """All chains side by side, with three drafts of which none, one, two or all are right."""
+    samplers = [make_sampler(settings, seed, index) for index, settings in enumerate(chains_for(vocab_size))]
+    logits = make_logits(4 * len(samplers), vocab_size, seed).reshape(len(samplers), 4, vocab_size)
+    return drafts_case(samplers, logits, np.resize([3, 0, 2, 3, 1], len(samplers)).tolist())
+
+
+def draft_problems_case(vocab_size: int) -> Problem:
+    """Right drafts behind which a choice fails: the first, the second, the last; and one row where none does."""
+    samplers = [make_sampler(CHAINS[name], 3) for name in ("greedy", "usual") for _ in range(4)]
+    logits = make_logits(4 * len(samplers), vocab_size, 1).reshape(len(samplers), 4, vocab_size)
+    for place, row in zip((0, 1, 3), range(3), strict=True):
+        logits[row::4, place, vocab_size // 2] = np.nan
+    return drafts_case(samplers, logits, [3] * len(samplers), label="no token behind drafts")
+
+
 def _problem_of(logits: np.ndarray) -> int:
     """The number that the kernel tells for NaN, for infinity, and for nothing but minus infinity."""
     if np.isnan(logits).any():
@@ -148,6 +269,11 @@ def _checks() -> Iterator[Problem]:
     yield problems_case(600)
     for vocab_size in (33, 2500, 32_000):
         yield masks_case(vocab_size, 11)
+    for vocab_size in (33, 2500):
+        yield draft_chains_case(vocab_size, 13)
+    yield draft_problems_case(600)
+    filled = make_logits(4 * len(full), 600, 6).reshape(len(full), 4, 600)
+    yield drafts_case(full, filled, [3] * len(full), num_free=2, label="drafts that fill their rows")
 
 
 def _typical() -> Problem:

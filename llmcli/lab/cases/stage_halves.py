@@ -12,6 +12,8 @@ from llmcli.lab.halves import halves_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
 from llmcli.lab.rows import widened
 
+TYPES = {"float16": None, "bfloat16": None, "fp8": "float32"}  # of weights, and of their scales
+
 
 def problem_of(layout: TileLayout, num_rows: int, has_norm: bool = True) -> Problem:
     """The pairs of rows for a matrix of this layout."""
@@ -55,10 +57,10 @@ def problem_of(layout: TileLayout, num_rows: int, has_norm: bool = True) -> Prob
 
 
 def _checks() -> Iterator[Problem]:
-    for weight_type in ("float16", "bfloat16"):
+    for weight_type, scale_type in TYPES.items():
         for num_rows, num_inputs in ((9, 72), (17, 1001), (40, 2304), (64, 200), (65, 200), (128, 40), (257, 200)):
-            yield problem_of(tile_layout(weight_type, 16, num_inputs), num_rows)
-        yield problem_of(tile_layout(weight_type, 16, 600), 16, has_norm=False)
+            yield problem_of(tile_layout(weight_type, 16, num_inputs, scale_type=scale_type), num_rows)
+        yield problem_of(tile_layout(weight_type, 16, 600, scale_type=scale_type), 16, has_norm=False)
 
 
 def _typical() -> Problem:

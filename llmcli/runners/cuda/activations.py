@@ -43,6 +43,10 @@ class Activations:
             ("inputs", width, dtype), lambda: self._workspace.inputs[:size].view(dtype).reshape(self.count, width)
         )
 
+    def gathered(self, x: Any) -> Any:
+        """Memory for the columns of x in another order; like x. Shapes: x, result [count, width]"""
+        return self._view(("gathered", x.shape[1], x.dtype), lambda: gathered_like(self._workspace, x))
+
     def qkv_of(self, projection: Projection[Any]) -> Any:
         """A projection's columns of `qkv`. Shapes: result float32 [count, num_rows]."""
         return self.qkv_columns(projection.begin, projection.num_rows)
@@ -56,3 +60,9 @@ class Activations:
         if view is None:
             view = self._views[key] = cut()
         return view
+
+
+def gathered_like(workspace: Workspace[Any], x: Any) -> Any:
+    """Memory for the columns of x in another order. Shapes: result like x"""
+    assert workspace.gathered is not None
+    return workspace.gathered[: x.nbytes].view(x.dtype).reshape(x.shape)

@@ -4,6 +4,7 @@ Nothing here uses CuPy's memory pool or compiles a kernel; freed memory returns 
 on first use: machines without it plan with the same forward pass.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from llmcli.kernels.device import Device, device_errors
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 
-_DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+_HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3  # of cudaMemcpyKind
 
 
 def on_card(plan: Any) -> Any:
@@ -85,13 +86,45 @@ class Mailbox:
         raw = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         for first in range(0, len(raw), len(self._halves[0])):
             part = raw[first : first + len(self._halves[0])]
-            if self._begin + len(part) > len(self._halves[0]):
-                self._turn()
-            place = self._halves[self._half][self._begin : self._begin + len(part)]
+            place = self._take(len(part))
             place[:] = part
-            self._begin += -(-len(part) // 16) * 16
             with device_errors():
                 (target.data + first).copy_from_host_async(place.ctypes.data, len(part), self._device.stream)
+
+    def send_rows(self, target: Any, sources: Sequence[npt.NDArray[Any]]) -> None:
+        """Queue one copy of all sources, each into a row of `target`; they may be reused at once.
+
+        Shapes: target uint8 [len(sources), bytes of each source], whose rows may lie apart
+        """
+        import cupy
+
+        width = sources[0].nbytes
+        if len(sources) == 1 or len(sources) * width > len(self._halves[0]):
+            for row, source in zip(target, sources, strict=True):
+                self.send(row, source)
+            return
+        place = self._take(len(sources) * width)
+        for row, source in zip(place.reshape(len(sources), width), sources, strict=True):
+            row[:] = source.view(np.uint8)
+        with device_errors():
+            cupy.cuda.runtime.memcpy2DAsync(
+                target.data.ptr,
+                target.strides[0],
+                place.ctypes.data,
+                width,
+                width,
+                len(sources),
+                _HOST_TO_DEVICE,
+                self._device.stream.ptr,
+            )
+
+    def _take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """Room in the pinned memory, a half of it at most."""
+        if self._begin + num_bytes > len(self._halves[0]):
+            self._turn()
+        place = self._halves[self._half][self._begin : self._begin + num_bytes]
+        self._begin += -(-num_bytes // 16) * 16
+        return place
 
     def _turn(self) -> None:
         with device_errors():

@@ -155,10 +155,9 @@ class CudaDevice:
             if not is_held:
                 self._sampler.allow(slot, None)
         self._lanes.queue(slots, [work.position for work in works], held)
-        if any(held):  # the card works, and the masks are made
-            for slot, is_held, made in zip(slots, held, masks, strict=True):
-                if is_held:
-                    self._sampler.allow(slot, made.mask(0))
+        made = {slot: one.mask(0) for slot, one in zip(slots, masks, strict=True)}  # the card works meanwhile
+        if of_held := {slot: mask for slot, mask in made.items() if mask is not None}:
+            self._sampler.allow_all(of_held)
             self._lanes.choose_held()
 
     def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
@@ -215,7 +214,7 @@ class CudaDevice:
         if work.method == SINGLE:
             rows = workspace.no_rows[:count]
             return self._forward.lanes_by_layer(
-                Lanes(token_ids, None, rows, positions, workspace.pages, is_span=count > 1)
+                Lanes(token_ids, None, rows, positions, workspace.pages, num_spans=1 if count > 1 else None)
             )
         number = work.method - _FIRST_NUMBER
         way = way_of(number) if number > 0 else WAYS[work.method - 1]

@@ -44,7 +44,7 @@ class DraftLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._graphs: StepGraphs[tuple[int, int]] = StepGraphs(forward.device, uses_graphs=uses_graphs)
 
     def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
@@ -66,14 +66,15 @@ class DraftLanes:
         for first, work in zip(firsts, works, strict=True):
             assert work.slot is not None
             copy(self._forward.device, token_ids[first : first + 1], latest[work.slot : work.slot + 1])
-        self._graphs.start(count, self._launch)
+        self._graphs.start((count, len(works)), self._launch)
         for first, work, made in zip(firsts, works, masks, strict=True):
             self._choose(first, work, made)
 
-    def _launch(self, count: int) -> None:
+    def _launch(self, shape: tuple[int, int]) -> None:
+        count, num_rows = shape
         token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
         page_table = self._workspace.page_table
-        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, page_table, is_span=True))
+        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
 
     def _choose(self, first: int, work: Work, masks: StepMasks) -> None:

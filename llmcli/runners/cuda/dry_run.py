@@ -168,7 +168,7 @@ class DryModel:
     def span(self, num_tokens: int, start: int) -> list[Started]:
         """The launches of a prompt's chunk from `start` on, as `CudaDevice` runs it, without the head."""
         if num_tokens <= MAX_SPAN:
-            self._run_lanes(num_tokens, start, is_span=num_tokens > 1)
+            self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
             self._run_chunk(num_tokens, start, way_of(num_tokens))
         return self.take()
@@ -181,8 +181,8 @@ class DryModel:
     def every_form(self) -> list[Started]:
         """Launches of every form that any step may need, without the sampler's."""
         for count in range(1, MAX_SPAN + 1):
-            for is_span in (False, True):
-                self._run_lanes(count, 0, is_span)
+            for num_spans in (None, 1):
+                self._run_lanes(count, 0, num_spans)
         started = self.take()
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
@@ -195,11 +195,11 @@ class DryModel:
                 self._run_chunk(count, 0, way)
         return started + self.take()
 
-    def _run_lanes(self, num_tokens: int, start: int, is_span: bool) -> None:
+    def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
         workspace = self._workspace
         rows = _assume(workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))
         token_ids, positions = workspace.token_ids[:num_tokens], self._positions(num_tokens, start)
-        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, is_span))
+        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, num_spans))
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
         token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[0]

@@ -17,8 +17,10 @@ from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.attention_decode import attention_decode
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
+from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
+from llmcli.kernels.gather_columns import gather_columns
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.replay import Replay, base_addresses, likeness
@@ -29,12 +31,12 @@ from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
-from llmcli.runners.cuda.activations import Activations
+from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
-from llmcli.runners.cuda.row_products import RowProducts
+from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace
 
@@ -46,8 +48,9 @@ _MOST_PREPARED_TOKENS = 1024
 class Lanes:
     """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
 
-    With `is_span` the lanes are consecutive tokens of one row; without it every lane has another row. With
-    `token_rows`, which equals `rows`, token_ids is indexed by row; without it by lane.
+    With `num_spans` they belong to so many rows: the lanes of a row lie side by side and hold consecutive tokens.
+    Without it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without
+    it by lane.
     Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
             token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
     """
@@ -57,7 +60,7 @@ class Lanes:
     rows: Any
     positions: Any
     page_table: Any
-    is_span: bool = False
+    num_spans: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,14 @@ class Forward:
 
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
-        normed = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
-        normed.multiply(self._weights.head.matrix, logits)
+        head = self._weights.head
+        if head.order is None:
+            rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
+        else:
+            gathered = gathered_like(self._workspace, hidden)
+            gather_columns(self.device, x=hidden, order=head.order, out=gathered)
+            rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
+        rows.multiply(head.matrix, logits)
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
         """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
@@ -225,12 +234,24 @@ class Forward:
         hidden, mixed, gated = activations.hidden, activations.mixed, activations.gated
         normed = inputs(hidden, layer.input_layernorm, eps)
         for part in layer.qkv:
-            normed.multiply(part.matrix, activations.qkv_of(part), bias=part.bias)
+            rows = self._in_order(part, normed, hidden, activations)
+            rows.multiply(part.matrix, activations.qkv_of(part), bias=part.bias)
         attend()
-        inputs(mixed).multiply(layer.o.matrix, hidden, bias=layer.o.bias, epilogue="add")
+        rows = self._in_order(layer.o, inputs(mixed), mixed, activations)
+        rows.multiply(layer.o.matrix, hidden, bias=layer.o.bias, epilogue="add")
         normed = inputs(hidden, layer.post_attention_layernorm, eps)
-        normed.multiply(layer.gate_up.matrix, gated, bias=layer.gate_up.bias, epilogue="swiglu")
-        inputs(gated).multiply(layer.down.matrix, hidden, bias=layer.down.bias, epilogue="add")
+        rows = self._in_order(layer.gate_up, normed, hidden, activations)
+        rows.multiply(layer.gate_up.matrix, gated, bias=layer.gate_up.bias, epilogue="swiglu")
+        rows = self._in_order(layer.down, inputs(gated), gated, activations)
+        rows.multiply(layer.down.matrix, hidden, bias=layer.down.bias, epilogue="add")
+
+    def _in_order(self, part: Projection[Any], rows: RowInputs, x: Any, activations: Activations) -> RowInputs:
+        """`rows`, which are x, normed or not, in the order of the matrix's inputs."""
+        if part.order is None:
+            return rows
+        gathered = activations.gathered(x)
+        gather_columns(self.device, x=x, order=part.order, out=gathered)
+        return self._row_products.inputs(gathered, part.ordered_norm, self.config.rms_norm_eps)
 
     def _many_tokens(
         self, layer: LayerWeights[Any], activations: Activations, way: Way, attend: Callable[[], None]
@@ -242,7 +263,7 @@ class Forward:
         for part in layer.qkv:
             x, outputs = activations.inputs(part), activations.qkv_of(part)
             rms_norm(device, x=hidden, weight=layer.input_layernorm, eps=eps, out=x, row_scale=row_scale)
-            self._products.multiply(part, x, outputs, way)
+            self._multiply(part, x, outputs, activations, way)
             if part.needs_finish:
                 scale_bias(device, x=outputs, row_scale=row_scale, bias=part.output_bias)
         attend()
@@ -253,7 +274,7 @@ class Forward:
 
         x, gate_up = activations.inputs(layer.gate_up), activations.outputs(layer.gate_up.num_rows)
         rms_norm(device, x=hidden, weight=layer.post_attention_layernorm, eps=eps, out=x, row_scale=row_scale)
-        self._products.multiply(layer.gate_up, x, gate_up, way)
+        self._multiply(layer.gate_up, x, gate_up, activations, way)
         if layer.gate_up.bias is not None:
             scale_bias(device, x=gate_up, row_scale=row_scale, bias=layer.gate_up.output_bias)
             row_scale = activations.unit_scale
@@ -261,11 +282,18 @@ class Forward:
         swiglu(device, gate_up=gate_up, row_scale=row_scale, out=x, out_scale=activations.gated_scale)
         self._multiply_and_add(layer.down, x, activations.gated_scale, activations, way)
 
+    def _multiply(self, projection: Projection[Any], x: Any, out: Any, activations: Activations, way: Way) -> None:
+        if projection.order is not None:
+            gathered = activations.gathered(x)
+            gather_columns(self.device, x=x, order=projection.order, out=gathered)
+            x = gathered
+        self._products.multiply(projection, x, out, way)
+
     def _multiply_and_add(
         self, projection: Projection[Any], x: Any, row_scale: Any, activations: Activations, way: Way
     ) -> None:
         product = activations.outputs(projection.num_rows)
-        self._products.multiply(projection, x, product, way)
+        self._multiply(projection, x, product, activations, way)
         bias, hidden = projection.output_bias, activations.hidden
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
 
@@ -280,6 +308,21 @@ class Forward:
             "page_table": lanes.page_table,
             **layer.cache,
         }
+        if lanes.num_spans is not None and workspace.span_counters is not None:
+            attention_span(
+                self.device,
+                **common,
+                qkv=activations.qkv,
+                rows=lanes.rows,
+                positions=lanes.positions,
+                q_norm=layer.weights.q_norm,
+                window=traits.sliding_windows[layer.index],
+                num_spans=lanes.num_spans,
+                partials=workspace.partials,
+                counters=workspace.span_counters,
+                out=activations.mixed,
+            )
+            return
         attend, at_once = attention_decode, len(workspace.partials)
         partials, counters = workspace.partials, workspace.counters
         if workspace.row_partials is not None and activations.count >= MANY_LANES:
@@ -288,7 +331,7 @@ class Forward:
         for begin in range(0, activations.count, at_once):
             some = slice(begin, min(begin + at_once, activations.count))
             places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
-            if lanes.is_span:
+            if lanes.num_spans is not None:
                 append_tokens(self.device, **common, **places)
             attend(
                 self.device,
@@ -296,7 +339,7 @@ class Forward:
                 **places,
                 q_norm=layer.weights.q_norm,
                 window=traits.sliding_windows[layer.index],
-                is_cached=lanes.is_span,
+                is_cached=lanes.num_spans is not None,
                 partials=partials,
                 counters=counters,
                 out=activations.mixed[some],

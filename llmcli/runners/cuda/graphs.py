@@ -1,13 +1,17 @@
-"""`StepGraphs`: a step's launches, captured once for each number of lanes and started as one."""
+"""`StepGraphs`: a step's launches, captured once for each shape of the step and started as one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llmcli.kernels.device import Device, device_errors
 
+S = TypeVar("S")
 
-class StepGraphs:
+
+class StepGraphs(Generic[S]):
     """Starts the launches of a kind of step. `uses_graphs=False` launches them anew each time.
+
+    Its shape is all that decides which they are, such as the number of lanes.
 
     It holds nothing of who launches: in a ring of references a model would stay on the card when nobody uses it.
     """
@@ -15,26 +19,26 @@ class StepGraphs:
     def __init__(self, device: Device, *, uses_graphs: bool):
         self._device = device
         self._uses_graphs = uses_graphs
-        self._graphs: dict[tuple[bool, int], Any] = {}  # by whether own kernels are in them, and lanes
+        self._graphs: dict[tuple[bool, S], Any] = {}  # by whether own kernels are in them, and shape
 
-    def start(self, count: int, launch: Callable[[int], None]) -> None:
-        """Queue what `launch` launches for `count` lanes; the same for each call with that number."""
+    def start(self, shape: S, launch: Callable[[S], None]) -> None:
+        """Queue what `launch` launches for a shape; the same for each call with it."""
         if not self._uses_graphs:
-            launch(count)
+            launch(shape)
             return
-        key = self._device.uses_own, count
+        key = self._device.uses_own, shape
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._capture(count, launch)
+            graph = self._graphs[key] = self._capture(shape, launch)
         with device_errors():
             graph.launch(self._device.stream)
 
-    def _capture(self, count: int, launch: Callable[[int], None]) -> Any:
+    def _capture(self, shape: S, launch: Callable[[S], None]) -> Any:
         stream = self._device.stream
         with device_errors():
             stream.begin_capture()
             try:
-                launch(count)
+                launch(shape)
             finally:
                 graph = stream.end_capture()
         return graph

@@ -43,12 +43,21 @@ def read_bias(biases: Sequence[tuple[Linear, TensorInfo]], reader: TensorReader,
         halves[linear.first_half :: linear.half_step][: len(padded)] = padded
 
 
-def read_unpacked(layer: PackedTensors, begin: int, end: int, reader: TensorReader, buffer: Buffer) -> None:
+def read_unpacked(
+    layer: PackedTensors, order: bytes | None, begin: int, end: int, reader: TensorReader, buffer: Buffer
+) -> None:
     """Read rows begin ... end - 1 of a quantized weight as float32; `begin` is the start of a tile.
 
+    `order`, as in `MatrixFormat`, is that of the stored columns; each comes to its input's place.
     Raises: CheckpointError for read errors, NaN and infinity
     """
-    read_widened(layer, begin, end, reader, buffer.view(np.float32).reshape(end - begin, -1))
+    weights = buffer.view(np.float32).reshape(end - begin, -1)
+    if order is None:
+        read_widened(layer, begin, end, reader, weights)
+    else:
+        sorted_weights = np.empty_like(weights)
+        read_widened(layer, begin, end, reader, sorted_weights)
+        weights[:, np.frombuffer(order, np.int32)] = sorted_weights
 
 
 def read_fp8(

@@ -36,8 +36,8 @@ class DecodeLanes:
         self._sampler = sampler
         self._workspace = workspace
         self._mailbox = mailbox
-        self._graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
-        self._held_graphs = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
+        self._held_graphs: StepGraphs[int] = StepGraphs(forward.device, uses_graphs=uses_graphs)
         self._slots: list[int] = []  # each lane's slot, as the card has it
         self._held: list[bool] = []  # whether its choice has a mask
         self._positions: list[int] = []

@@ -14,6 +14,7 @@ from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.cublas import Cublas, is_independent_of_tokens
 from llmcli.kernels.device import Device
+from llmcli.kernels.gather_columns import gather_columns
 from llmcli.kernels.sample_token import SPEC as SAMPLE_TOKEN
 from llmcli.kernels.sources import text_digest
 from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Arithmetic, Limits
@@ -69,9 +70,9 @@ def load(
     with timeline.part("CUDA context"):
         device = device or Device.open(card)
         device.activate()
+    stored = StoredModel.of_model(model, dtype, kv_cache)
     translation = Translation(model)
     model = translation.model
-    stored = StoredModel.of_model(model, dtype, kv_cache)
     plan = fit_memory(
         stored,
         str(model.checkpoint.folder),
@@ -104,10 +105,17 @@ def load(
         pieces.check_values(fetch(device, staging.flags))
         with timeline.part("matrix library"):
             library = opening.result()
+    _send_orders(device, weights)
     send(device, weights.cos_sin, rotary_table(model.config, max_seq_len))
     send(device, workspace.unit_scale, np.ones(plan.chunk_tokens, np.float32))
     send(device, workspace.slot_numbers, np.arange(plan.num_rows, dtype=np.int32))
-    for zeros in (workspace.counters, workspace.row_counters, workspace.no_rows, workspace.slot_token_ids):
+    for zeros in (
+        workspace.counters,
+        workspace.row_counters,
+        workspace.span_counters,
+        workspace.no_rows,
+        workspace.slot_token_ids,
+    ):
         if zeros is not None:
             send(device, zeros, np.zeros(zeros.shape, zeros.dtype))
 
@@ -143,6 +151,18 @@ def load(
             arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
         )
     )
+
+
+def _send_orders(device: Device, weights: Weights[Any]) -> None:
+    """The inputs of columns that were sorted, and norms in that order."""
+    for projection in weights.projections:
+        if projection.order is not None:
+            assert projection.format.order is not None
+            send(device, projection.order, np.frombuffer(projection.format.order, np.int32))
+    for projection, norm in weights.ordered_norms:
+        assert projection.ordered_norm is not None
+        out = projection.ordered_norm.reshape(1, -1)
+        gather_columns(device, x=norm.reshape(1, -1), order=projection.order, out=out)
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:

@@ -5,6 +5,7 @@ All ways give a row the same bits, so they do not depend on how many rows run be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,38 +44,37 @@ class RowProducts:
     """
 
     def __init__(self, device: Device, staged: Any | None, norm_factors: Any | None):
-        self._device = device
-        self._staged = staged
-        self._norm_factors = norm_factors
+        self.device = device
+        self.staged = staged
+        self.norm_factors = norm_factors
+        self.standing: tuple[int, str, bool] | None = None  # whose rows stand in `staged`, in which form
+        self._numbers = itertools.count()
 
     def inputs(self, x: Any, norm_weight: Any | None = None, eps: float = 0.0) -> RowInputs:
-        """Rows to be multiplied with one matrix or several, one after the other and nothing else between.
+        """Rows to be multiplied with one matrix or several.
 
         Shapes: x float32 [num_rows, num_inputs], rows any distance apart; norm_weight float32 [num_inputs]
         """
-        return RowInputs(self._device, self._staged, self._norm_factors, x, norm_weight, eps)
+        return RowInputs(self, next(self._numbers), x, norm_weight, eps)
 
 
 class RowInputs:
     """Rows of activations, normed or not. Matrices that take them in one form share it. Made by `RowProducts`."""
 
-    def __init__(
-        self, device: Device, staged: Any | None, norm_factors: Any | None, x: Any, norm_weight: Any | None, eps: float
-    ):
-        self._device = device
-        self._staged = staged
-        self._norm_factors = norm_factors
+    def __init__(self, products: RowProducts, number: int, x: Any, norm_weight: Any | None, eps: float):
+        self._products = products
+        self._number = number
         self._x = x
         self._norm_weight = norm_weight
         self._eps = eps
-        self._form: tuple[str, bool] | None = None  # in which the rows stand in `staged`
 
     def multiply(self, matrix: TiledMatrix, out: Any, *, bias: Any | None = None, epilogue: Epilogue = "store") -> None:
         """Write the product, or add it; `out`, `bias` and `epilogue` as in gemv."""
-        layout, num_rows = matrix.layout, len(self._x)
-        if self._staged is None or not stages_rows(self._device, layout, num_rows):
+        layout, num_rows, products = matrix.layout, len(self._x), self._products
+        device, image = products.device, products.staged
+        if image is None or not stages_rows(device, layout, num_rows):
             gemv(
-                self._device,
+                device,
                 matrix=matrix,
                 x=self._x,
                 out=out,
@@ -84,12 +84,12 @@ class RowInputs:
                 epilogue=epilogue,
             )
             return
-        assert self._norm_factors is not None
-        image, factors = self._staged, self._norm_factors[:num_rows]
-        form = layout.weight_type, layout.is_symmetric
-        if self._form != form:
+        assert products.norm_factors is not None
+        factors = products.norm_factors[:num_rows]
+        standing = self._number, layout.weight_type, layout.is_symmetric
+        if products.standing != standing:
             (stage_digits if layout.has_codes else stage_halves)(
-                self._device,
+                device,
                 layout=layout,
                 x=self._x,
                 image=image,
@@ -97,9 +97,9 @@ class RowInputs:
                 norm_weight=self._norm_weight,
                 eps=self._eps,
             )
-            self._form = form
+            products.standing = standing
         (gemm_codes if layout.has_codes else gemm_halves)(
-            self._device, matrix=matrix, image=image, factors=factors, out=out, bias=bias, epilogue=epilogue
+            device, matrix=matrix, image=image, factors=factors, out=out, bias=bias, epilogue=epilogue
         )
 
 

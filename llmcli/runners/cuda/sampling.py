@@ -8,7 +8,8 @@ token's mu as `Sampler.mirostat_mu`.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any
 
 import cupy
@@ -73,13 +74,27 @@ class DeviceSampler:
 
         The mask is copied behind all queued work, so the card has it once it needs it.
         """
-        if (mask is not None) != self._uses_mask[slot]:
-            self._uses_mask[slot] = mask is not None
-            start, flag = self._layout.uses_mask_start, np.array([mask is not None], np.int32)
-            self._mailbox.send(self._state[slot, start : start + flag.nbytes], flag)
         if mask is not None:
-            start = self._layout.mask_start
-            self._mailbox.send(self._state[slot, start : start + mask.nbytes], mask)
+            self.allow_all({slot: mask})
+        elif self._uses_mask[slot]:
+            self._send_use(slot, uses_mask=False)
+
+    def allow_all(self, masks: Mapping[int, TokenMask]) -> None:
+        """Let each slot choose what its mask allows, as `allow` does. Slots side by side have one copy."""
+        for slot in masks:
+            if not self._uses_mask[slot]:
+                self._send_use(slot, uses_mask=True)
+        places = slice(self._layout.mask_start, self._layout.mask_start + mask_words(self._layout.vocab_size) * 4)
+        slots = sorted(masks)
+        # Slots side by side have the same distance from their index.
+        for _, run in groupby(enumerate(slots), lambda pair: pair[1] - pair[0]):
+            some = [slot for _, slot in run]
+            self._mailbox.send_rows(self._state[some[0] : some[-1] + 1, places], [masks[slot] for slot in some])
+
+    def _send_use(self, slot: int, *, uses_mask: bool) -> None:
+        start, flag = self._layout.uses_mask_start, np.array([uses_mask], np.int32)
+        self._mailbox.send(self._state[slot, start : start + flag.nbytes], flag)
+        self._uses_mask[slot] = uses_mask
 
     def num_runs(self, slot: int) -> int:
         """The number of a slot's latest run that has been counted."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from llmcli.checkpoint.formats.fp8 import SCALE_SUFFIXES
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
@@ -23,11 +25,15 @@ CODES = "int8"  # the KV cache's type that is no float type
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """How the weights of a matrix are held: in a float type, or in `scheme` with scales of `scale_type`."""
+    """How the weights of a matrix are held: in a float type, or in `scheme` with scales of `scale_type`.
+
+    `order` are the bytes of int32 [num_inputs]: the input that each column belongs to; None if they are in order.
+    """
 
     weight_type: str
     scheme: WeightScheme | Fp8Scheme | None = None
     scale_type: str | None = None
+    order: bytes | None = None
 
     @property
     def activation_type(self) -> str:
@@ -39,7 +45,7 @@ class MatrixFormat:
 class StoredModel:
     """A model's shape and the types of its tensors; `dtype` is what was asked for, `auto` keeps float types as stored.
 
-    `kv_cache` is what was asked for: `auto` or `int8`.
+    `kv_cache` is what was asked for: `auto` or `int8`. `orders` has the `MatrixFormat.order` of modules by name.
     `head` names the output head's weight, `packed` has the quantized layers by module name, `dtypes` the type of each
     float tensor by name. A tensor that `dtypes` lacks does not exist: so it says which layers have a bias or a norm.
     """
@@ -50,15 +56,18 @@ class StoredModel:
     dtypes: Mapping[str, str]
     dtype: str = "auto"
     kv_cache: str = "auto"
+    orders: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
         """A model whose files are there.
 
-        Raises: UnsupportedModelError for quantized layers that CUDA does not read
+        Raises: CheckpointError for an order of inputs that cannot be read, or contradicts something
         """
-        model = Translation(model).model
+        translation = Translation(model)
+        model = translation.model
         infos = model.tensors.tensors
+        orders = {module: order.astype(np.int32).tobytes() for module, order in translation.read_orders().items()}
         return cls(
             model.config,
             model.tensors.head,
@@ -66,6 +75,7 @@ class StoredModel:
             {name: STORED_DTYPES[info.dtype] for name, info in infos.items() if info.dtype in STORED_DTYPES},
             dtype,
             kv_cache,
+            orders,
         )
 
     @classmethod
@@ -118,8 +128,9 @@ class StoredModel:
         if isinstance(scheme, Fp8Scheme):
             return MatrixFormat("fp8", scheme, self.dtypes[f"{module}.{self.scale_of(module)}"])
         if scheme is not None:
+            order = self.orders.get(module)
             # Scales keep their type: what they were rounded to is part of the quantization.
-            return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"])
+            return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"], order)
         return MatrixFormat(self._held_type(f"{module}.weight"))
 
     def scale_of(self, module: str) -> str:

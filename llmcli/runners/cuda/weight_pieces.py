@@ -187,9 +187,10 @@ class WeightPieces:
         )
         tensors = (layer.codes, layer.scales, layer.zero_points)
         file_bytes = sum(info.num_bytes for info in tensors if info is not None)
+        order = self._stored.orders.get(module)
         for rows in row_ranges(part, linear.num_rows):
             take = partial(self._put_floats, projection, _segment(linear, rows.begin, rows.end))
-            yield Piece(rows.num_bytes, file_bytes, partial(read_unpacked, layer, rows.begin, rows.end), take)
+            yield Piece(rows.num_bytes, file_bytes, partial(read_unpacked, layer, order, rows.begin, rows.end), take)
             file_bytes = 0
 
     def _put_floats(self, projection: Projection[Any], segment: Segment, source: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_splits
 from llmcli.kernels.attention_rows import RowsPlan
+from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
@@ -61,10 +62,12 @@ class Workspace(Generic[A]):
       [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
+    - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
-      grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes
+      grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes;
+      span_counters uint32, flat, as attention_span takes them, None where it does not serve this cache
     - For lanes with drafts: drafted int32 [3, MAX_SPAN]: each lane's token id, row and position
     - For slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
@@ -86,6 +89,7 @@ class Workspace(Generic[A]):
     score_logits: A
     staged: A | None
     norm_factors: A | None
+    gathered: A | None
     lane_rows: A
     lane_positions: A
     free_rows: A
@@ -95,6 +99,7 @@ class Workspace(Generic[A]):
     counters: A
     row_partials: A | None
     row_counters: A | None
+    span_counters: A | None
     drafted: A
     slot_numbers: A
     slot_token_ids: A
@@ -122,7 +127,7 @@ def plan_workspace(
     lanes = max(num_lanes(num_rows), MAX_SPAN)
     staged, norm_factors = _plan_staged(weights, lanes, card)
     together = min(lanes, ATTENTION_LANES)
-    rows_plan = RowsPlan(card, qkv, itemsize)
+    rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
     of_lanes, of_slots = Region((lanes,), INT32), Region((num_rows,), INT32)
@@ -143,6 +148,7 @@ def plan_workspace(
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
+        gathered=_plan_gathered(weights, lanes, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
         free_rows=of_lanes,
@@ -152,6 +158,7 @@ def plan_workspace(
         counters=Region((together, grid_heads(qkv, itemsize)), UINT32),
         row_partials=Region(rows_plan.partials_shape(splits), FLOAT32) if serves_rows else None,
         row_counters=Region((rows_plan.num_blocks,), UINT32) if serves_rows else None,
+        span_counters=Region((span_plan.num_counters(MAX_SPAN),), UINT32) if span_plan.is_possible else None,
         drafted=Region((3, MAX_SPAN), INT32),
         slot_numbers=of_slots,
         slot_token_ids=of_slots,
@@ -173,6 +180,15 @@ def _plan_staged(weights: Weights[Space], lanes: int, card: CardFacts) -> tuple[
     of_layers = ((matrix.layout, lanes) for layer in weights.layers for matrix in layer.projections)
     num_bytes = staged_bytes(card, (*of_layers, (weights.head.layout, scored)))
     return (Region((num_bytes,), BYTE), Region((scored,), FLOAT32)) if num_bytes else (None, None)
+
+
+def _plan_gathered(weights: Weights[Space], lanes: int, chunk: int) -> Region | None:
+    """Plan the inputs of products in another order: of lanes and scored rows as float32, of a chunk as it is taken."""
+    ordered = [matrix for matrix in weights.projections if matrix.order is not None]
+    rows = max(lanes, LOGIT_ROWS if weights.head.order is not None else 0)
+    of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
+    num_bytes = max((num_bytes * matrix.layout.num_inputs for num_bytes, matrix in of_token), default=0)
+    return Region((num_bytes,), BYTE) if num_bytes else None
 
 
 def _widened_bytes(matrix: Projection[Space]) -> int:

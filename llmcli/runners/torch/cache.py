@@ -57,16 +57,38 @@ class RowCache:
         self._pages = torch.tensor(pages)
         self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of this step's parts
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that keys and values are stored in."""
+        return self._cache._keys.dtype
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of all rows, and the numbers of this row's pages.
+
+        Shapes: keys, values [num_key_value_heads, num_pages, PAGE_TOKENS, head_dim]; pages int64
+        """
+        return self._cache._keys[layer], self._cache._values[layer], self._pages
+
     def append(self, layer: int, position: int, key: Tensor, value: Tensor) -> None:
         """Store what a layer made of new tokens. Shapes: key, value [num_tokens, num_key_value_heads, head_dim]."""
-        pages, within = self._places_of(position, len(key))
         cache = self._cache
         stored = ((cache._keys, cache._key_scales, key), (cache._values, cache._value_scales, value))
         for array, scales, new in stored:
             if cache._has_codes:
-                array[layer, :, pages, within], scales[layer, :, pages, within] = quantize(new.transpose(0, 1))
+                codes, new_scales = quantize(new.transpose(0, 1))
+                self._store(array[layer], position, codes)
+                self._store(scales[layer], position, new_scales)
             else:
-                array[layer, :, pages, within] = new.transpose(0, 1).to(array.dtype)
+                self._store(array[layer], position, new.transpose(0, 1))
+
+    def _store(self, array: Tensor, position: int, new: Tensor) -> None:
+        """Shapes: array [num_key_value_heads, num_pages, PAGE_TOKENS, ...]; new [num_key_value_heads, n, ...]"""
+        num_tokens = new.shape[1]
+        if self._first is not None:
+            self._tokens(array, position, position + num_tokens).copy_(new)
+        else:
+            pages, within = self._places_of(position, num_tokens)
+            array[:, pages, within] = new.to(array.dtype)
 
     def _places_of(self, position: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Page and place in it of new tokens, which all layers ask for. Shapes: each int64 [num_tokens]"""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.cpp_library import open_library
+from llmcli.runners.torch.huge_pages import empty_weight
 from llmcli.runners.torch.packed_weight import PackedWeight
 
 STEM = "codes_product"
@@ -75,7 +76,8 @@ class CodesProduct:
         if num_bits == 8:
             codes = codes ^ 128  # around 0, as signed bytes; codes of 4 bits are widened around 8
         tiles = codes.view(torch.int16).view(-1, TILE_ROWS, row_bytes // 2)
-        self._codes = tiles.transpose(1, 2).contiguous()  # [tiles, units, TILE_ROWS]
+        tiles = tiles.transpose(1, 2)
+        self._codes = empty_weight(tiles.shape, tiles.dtype).copy_(tiles)  # [tiles, units, TILE_ROWS]
         self._scales = _of_tiles(weight.scales.float())
         self._zero_points = None
         if weight.zero_points is not None:

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.torch.cache import RowCache
+from llmcli.runners.torch.joined_linear import JoinedLinear, SeparateLinears
 from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
+from llmcli.runners.torch.token_operators import TokenOperators, TokenPlace
 
 
 @dataclass(frozen=True)
@@ -58,34 +60,38 @@ def without_onednn() -> Iterator[None]:
 
 
 Projection = Linear | PackedLinear | ReorderedLinear
+Projections = JoinedLinear | SeparateLinears
 
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, in float32 (arXiv 1910.07467, eq. 4)."""
+    """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, in float32 (arXiv 1910.07467, eq. 4).
+
+    Shapes: weight [hidden_size] float32
+    """
 
     weight: Tensor
     eps: float
+    operators: TokenOperators | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to x [num_tokens, hidden_size] float32; result has its shape."""
-        return self.weight.float() * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+        if self.operators is not None:
+            return self.operators.rms_norm(x, self.weight, self.eps)
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer; the fields carry Hugging Face's names."""
+    """One decoder layer; the fields carry Hugging Face's names, joined where layers have the same input."""
 
     input_layernorm: RMSNorm
-    q_proj: Projection
-    k_proj: Projection
-    v_proj: Projection
+    qkv_proj: Projections
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     o_proj: Projection
     post_attention_layernorm: RMSNorm
-    gate_proj: Projection
-    up_proj: Projection
+    gate_up_proj: Projections
     down_proj: Projection
 
 
@@ -136,7 +142,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Llama:
-    """The whole model.
+    """The whole model. With `operators` they take the place of torch's small ones.
 
     Shapes: embed_tokens [vocab_size, hidden_size]; inverse_frequencies [head_dim / 2] float32
     """
@@ -147,6 +153,7 @@ class Llama:
     norm: RMSNorm
     lm_head: Projection
     inverse_frequencies: Tensor
+    operators: TokenOperators | None = None
 
     def forward(self, parts: Sequence[Tensor], position: int, cache: RowCache) -> Tensor:
         """Run new tokens of one row, append their keys and values to the cache, return the last hidden states.
@@ -170,13 +177,13 @@ class Llama:
         yield hidden
         for index, layer in enumerate(self.layers):
             x = [layer.input_layernorm(of) for of in hidden]
-            projected = zip(places, layer.q_proj.each(x), layer.k_proj.each(x), layer.v_proj.each(x), strict=True)
+            projected = zip(places, *layer.qkv_proj.each(x), strict=True)
             mixed = [self._attend(index, place, query, key, value, cache) for place, query, key, value in projected]
             hidden = [of + more for of, more in zip(hidden, layer.o_proj.each(mixed), strict=True)]
 
             x = [layer.post_attention_layernorm(of) for of in hidden]
-            gated = zip(layer.gate_proj.each(x), layer.up_proj.each(x), strict=True)
-            down = layer.down_proj.each([F.silu(gate) * up for gate, up in gated])
+            gated = zip(*layer.gate_up_proj.each(x), strict=True)
+            down = layer.down_proj.each([self._swiglu(gate, up) for gate, up in gated])
             hidden = [of + more for of, more in zip(hidden, down, strict=True)]
             yield hidden
 
@@ -190,15 +197,26 @@ class Llama:
         """Attention of one part in one layer. Shapes: all but `cache` [num_tokens, ...], as projected"""
         layer, traits, position = self.layers[index], self.config.traits, place.position
         query, key, value = (of.view(len(of), -1, self.config.head_dim) for of in (query, key, value))
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = layer.q_norm(query), layer.k_norm(key)
-        if traits.uses_rope[index]:
-            query, key = rotate(query, place.cos, place.sin), rotate(key, place.cos, place.sin)
-        cache.append(index, position, key, value)
         window = traits.sliding_windows[index]
         # What the first new token sees; none sees further back.
         begin = 0 if window is None else max(0, position + 1 - window)
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = layer.q_norm, layer.k_norm
+        if self.operators is not None and len(query) == 1 and self.operators.can_attend(cache, self.config.head_dim):
+            weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+            angles = (place.cos, place.sin) if traits.uses_rope[index] else None
+            seen = TokenPlace(cache, index, begin, position)
+            return self.operators.attend(query, key, value, weights, angles, seen)
+        if norms is not None:
+            query, key = norms[0](query), norms[1](key)
+        if traits.uses_rope[index]:
+            query, key = rotate(query, place.cos, place.sin), rotate(key, place.cos, place.sin)
+        cache.append(index, position, key, value)
         return attend(query, *cache.seen(index, begin, position + len(query)), position - begin, window)
+
+    def _swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up if self.operators is None else self.operators.swiglu(gate, up)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry.

@@ -1,5 +1,7 @@
 """Loads a model folder onto the CPU: memory is checked first, then weights are read and put in their places."""
 
+from typing import Any
+
 import torch
 
 from llmcli.checkpoint.layout import EMBEDDING
@@ -14,14 +16,16 @@ from llmcli.runners.host.device import HostDevice, limits_of
 from llmcli.runners.host.layers import build_layers
 from llmcli.runners.host.memory import cache_type_of, check_memory, plan_memory
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.runners.torch import codes_product
+from llmcli.runners.torch import codes_product, token_operators
 from llmcli.runners.torch.cache import PagedCache
-from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, RMSNorm
+from llmcli.runners.torch.joined_linear import JoinedLinear, SeparateLinears
+from llmcli.runners.torch.llama import Layer, Linear, Llama, Projection, Projections, RMSNorm
 from llmcli.runners.torch.model import TorchModel
 from llmcli.runners.torch.packed_linear import PackedLinear
 from llmcli.runners.torch.precision import resolve_dtype, widens_prompts
 from llmcli.runners.torch.reordered_linear import ReorderedLinear
 from llmcli.runners.torch.threads import set_threads
+from llmcli.runners.torch.token_operators import TokenOperators
 from llmcli.runners.torch.weights import LoadedWeights, OnProgress, read_weights
 from llmcli.timeline import Timeline
 
@@ -62,13 +66,16 @@ def load(
         )
         timeline = timeline or Timeline()
         own: dict[str, str] = {}
+        operators = None
         if model.tensors.packed and dtype == "bfloat16":
             with timeline.part("C++ compiler"):
                 if codes_product.is_available(on_compile):
-                    own[codes_product.STEM] = source_digest(codes_product.STEM)
+                    operators = token_operators.token_operators(on_compile)
+                    stems = [codes_product.STEM] + ([] if operators is None else [token_operators.STEM])
+                    own = {stem: source_digest(stem) for stem in stems}
         with timeline.part("read and convert weights"):
             weights = read_weights(model, DTYPES[dtype], on_progress)
-            llama = _build(model, weights, DTYPES[dtype])
+            llama = _build(model, weights, DTYPES[dtype], operators)
         threads = torch.get_num_threads()
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
@@ -85,7 +92,7 @@ def load(
         return SteppingRunner(device)
 
 
-def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
+def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype, operators: TokenOperators | None) -> Llama:
     """Arrange tensors under the names the forward pass uses; packed weights leave `loaded` for their final form."""
     config, weights = model.config, loaded.plain
 
@@ -97,14 +104,31 @@ def _build(model: Model, loaded: LoadedWeights, dtype: torch.dtype) -> Llama:
         packed = PackedLinear(ordered.weight, bias, dtype)
         return packed if ordered.input_order is None else ReorderedLinear(packed, ordered.input_order)
 
+    def linears(*names: str) -> Projections:
+        ordered = [loaded.packed.get(name) for name in names]
+        plain = [of.weight for of in ordered if of is not None and of.input_order is None]
+        if len(plain) < len(names) or not JoinedLinear.takes(plain, dtype):
+            return SeparateLinears([linear(name) for name in names])
+        for name in names:
+            del loaded.packed[name]
+        return JoinedLinear(plain, [weights.get(f"{name}.bias") for name in names])
+
+    def layer(**parts: Any) -> Layer:
+        """From its norms and the names of its linear layers."""
+        q, k, v, o, gate, up, down = (parts.pop(f"{name}_proj") for name in ("q", "k", "v", "o", "gate", "up", "down"))
+        return Layer(
+            qkv_proj=linears(q, k, v), o_proj=linear(o), gate_up_proj=linears(gate, up), down_proj=linear(down), **parts
+        )
+
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
+        return RMSNorm(weights[f"{name}.weight"].float(), config.rms_norm_eps, operators)
 
     return Llama(
         config=config,
         embed_tokens=weights[EMBEDDING],
-        layers=build_layers(config.num_hidden_layers, weights, Layer, linear, norm),
+        layers=build_layers(config.num_hidden_layers, weights, layer, str, norm),
         norm=norm("model.norm"),
         lm_head=linear(model.tensors.head.removesuffix(".weight")),
         inverse_frequencies=torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)),
+        operators=operators,
     )

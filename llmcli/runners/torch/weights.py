@@ -13,6 +13,7 @@ from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.checkpoint.model import Model
 from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
+from llmcli.runners.torch.huge_pages import empty_weight
 from llmcli.runners.torch.packed_weight import PackedWeight
 
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -59,7 +60,7 @@ def read_weights(model: Model, dtype: torch.dtype, on_progress: OnProgress) -> L
                 weights.packed[source] = _as_tensors(layer, read_layer(source, layer, infos, reader))
             elif source in tensors.scaled:
                 scaled = tensors.scaled[source]
-                weight = weights.plain[source + WEIGHT_SUFFIX] = torch.empty(scaled.shape, dtype=dtype)
+                weight = weights.plain[source + WEIGHT_SUFFIX] = empty_weight(scaled.shape, dtype)
                 for begin, rows in scaled.read(source, infos, reader):
                     weight[begin : begin + len(rows)] = torch.from_numpy(rows)
             else:
@@ -85,7 +86,7 @@ def _as_tensors(layer: PackedLayer, stored: StoredLayer) -> OrderedWeight:
 
 def _read_tensor(reader: TensorReader, info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Read straight into the tensor that is kept; where the type differs, piece by piece through a small buffer."""
-    weight = torch.empty(info.shape, dtype=dtype)
+    weight = empty_weight(info.shape, dtype)
     stored_dtype = STORED_DTYPES[info.dtype]
     if stored_dtype == dtype:
         reader.read_tensor_into(info, _bytes_of(weight))

@@ -95,12 +95,25 @@ async function* pieces(response) {
   }
 }
 
+// Keeps the end in view until the reader scrolls up.
+function follower() {
+  const page = document.documentElement;
+  page.scrollTop = page.scrollHeight;
+  let last = page.scrollTop;
+  return () => {
+    if (page.scrollTop < last) return;
+    page.scrollTop = page.scrollHeight;
+    last = page.scrollTop;
+  };
+}
+
 async function answer(article, body) {
   const words = new Words(body);
   const headers = { "Content-Type": "application/json" };
   if (at("key").value) headers.Authorization = `Bearer ${at("key").value}`;
   let text = "";
   const about = [];
+  const follow = follower();
   try {
     const options = { method: "POST", headers, body: asked(), signal: running.signal };
     const response = await fetch("/v1/chat/completions", options);
@@ -114,7 +127,7 @@ async function answer(article, body) {
       } else {
         about.push(`${piece.usage.completion_tokens} tokens`, `seed ${piece.seed}`);
       }
-      at("ask").scrollIntoView({ block: "end" });
+      follow();
     }
   } catch (error) {
     if (error.name === "AbortError") about.push("stopped");
@@ -122,6 +135,7 @@ async function answer(article, body) {
   }
   words.cut(text);
   if (about.length) add(article, "p", "about", about.join(", "));
+  follow();
   return text;
 }
 

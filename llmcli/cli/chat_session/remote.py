@@ -1,0 +1,149 @@
+"""A chat whose answers come from a server: the same loop, and the commands that need no model here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmcli.cli.chat_session.state import Overflow, Talk
+from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
+from llmcli.engine.conversation import Answer, Conversation
+from llmcli.engine.events import FinishReason, Timings
+from llmcli.engine.reasoning import ReasoningSplitter, split_reasoning
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.cli.server_client import ServerClient
+
+_REASONS: Mapping[Any, FinishReason] = {"stop": "eos", "length": "length"}
+_NO_TIMES = Timings(0, 0.0, 0.0, 0, 0.0)
+
+
+class RemoteChat:
+    """An `Answerer`. `asked` are the keys of every request beside the messages.
+
+    With a seed the next answer to a message has the next seed: a server has no sample indices.
+    """
+
+    def __init__(self, client: ServerClient, conversation: Conversation, asked: Mapping[str, Any]):
+        self.client = client
+        self.asked = dict(asked)
+        self._conversation = conversation
+        self._running: _Running | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        """All that was said, the answer under way included."""
+        running = self._running
+        return self._conversation if running is None else running.said("interrupted")
+
+    @conversation.setter
+    def conversation(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def send(self, message: str) -> Iterator[ChatEvent]:
+        """Answer a new message. Raises: LLMCliError if the server does not"""
+        return self._answer(self._conversation.ask(message), sample=0)
+
+    def edit(self, message: str) -> Iterator[ChatEvent]:
+        """Put another message in the place of the last and answer it. Raises: UsageError if there is none"""
+        return self._answer(self._conversation.without_last().ask(message), sample=0)
+
+    def regenerate(self) -> Iterator[ChatEvent]:
+        """Answer the last message again. Raises: UsageError if there is none"""
+        last = self._conversation.last.answer
+        return self._answer(self._conversation.with_answer(None), sample=0 if last is None else last.sample + 1)
+
+    def interrupt(self) -> list[ChatEvent]:
+        """End the answer under way, which frees its row in the server."""
+        running, self._running = self._running, None
+        if running is None:
+            return []
+        running.pieces.close()
+        self._conversation = running.said("interrupted")
+        return running.finish("interrupted")
+
+    def _answer(self, conversation: Conversation, sample: int) -> Iterator[ChatEvent]:
+        body = {**self.asked, "messages": conversation.messages()}
+        if "seed" in body:
+            body["seed"] = (body["seed"] + sample) % 2**64
+        pieces = iter(self.client.pieces(body))
+        reason: FinishReason = "eos"
+        try:
+            for piece in pieces:
+                if self._running is None:
+                    self._running = _Running(conversation, sample, pieces)
+                    yield TurnStarted((), 0, 0, 0, 0)
+                for choice in piece.get("choices", ()):
+                    reason = _REASONS.get(choice.get("finish_reason"), reason)
+                    yield from self._running.push(choice.get("delta", {}).get("content") or "")
+        except Exception:
+            self.interrupt()
+            raise
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._conversation = running.said(reason)
+            yield from running.finish(reason)
+
+
+class _Running:
+    """An answer while it comes."""
+
+    def __init__(self, conversation: Conversation, sample: int, pieces: Any):
+        self.pieces = pieces
+        self._begun = conversation
+        self._sample = sample
+        self._text = ""
+        self._splitter = ReasoningSplitter(starts_inside=False)
+
+    def push(self, text: str) -> list[ChatEvent]:
+        """Take more text; return what is certain."""
+        self._text += text
+        return [*self._splitter.push(text)]
+
+    def said(self, reason: FinishReason) -> Conversation:
+        """The conversation with the answer as far as it has come."""
+        return self._begun.with_answer(self._finished(reason))
+
+    def finish(self, reason: FinishReason) -> list[ChatEvent]:
+        """What was held back, and the end."""
+        return [*self._splitter.flush(), TurnFinished(self._finished(reason), (), _NO_TIMES)]
+
+    def _finished(self, reason: FinishReason) -> Answer:
+        reasoning, content = split_reasoning(self._text, starts_inside=False)
+        return Answer(self._text, content, reasoning, (), reason, self._sample)
+
+
+@dataclass(kw_only=True)
+class RemoteTalk(Talk):
+    """A conversation with a server."""
+
+    chat: RemoteChat
+
+    def facts(self) -> str:
+        """As for `Talk`."""
+        return f"{self.model} at {self.chat.client.address}"
+
+    def settings(self) -> dict[str, str]:
+        """What is asked of the server; the rest is as it was started."""
+        asked = {name: str(value) for name, value in self.chat.asked.items()}
+        return {**asked, "others": "the server's"}
+
+    def set_number(self, name: str, value: int | float) -> None:
+        """As for `Talk`."""
+        self.chat.asked[name] = value
+
+    def set_seed(self, seed: int) -> None:
+        """As for `Talk`."""
+        self.chat.asked["seed"] = seed
+
+    def set_max_new_tokens(self, limit: int | None) -> None:
+        """As for `Talk`."""
+        self.chat.asked.pop("max_tokens", None)
+        if limit is not None:
+            self.chat.asked["max_tokens"] = limit
+
+    def set_overflow(self, overflow: Overflow) -> None:
+        """Raises: UsageError"""
+        raise UsageError("overflow is for a model that runs here; a server refuses what does not fit")

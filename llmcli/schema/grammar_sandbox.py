@@ -1,0 +1,26 @@
+"""The program of the child process that reads a stranger's schema; grammar_process.py bounds its time.
+
+Only the child imports this module.
+"""
+
+from typing import Any
+
+from llmcli.errors import UsageError
+from llmcli.schema.grammar import grammar_of
+from llmcli.schema.held_to import HeldTo
+from llmcli.tokenizer.sandbox import printable, serve
+
+MEMORY_LIMIT_MB = 1024
+
+
+def main() -> None:
+    """Answers the fields of a `HeldTo` with what is wrong with it, or null."""
+    serve(_problem, lambda error: printable(str(error)) or type(error).__name__, MEMORY_LIMIT_MB)
+
+
+def _problem(request: dict[str, Any]) -> str | None:
+    try:
+        grammar_of(HeldTo(**request))
+    except UsageError as error:
+        return str(error)
+    return None

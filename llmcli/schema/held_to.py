@@ -1,0 +1,81 @@
+"""`HeldTo`: what a line of a batch, or a request, asks a text to be held to, by our keys or by OpenAI's.
+
+Imports no llguidance: most texts are held to nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmcli.differences import refuse_unknown, shown
+from llmcli.errors import UsageError
+
+HeldKind = Literal["schema", "json_output", "regex", "choice", "grammar"]
+
+# Our keys, named as the options, and what each expects.
+_EXPECTED: Mapping[HeldKind, str] = {
+    "schema": "a JSON Schema, an object",
+    "json_output": "true or false",
+    "regex": "a string",
+    "choice": "a list of strings",
+    "grammar": "a string",
+}
+HELD_KEYS = tuple(_EXPECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTo:
+    """`value` as the option of that kind has it, given under the key `key`."""
+
+    kind: HeldKind
+    key: str
+    value: Any
+
+
+def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
+    """What our keys among `values` ask for.
+
+    Raises: UsageError for two of them, and for a value of another type.
+    """
+    given = [kind for kind in _EXPECTED if kind in values]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} cannot be combined")
+    for kind in given:
+        value = values[kind]
+        is_right = {
+            "schema": isinstance(value, dict | bool),
+            "json_output": isinstance(value, bool),
+            "choice": isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value),
+        }.get(kind, isinstance(value, str))
+        if not is_right:
+            raise UsageError(f"{kind} is {shown(value)}, expected {_EXPECTED[kind]}")
+        return HeldTo(kind, kind, value) if value is not False or kind == "schema" else None
+    return None
+
+
+def held_to_of_format(key: str, value: Any) -> HeldTo | None:
+    """What OpenAI's response_format asks for, given under `key`; None is a key that is not there.
+
+    A schema is held exactly whether it is `strict` or not.
+    Raises: UsageError for what is no response_format.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
+        raise UsageError(f"{key} is {shown(value)}, expected an object of type text, json_object or json_schema")
+    if value["type"] != "json_schema":
+        refuse_unknown(value, ("type",), f"{key}.")
+        return HeldTo("schema", key, {"type": "object"}) if value["type"] == "json_object" else None
+    refuse_unknown(value, ("type", "json_schema"), f"{key}.")
+    named = value.get("json_schema")
+    if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
+        raise UsageError(f"{key}.json_schema is {shown(named)}, expected an object with name and schema")
+    refuse_unknown(named, ("name", "description", "schema", "strict"), f"{key}.json_schema.")
+    for name, kind, expected in (
+        ("name", str, "a string"),
+        ("description", str, "a string"),
+        ("strict", bool, "true or false"),
+    ):
+        if not isinstance(named.get(name), kind | None):
+            raise UsageError(f"{key}.json_schema.{name} is {shown(named[name])}, expected {expected}")
+    return HeldTo("schema", f"{key}.json_schema.schema", named["schema"])

@@ -1,0 +1,34 @@
+"""gather_columns against NumPy: no bit changes, nothing beside is touched, and what does not fit is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from right import assert_right
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.gather_columns import gather_columns, gather_columns_cost
+from llmcli.lab.cases.gather_columns import case
+from llmcli.lab.rows import COLUMNS
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("num_rows", [1, 6, 33])
+@pytest.mark.parametrize("num_columns", COLUMNS)
+def test_rows(device: Device, num_columns: int, num_rows: int, dtype: Any) -> None:
+    assert_right(device, case(num_rows, num_columns, dtype))
+
+
+@pytest.mark.cuda
+def test_an_order_of_other_columns_is_refused(device: Device) -> None:
+    import cupy
+
+    x, order = cupy.zeros((2, 16), np.float32), cupy.zeros(15, np.int32)
+    with pytest.raises(ValueError, match=r"gather_columns: order is \[15\], expected \[16\]"):
+        gather_columns(device, x=x, order=order, out=cupy.zeros((2, 16), np.float32))
+
+
+def test_cost_counts_every_byte_once() -> None:
+    cost = gather_columns_cost(num_rows=3, num_columns=8, itemsize=2)
+    assert (cost.read_bytes, cost.written_bytes) == (3 * 8 * 2 + 8 * 4, 3 * 8 * 2)

@@ -1,0 +1,64 @@
+"""A stranger's schema is read in a child process: the same grammar, the same refusals, and an end to what has none."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmcli.errors import LLMCliError, TokenizerError, UsageError
+from llmcli.schema import grammar_process
+from llmcli.schema.grammar import Grammar, grammar_of
+from llmcli.schema.grammar_process import GrammarProcess
+from llmcli.schema.held_to import HeldTo
+
+
+@pytest.fixture(scope="module")
+def process() -> GrammarProcess:
+    return GrammarProcess()
+
+
+def read(how: Callable[[HeldTo], Grammar], held_to: HeldTo) -> Grammar | str:
+    """The grammar, or why there is none."""
+    try:
+        return how(held_to)
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("schema", {"type": "object", "properties": {"a": {"type": "integer"}}}),
+        ("schema", {"uniqueItems": True}),
+        ("json_output", True),
+        ("regex", "[a-z]+"),
+        ("regex", "(?=a)"),
+        ("choice", ["yes", "no"]),
+        ("choice", [""]),
+        ("grammar", 'start: "a"'),
+        ("grammar", "start: <|end|>"),
+    ],
+)
+def test_it_reads_what_is_read_here(process: GrammarProcess, kind: Any, value: Any) -> None:
+    held_to = HeldTo(kind, f"the {kind}", value)
+    assert read(process.grammar, held_to) == read(grammar_of, held_to)
+
+
+def test_what_has_no_end_is_refused_and_others_are_read(
+    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An automaton of 7 * 11 * 13 * 17 * 19 * 23 states."""
+    schema = {"type": "integer", "allOf": [{"multipleOf": prime} for prime in (7, 11, 13, 17, 19, 23)]}
+    monkeypatch.setattr(grammar_process, "LIMIT_SECONDS", 0.5)
+    start_time = time.monotonic()
+    with pytest.raises(TokenizerError, match=r"the schema failed: it does not end within 0.5 s; give a simpler"):
+        process.grammar(HeldTo("schema", "schema", schema))
+    assert time.monotonic() - start_time < 5
+    monkeypatch.undo()
+    assert process.grammar(HeldTo("regex", "regex", "a")).name == "regex"
+
+
+def test_a_text_that_is_no_unicode_is_refused(process: GrammarProcess) -> None:
+    with pytest.raises(LLMCliError, match=r"^choice: .*hex escape"):
+        process.grammar(HeldTo("choice", "choice", ["\ud800"]))

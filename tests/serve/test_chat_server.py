@@ -1,0 +1,176 @@
+"""`llmcli chat --server`: the texts of a model that runs here, the chat's manners, and servers that tell nonsense."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pexpect
+import pytest
+from server import ROOT, ServerProcess, running_server
+
+from llmcli.cli import server_client
+from llmcli.cli.server_client import ServerClient
+from llmcli.errors import LLMCliError, UsageError
+
+KEY = "Zl7-secret"
+TALK = ("--message", "Tell me of a snail.", "--message", "And then?", "--seed", 5, "--max-new-tokens", 25)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with running_server("--api-key", KEY) as server:
+        yield server
+
+
+def run_chat(home: Path, *arguments: object, key: str | None = KEY) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(home)}
+    if key is not None:
+        environment["LLMCLI_API_KEY"] = key
+    command = [sys.executable, "-m", "llmcli", "chat", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.stdout == ""
+    assert result.returncode in (1, 2)
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_a_server_tells_what_the_model_here_tells(server: ServerProcess, tmp_path: Path) -> None:
+    here = run_chat(tmp_path, *TALK, "--device", "cpu", "--temperature", 0.9, "--top-k", 30)
+    there = run_chat(tmp_path, *TALK, "--server", f"{server.url}/v1", "--temperature", 0.9, "--top-k", 30)
+    assert there.returncode == here.returncode == 0
+    assert there.stdout == here.stdout
+    assert there.stderr == "(stopped at --max-new-tokens)\n" * 2
+    assert run_chat(tmp_path, *TALK, "--server", server.url).stdout != here.stdout
+
+
+def test_what_cannot_be_is_one_line(server: ServerProcess, tmp_path: Path) -> None:
+    url = ("--server", server.url, "--message", "Hi")
+    wrong_key = refused(run_chat(tmp_path, *url, key="wrong"))
+    assert wrong_key == f"{server.url}: the API key is missing or wrong"
+    assert run_chat(tmp_path, *url, "--max-new-tokens", 1, "--api-key", KEY, key=None).returncode == 0
+    assert (
+        refused(run_chat(tmp_path, *url, "--top-p", 3)) == f"{server.url}: top_p is 3.0, expected a number > 0 and <= 1"
+    )
+    for flag in (["--draft", "off"], ["--json"]):
+        said = refused(run_chat(tmp_path, *url, *flag))
+        assert said == f"{flag[0]} and --server cannot be combined: it is for a model that runs here"
+    assert refused(run_chat(tmp_path, "some-model", *url)).startswith("MODEL and --server cannot be combined")
+
+
+def test_an_address_must_lead_to_a_server() -> None:
+    for address in ("here", "ftp://127.0.0.1", "http://", "http://[::1"):
+        with pytest.raises(UsageError, match=r"expected an address such as http://127\.0\.0\.1:8080"):
+            ServerClient(address, None)
+    with pytest.raises(LLMCliError, match=r"^http://127\.0\.0\.1:9 cannot be reached: "):
+        ServerClient("http://127.0.0.1:9/v1/", None).model()
+
+
+def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:
+    """Ctrl-C stops an answer and frees its row; commands work as ever, but for those that need the model."""
+    environment = {**os.environ, "TERM": "xterm-256color", "LLMCLI_HOME": str(tmp_path), "NO_COLOR": "1"}
+    environment |= {"LLMCLI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
+    command = ["-m", "llmcli", "chat", "--server", server.url, "--seed", "1"]
+    child = pexpect.spawn(sys.executable, command, env=environment, encoding="utf-8", timeout=60, dimensions=(24, 100))
+
+    def expect(pattern: str) -> str:
+        while child.expect(["\x1b\\[6n", pattern]) == 0:
+            child.send("\x1b[12;1R")
+        return str(child.match[0])
+
+    def enter(text: str, pattern: str) -> str:
+        child.send(f"{text}\r")
+        found = expect(pattern)
+        expect("storyteller at http://")
+        return found
+
+    expect("storyteller at http://")
+    assert "/probs" not in enter("/help", r"/params[^\r]*\r\n(?s:.*)/quit")
+    enter("/probs", r"/probs needs a model that runs here; this chat is with a server")
+    enter("/set overflow stop", r"overflow is for a model that runs here")
+    enter("/set max_new_tokens 400", r"max_new_tokens is 400")
+    child.send("A snail and an owl.\r")
+    expect(r"[a-z]+ [a-z]+ [a-z]+ [a-z]+ [a-z]+ [a-z]+")
+    child.send("\x03")
+    expect(r"\(stopped\)")
+    expect("storyteller at http://")
+    server.wait_for_line(r"/v1/chat/completions 499 ")
+    enter("/set max_new_tokens 3", r"max_new_tokens is 3")
+    enter("/regen", r"\(stopped at --max-new-tokens\)")
+    enter("/params", r"max_tokens +3")
+    enter("/undo", r"Removed: A snail and an owl.")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+@contextmanager
+def odd_server(status: int, content: bytes) -> Iterator[str]:
+    """A server with one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *parts: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+PIECE = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "words"),
+    [
+        (200, b"<html>welcome</html>\n", "the answer ended early; is it a server of OpenAI's protocol?"),
+        (200, PIECE, "the answer ended early"),
+        (200, PIECE + b"data: [1]\n\n", "it answers with something other than an object"),
+        (200, PIECE + b"data: nonsense\n\n", "it answers with something other than JSON"),
+        (200, PIECE + b'data: {"error": {"message": "the card is gone"}}\n\n', ": the card is gone"),
+        (200, PIECE + b"x" * 5000, "a line of its answer is too long"),
+        (500, b"<html>oops</html>", "it answers with something other than JSON"),
+        (500, b"x" * 5000, "its answer is too long"),
+        (404, b'{"error": "no such model"}', ": no such model"),
+    ],
+)
+def test_a_server_that_tells_nonsense(monkeypatch: pytest.MonkeyPatch, status: int, content: bytes, words: str) -> None:
+    monkeypatch.setattr(server_client, "_MAX_BYTES", 4000)
+    with odd_server(status, content) as address:
+        client = ServerClient(address, None)
+        with pytest.raises(LLMCliError, match=words.replace("?", r"\?")):
+            list(client.pieces({"messages": []}))
+        client.close()
+
+
+def test_ctrl_c_ends_a_script(server: ServerProcess, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMCLI_HOME": str(tmp_path), "LLMCLI_API_KEY": KEY}
+    command = [sys.executable, "-m", "llmcli", "chat", "--server", server.url, "--message", "Tell me of a snail."]
+    chat = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert chat.stdout is not None
+    assert chat.stdout.read(1)
+    chat.send_signal(signal.SIGINT)
+    _, said = chat.communicate(timeout=60)
+    assert chat.returncode == 130
+    assert said == "(stopped)\n"

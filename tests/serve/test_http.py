@@ -1,0 +1,120 @@
+"""Connections that dawdle: what sends or takes nothing is closed in time, and others are served meanwhile."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from llmcli.serve import http, service
+from llmcli.serve.bodies import CompletionBody
+from llmcli.serve.gate import Gate
+from llmcli.serve.http import HttpServer
+from llmcli.serve.metrics import Metrics
+from llmcli.serve.service import Limits, Service
+
+SECONDS = 30
+LONG_ANSWER = 32 * 2**20  # more than the system takes for a reader that does not read
+ASK = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads a body, or answers at length."""
+    if scope["path"] == "/ask":
+        await Service(None, None, Limits(1000, None)).read(CompletionBody, Request(scope, receive))  # type: ignore[arg-type]
+    size = LONG_ANSWER if scope["path"] == "/long" else 2
+    await PlainTextResponse("x" * size)(scope, receive, send)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[HttpServer, int]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    is_ready = asyncio.Event()
+    gate = Gate(app, None, (), Metrics(), (), lambda line: None)
+    server = HttpServer(gate, grace_seconds=0.1, max_connections=100, on_ready=is_ready.set)
+    task = asyncio.create_task(server.serve([listener]))
+    await is_ready.wait()
+    try:
+        yield server, listener.getsockname()[1]
+    finally:
+        server.end_within(0.1)
+        await task
+
+
+async def until_closed(reader: asyncio.StreamReader, writer: Any, part: bytes) -> bytes:
+    """Send a part again and again until the other side hangs up; return what it said."""
+    said = b""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                writer.write(part)
+                more = await asyncio.wait_for(reader.read(65536), 0.1)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return said
+            if not more:
+                return said
+            said += more
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(http, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(service, "BODY_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+def test_a_header_that_does_not_end_is_not_waited_for(begin: bytes) -> None:
+    """It comes byte by byte; the third connection has had an answer, and begins another request."""
+
+    async def test() -> None:
+        async with serving() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begin)
+            if begin.endswith(b"\r\n\r\n"):
+                assert (await reader.readuntil(b"xx")).startswith(b"HTTP/1.1 200 ")
+            said = await until_closed(reader, writer, b"X")
+            assert b" 200 " not in said
+            writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    async def test() -> None:
+        async with serving() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK)
+            said = await until_closed(reader, writer, b" ")
+            assert said.startswith(b"HTTP/1.1 408 ")
+            assert b"the body did not arrive within 1 s" in said
+            writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_closed_connection_that_is_not_read_is_dropped() -> None:
+    async def test() -> None:
+        async with serving() as (server, port):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(b"GET /long HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(SECONDS):
+                while not server.server_state.connections:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.2)
+                for one in server.server_state.connections:
+                    one.transport.close()
+                while server.server_state.connections:
+                    await asyncio.sleep(0.05)
+            client.close()
+
+    asyncio.run(test())
