@@ -3,12 +3,13 @@
 // Shapes:   as in attention_decode, but counters [num_spans, grid y] zeros, zeros again at the end
 // Requires: what attention_decode requires without is_cached, but for the rows: lanes of one row, at most MAX_SPAN of
 //           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
-//           aligned to 16. Values are finite. STAGES and SHARED_BYTES as the launcher works them out
+//           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_splits, num_key_value_heads * ceil(columns / 8), num_spans), block (160), SHARED_BYTES dynamic
 //           shared memory; may overlap the kernel in front of it. `columns` are the most lanes of a row times group
 // Traffic:  that of attention_decode for one lane of each row, times ceil(columns / 8), the further ones mostly from L2
 // Numerics: those of attention_decode, bit by bit, if its grid has as many splits: the same splits, the same tiles for
-//           each of four warps, the same sums in the same order. What a token does not see has weight 0
+//           each of four warps, the same sums in the same order. What a token does not see has weight 0; a NaN among
+//           the values of a later new token, which no sound model has, so reaches those before it
 // Choice:   With lanes by themselves the cache is read anew for each new token, and a launch in front has to append
 //           them all. Here pairs of a new token and a head are columns of one product. One warp copies tiles into a
 //           ring of shared memory for four that attend. The new tokens' tiles are made in shared memory: blocks need
@@ -52,8 +53,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Splits<TILE> its_splits(its_span.position + min(lane, its_span.num_tokens - 1), window, gridDim.x);
     const int its_most_splits = __reduce_max_sync(0xffffffffu, its_splits.count);
     if (split >= its_most_splits) return;  // other blocks of this row wait for the kernel in front
-    // New tokens lie in the last split of one of them, or behind it.
-    const bool has_new = split >= static_cast<int>(__reduce_min_sync(0xffffffffu, its_splits.count)) - 1;
+    // Whether this split ends with one of the new tokens, or has tokens of their tiles: a window may begin a page later
+    // for the later ones, and then an earlier split of theirs does.
+    const bool has_new = __any_sync(
+        0xffffffffu, split >= its_splits.count - 1 || its_splits.end(split) > its_span.new_begin());
     if (warp == COPIER && lane < STAGES) {
         barrier_init(&shared.filled[lane], 32);
         barrier_init(&shared.emptied[lane], 1);

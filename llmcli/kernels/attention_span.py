@@ -198,8 +198,9 @@ def attention_span(
 def attention_span_cost(seen: list[list[int]], layout: QkvLayout, itemsize: int) -> DecodeAttentionCost:
     """What one call needs; `seen` are the tokens that each lane of each row sees, its own included."""
     alone = attention_decode_cost([tokens for of_row in seen for tokens in of_row], layout, itemsize)
-    once = sum(max(of_row) - len(of_row) for of_row in seen) * 2 * cached_bytes(layout, itemsize)
-    return replace(alone, read_bytes=alone.read_bytes - alone.stored_bytes + once, stored_bytes=once)
+    once = sum(min(of_row) - 1 for of_row in seen) * 2 * cached_bytes(layout, itemsize)
+    read_bytes = alone.read_bytes - alone.stored_bytes + once
+    return replace(alone, read_bytes=read_bytes, stored_bytes=once, num_rows=len(seen))
 
 
 def _lines(num_bytes: int) -> int:

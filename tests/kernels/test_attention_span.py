@@ -84,6 +84,16 @@ def test_windows(device: Device, dtype: np.dtype, window: int) -> None:
 
 @pytest.mark.cuda
 @KINDS
+@pytest.mark.parametrize(("window", "start", "num_splits"), [(130, 143, 3), (133, 143, 1), (514, 813, 16)])
+def test_windows_that_leave_a_page_within_the_span(
+    device: Device, dtype: np.dtype, window: int, start: int, num_splits: int
+) -> None:
+    """Splits of the later tokens begin a page later, so that an earlier split holds new tokens."""
+    check(device, LLAMA, dtype, [start], [8], window=window, num_splits=num_splits)
+
+
+@pytest.mark.cuda
+@KINDS
 @pytest.mark.parametrize("lengths", [[1] * 8, [4, 4], [1, 6, 1], [2, 1, 5], [8] * 4])
 def test_spans_of_several_rows(device: Device, dtype: np.dtype, lengths: list[int]) -> None:
     starts = [300, 0, 129, 640, 15, 16, 17, 1000][: len(lengths)]
