@@ -117,9 +117,13 @@ def test_a_slow_reader_holds_no_row_and_gets_fewer_longer_pieces(run_test: Calla
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_ends_its_texts(run_test: Callable[..., None], is_stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_texts(
+    run_test: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
     async def test(server: Server, client: Client) -> None:
         client.reads.set()
+        step = server.scheduler.step
+        monkeypatch.setattr(server.scheduler, "step", lambda: time.sleep(0.01) or step())  # it leaves before the end
         serving = asyncio.create_task(
             server.serve(client, [make_request([97], ENDLESS, 2, most=900)], is_stream=is_stream)
         )
