@@ -84,7 +84,7 @@ class ConversationOptions:
             "--api-key",
             metavar="KEY",
             envvar="LLMCLI_API_KEY",
-            help="The key of the server.",
+            help="The key of --server.",
             rich_help_panel=CONVERSATION_PANEL,
         ),
     ] = None
@@ -261,7 +261,9 @@ def chat(
         closing(lazy.ServerClient(conversation.server, conversation.api_key)) as client,
         closing(lazy.Keeper(chat_folder())) as keeper,
     ):
-        asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        model = client.model()
+        limits = {"seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        asked = {"model": model, **numbers, **limits}
         saved = _saved(conversation, keeper)
         talk = RemoteTalk(
             chat=RemoteChat(
@@ -269,7 +271,7 @@ def chat(
                 _begun(saved, conversation),
                 {key: value for key, value in asked.items() if value is not None},
             ),
-            model=client.model(),
+            model=model,
             thinking=thinking_view("--thinking", view.thinking),
             is_markdown=view.markdown,
             files=conversation.files,
@@ -281,7 +283,7 @@ def refuse_beside_server(*groups: object) -> None:
     """Raises: UsageError for options of a model that runs here"""
     for flag in (flag for group in groups for flag in given_options(group)):
         if flag not in WITH_SERVER:
-            raise UsageError(f"{flag} and --server cannot be combined: it is for a model that runs here")
+            raise UsageError(f"{flag} cannot be used with --server: it is for a model that runs here")
 
 
 def _saved(options: ConversationOptions, keeper: Keeper) -> SavedConversation | None:

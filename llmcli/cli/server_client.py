@@ -13,10 +13,12 @@ from typing import Any
 import httpx2
 
 from llmcli import __version__
+from llmcli.differences import shown
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.reading import parse_json
 
 CONNECT_SECONDS = 10.0
+MODEL_SECONDS = 30.0  # for what needs no waiting for a turn
 _MAX_BYTES = 16 * 1024**2  # of an answer that is no stream, and of a line of one that is
 
 
@@ -24,10 +26,11 @@ class ServerClient:
     """See the module. Raises: LLMCliError, naming the address, from every method but `close`."""
 
     def __init__(self, address: str, api_key: str | None):
-        """`address` may end in /v1. Raises: UsageError for what is no address"""
+        """`address` may end in /v1. Raises: UsageError for what is no address, or no key"""
         try:
             url = httpx2.URL(address)
-        except httpx2.InvalidURL as error:
+            url.raw_host.decode().encode("idna")  # as a socket does, which refuses an empty label
+        except (httpx2.InvalidURL, UnicodeError) as error:
             raise UsageError(
                 f"--server is {address!r}, expected an address such as http://127.0.0.1:8080: {error}"
             ) from error
@@ -36,9 +39,10 @@ class ServerClient:
         self.address = address.rstrip("/").removesuffix("/v1")
         headers = {"User-Agent": f"llmcli/{__version__}"}
         if api_key is not None:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise UsageError("--api-key holds no usable key, expected visible ASCII characters")
             headers["Authorization"] = f"Bearer {api_key}"
-        # An answer may wait for its turn as long as the server lets it.
-        self._client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS))
+        self._client = httpx2.Client(headers=headers)
 
     def close(self) -> None:
         """Close the connections."""
@@ -46,15 +50,18 @@ class ServerClient:
 
     def model(self) -> str:
         """The name of the first model that is served."""
-        with self._asked("GET", "/v1/models") as response:
+        with self._asked("GET", "/v1/models", read_seconds=MODEL_SECONDS) as response:
             answer = self._json(self._content(response))
         try:
-            return str(answer["data"][0]["id"])
+            name = answer["data"][0]["id"]
         except (LookupError, TypeError) as error:
             raise self._odd("its list of models has none") from error
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise self._odd(f"it names its model {shown(name)}")
+        return name
 
-    def pieces(self, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The pieces of an answer as they come; closing the iterator drops the rest of it."""
+    def pieces(self, body: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+        """The texts of an answer as they come, the last with the finish reason; closing the iterator drops the rest."""
         with self._asked("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             for line in self._lines(response):
                 content = line.removeprefix(b"data:").strip()
@@ -63,18 +70,22 @@ class ServerClient:
                 if content == b"[DONE]":
                     return
                 piece = self._json(content)
-                if "error" in piece:
-                    raise self._refused(piece)
-                yield piece
+                if piece.get("error"):
+                    raise LLMCliError(f"{self.address}: {_message(piece) or 'the answer failed'}")
+                yield from self._texts(piece)
             raise self._odd("the answer ended early")
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
+    def _asked(
+        self, method: str, path: str, body: Any = None, *, read_seconds: float | None = None
+    ) -> Iterator[httpx2.Response]:
         """An answer of which the status is right and nothing has been read."""
+        # An answer may wait for its turn as long as the server lets it.
+        timeout = httpx2.Timeout(read_seconds, connect=CONNECT_SECONDS)
         try:
-            with self._client.stream(method, f"{self.address}{path}", json=body) as response:
+            with self._client.stream(method, f"{self.address}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise self._refused(self._json(self._content(response)))
+                    raise self._refused(response.status_code, self._content(response))
                 yield response
         except httpx2.TimeoutException as error:
             raise LLMCliError(f"{self.address} does not answer") from error
@@ -106,10 +117,30 @@ class ServerClient:
             raise self._odd("it answers with something other than an object")
         return value
 
-    def _refused(self, answer: Mapping[str, Any]) -> LLMCliError:
-        error = answer.get("error")
-        message = error.get("message") if isinstance(error, dict) else error
-        return LLMCliError(f"{self.address}: {message}")
+    def _texts(self, piece: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+        choices = piece.get("choices", [])
+        for choice in choices if isinstance(choices, list) else [choices]:
+            delta = choice.get("delta", {}) if isinstance(choice, dict) else None
+            if not isinstance(delta, dict):
+                raise self._odd("a piece of its answer has no text")
+            text, reason = delta.get("content"), choice.get("finish_reason")
+            if not isinstance(text, str | None) or not isinstance(reason, str | None):
+                raise self._odd("a piece of its answer has no text")
+            yield text or "", reason
+
+    def _refused(self, status: int, content: bytes) -> LLMCliError:
+        try:
+            message = _message(self._json(content))
+        except LLMCliError:  # a page of a proxy, for one
+            message = None
+        return LLMCliError(f"{self.address}: {message or f'HTTP {status}'}")
 
     def _odd(self, what: str) -> LLMCliError:
         return LLMCliError(f"{self.address}: {what}; is it a server of OpenAI's protocol?")
+
+
+def _message(answer: Mapping[str, Any]) -> str | None:
+    """Why a server refuses: in OpenAI's form, or under a key of others; None if it does not say."""
+    error = answer.get("error")
+    messages = (error.get("message") if isinstance(error, dict) else error, answer.get("message"), answer.get("detail"))
+    return next((message for message in messages if isinstance(message, str) and message), None)

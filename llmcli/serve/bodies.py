@@ -127,10 +127,12 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
         }
         with _refused("response_format"):
             by_format = held_to_of_format("response_format", self.response_format)
-            if by_format is not None and given:
-                raise UsageError(f"response_format and {next(iter(given))} cannot be combined")
         with _refused(next(iter(given), "")):
-            return held_to_of(given) or by_format
+            by_key = held_to_of(given)
+        if by_format is not None and by_key is not None:
+            message = f"response_format and {by_key.key} cannot be combined"
+            raise Refusal(400, message, param="response_format")
+        return by_key or by_format
 
     @property
     def includes_usage(self) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,21 @@ class Desk:
         """
         if (fault := self.engine.fault) is not None:
             raise Refusal(503, f"{fault}; the server cannot continue; restart it", code="device_failed")
+        self._refuse_too_many(requests)
+        return Texts(self, requests, grammar, in_pieces=in_pieces)
+
+    @contextmanager
+    def waiting(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Count texts that cannot begin yet, since their schema is read. Raises: Refusal if too many texts wait"""
+        num_new = self._refuse_too_many(requests)
+        self.num_texts += num_new
+        try:
+            yield
+        finally:
+            self.num_texts -= num_new
+
+    def _refuse_too_many(self, requests: Sequence[Request]) -> int:
+        """The number of texts. Raises: Refusal"""
         num_new = sum(len(request.samples) for request in requests)
         if self.num_texts + num_new > self._max_texts:
             raise Refusal(
@@ -121,7 +137,7 @@ class Desk:
                 f"at most {self._max_waiting} may wait; try again later",
                 code="queue_full",
             )
-        return Texts(self, requests, grammar, in_pieces=in_pieces)
+        return num_new
 
     def begin(self, texts: Texts, request: Request, grammar: Grammar | None) -> int:
         """Hand over one request of `texts`; return its number."""

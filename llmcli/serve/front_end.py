@@ -91,8 +91,8 @@ class FrontEnd:
 
     def _read(self) -> None:
         """Take all messages that are there, so that pieces are joined if this process is late."""
+        events: list[tuple[int, Event]] = []
         try:
-            events: list[tuple[int, Event]] = []
             while self._connection.poll():
                 kind, *arguments = self._connection.recv()
                 if kind == "state":
@@ -107,5 +107,5 @@ class FrontEnd:
             self.is_lost, self.fault = True, _LOST
             for reader in self._state_readers:
                 reader.set_exception(_LOST)
-            self.take([(key, Failed(0, _LOST)) for key in self._open])
+            self.take([*events, *((key, Failed(0, _LOST)) for key in self._open)])
             self._on_lost()

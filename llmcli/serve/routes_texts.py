@@ -36,7 +36,8 @@ def texts_routes(service: Service) -> list[Route]:
         )
 
     async def respond(body: TextsBody, requests: Sequence[Request], answer: Answer) -> TextsResponse:
-        grammar = await service.read_schema(body.held_to)
+        with service.desk.waiting(requests):
+            grammar = await service.read_schema(body.held_to)
         return TextsResponse(service, requests, answer, body.stream, body.includes_usage, grammar)
 
     return [

@@ -34,6 +34,10 @@ class Limits:
     max_body_bytes: int
     timeout_seconds: float | None
 
+    def too_slow(self) -> Refusal:
+        """The refusal of an answer that takes longer than it may."""
+        return Refusal(504, f"the answer took longer than {self.timeout_seconds:g} s (--timeout)", code="timeout")
+
 
 @dataclass(frozen=True)
 class Service:
@@ -51,12 +55,18 @@ class Service:
     schema_reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "schemas"))
 
     async def read_schema(self, held_to: HeldTo | None) -> Grammar | None:
-        """What texts are held to, for the engine. Raises: Refusal for what cannot be held exactly"""
+        """What texts are held to, for the engine.
+
+        Raises: Refusal for what cannot be held exactly, and if it takes longer than an answer may
+        """
         if held_to is None:
             return None
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.schema_reader, self.model.grammar, held_to)
+            async with asyncio.timeout(self.limits.timeout_seconds):
+                return await loop.run_in_executor(self.schema_reader, self.model.grammar, held_to)
+        except TimeoutError:
+            raise self.limits.too_slow() from None
         except (UsageError, TokenizerError) as error:
             raise Refusal(400, str(error), param=held_to.key.partition(".")[0]) from error
 

@@ -72,7 +72,7 @@ class TextsResponse:
             elif is_gone:
                 state["status"] = CLIENT_LEFT
             else:
-                raise Refusal(504, f"the answer took longer than {timeout:g} s (--timeout)", code="timeout")
+                raise self.service.limits.too_slow()
         except Exception as error:
             if not self._has_begun:
                 raise

@@ -70,7 +70,8 @@ Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
 class Worker:
     """See the module. `deliver` must return soon: no row goes on meanwhile.
 
-    `fault` is set once the device cannot go on. Each request is then answered with it.
+    `fault` is set once the device cannot go on. Each request is then answered with it. All that is raised is caught:
+    a panic of a library written in Rust is no Exception, and would leave clients without an answer.
     """
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver):
@@ -116,7 +117,7 @@ class Worker:
         """In the preparer's thread."""
         try:
             job.request = prepare(job.request)
-        except Exception as error:
+        except BaseException as error:
             failed = Failed(0, _as_ours(error))
             self._commands.put(lambda: self._deliver([(job, failed)]))
         else:
@@ -128,7 +129,7 @@ class Worker:
         while self._obey():
             try:
                 events = self._scheduler.step()
-            except Exception as error:
+            except BaseException as error:
                 self._fail(error)
                 continue
             if delivered := self._sorted(events):
@@ -153,7 +154,7 @@ class Worker:
             return
         try:
             job.number = self._scheduler.submit(job.request)
-        except Exception as error:
+        except BaseException as error:
             self._deliver([(job, Failed(0, _as_ours(error)))])
             return
         job.num_open = len(job.request.samples)
@@ -186,14 +187,14 @@ class Worker:
                     self._forget(job)
         return delivered
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Fail everything under way. Go on only if memory ran out, which leaves device and rows as they were."""
         ours = _as_ours(error)
         if not isinstance(ours, InsufficientMemoryError):
             self.fault = ours
         try:
             self._scheduler.interrupt()
-        except Exception as second:
+        except BaseException as second:
             self.fault = _as_ours(second)
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -201,7 +202,7 @@ class Worker:
         self._deliver([(job, Failed(0, ours)) for job in jobs])
 
 
-def _as_ours(error: Exception) -> LLMCliError:
+def _as_ours(error: BaseException) -> LLMCliError:
     """The error for a client; one that is not ours is a bug, of which the name of its class is told."""
     if isinstance(error, LLMCliError):
         return error

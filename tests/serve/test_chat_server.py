@@ -1,7 +1,9 @@
 """`llmcli chat --server`: the texts of a model that runs here, the chat's manners, and servers that tell nonsense."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -62,16 +64,27 @@ def test_what_cannot_be_is_one_line(server: ServerProcess, tmp_path: Path) -> No
     )
     for flag in (["--draft", "off"], ["--json"]):
         said = refused(run_chat(tmp_path, *url, *flag))
-        assert said == f"{flag[0]} and --server cannot be combined: it is for a model that runs here"
+        assert said == f"{flag[0]} cannot be used with --server: it is for a model that runs here"
     assert refused(run_chat(tmp_path, "some-model", *url)).startswith("MODEL and --server cannot be combined")
 
 
 def test_an_address_must_lead_to_a_server() -> None:
-    for address in ("here", "ftp://127.0.0.1", "http://", "http://[::1"):
+    for address in ("here", "ftp://127.0.0.1", "http://", "http://[::1", "http://a..b:1"):
         with pytest.raises(UsageError, match=r"expected an address such as http://127\.0\.0\.1:8080"):
             ServerClient(address, None)
     with pytest.raises(LLMCliError, match=r"^http://127\.0\.0\.1:9 cannot be reached: "):
         ServerClient("http://127.0.0.1:9/v1/", None).model()
+    for key in ("schlüssel", "a\nb"):
+        with pytest.raises(UsageError, match="--api-key holds no usable key"):
+            ServerClient("http://127.0.0.1:9", key)
+
+
+def test_who_does_not_name_its_model_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_client, "MODEL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(LLMCliError, match=f"^{address} does not answer$"):
+            ServerClient(address, None).model()
 
 
 def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:
@@ -114,12 +127,22 @@ def test_someone_types(server: ServerProcess, tmp_path: Path) -> None:
 
 
 @contextmanager
-def odd_server(status: int, content: bytes) -> Iterator[str]:
-    """A server with one answer to everything."""
+def odd_server(
+    status: int, content: bytes, *, models: bytes = b'{"data": [{"id": "snail"}]}', asked: list[bytes] | None = None
+) -> Iterator[str]:
+    """A server with one answer to everything but the question for its models; `asked` gets what is asked."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, models)
+
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if asked is not None:
+                asked.append(body)
+            self._answer(status, content)
+
+        def _answer(self, status: int, content: bytes) -> None:
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
@@ -150,7 +173,14 @@ PIECE = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
         (200, PIECE + b"data: nonsense\n\n", "it answers with something other than JSON"),
         (200, PIECE + b'data: {"error": {"message": "the card is gone"}}\n\n', ": the card is gone"),
         (200, PIECE + b"x" * 5000, "a line of its answer is too long"),
-        (500, b"<html>oops</html>", "it answers with something other than JSON"),
+        (502, b"<html>oops</html>", ": HTTP 502$"),
+        (400, b'{"error": {"code": 5}}', ": HTTP 400$"),
+        (401, b'{"detail": "Unauthorized"}', ": Unauthorized$"),
+        (400, b'{"object": "error", "message": "nope"}', ": nope$"),
+        (200, b'data: {"choices": null}\n\n', "a piece of its answer has no text"),
+        (200, b'data: {"choices": [{"delta": null}]}\n\n', "a piece of its answer has no text"),
+        (200, b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', "a piece of its answer has no text"),
+        (200, b'data: {"choices": [{"delta": {}, "finish_reason": {}}]}\n\n', "a piece of its answer has no text"),
         (500, b"x" * 5000, "its answer is too long"),
         (404, b'{"error": "no such model"}', ": no such model"),
     ],
@@ -162,6 +192,32 @@ def test_a_server_that_tells_nonsense(monkeypatch: pytest.MonkeyPatch, status: i
         with pytest.raises(LLMCliError, match=words.replace("?", r"\?")):
             list(client.pieces({"messages": []}))
         client.close()
+
+
+@pytest.mark.parametrize(
+    "models", ["{}", '{"data": []}', '{"data": [{"id": 5}]}', '{"data": [{"id": ""}]}', '{"data": [{"id": "a\\n"}]}']
+)
+def test_a_server_that_names_no_model(models: str) -> None:
+    with odd_server(200, b"", models=models.encode()) as address:
+        client = ServerClient(address, None)
+        with pytest.raises(LLMCliError, match=r"its (list of )?model"):
+            client.model()
+
+
+def test_the_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    """OpenAI's protocol wants it; an error that is null is none."""
+    asked: list[bytes] = []
+    answer = PIECE.replace(b"{", b'{"error": null, ', 1) + b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    with odd_server(200, answer, asked=asked) as address:
+        told = run_chat(tmp_path, "--server", address, "--message", "Tell.")
+    assert (told.returncode, told.stdout, told.stderr) == (0, "Hi\n", "")
+    (body,) = map(json.loads, asked)
+    assert body == {"model": "snail", "messages": [{"role": "user", "content": "Tell."}], "stream": True}
+
+
+def test_no_answer_is_an_error(tmp_path: Path) -> None:
+    with odd_server(200, b"data: [DONE]\n\n") as address:
+        assert refused(run_chat(tmp_path, "--server", address, "--message", "Hi")) == f"{address} gave no answer"
 
 
 def test_ctrl_c_ends_a_script(server: ServerProcess, tmp_path: Path) -> None:

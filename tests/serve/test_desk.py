@@ -1,16 +1,23 @@
 """The event loop's side: batches of events, a bound on those who wait, and clients that leave."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 
-from llmcli.engine.events import Finished, Token
-from llmcli.errors import DeviceError
-from llmcli.serve.desk import Texts
+from llmcli.engine.events import Finished, Timings, Token
+from llmcli.engine.texts import Usage
+from llmcli.errors import DeviceError, UsageError
+from llmcli.schema.held_to import HeldTo
+from llmcli.serve.desk import Desk, Texts
+from llmcli.serve.engine_end import EngineState
+from llmcli.serve.front_end import FrontEnd
 from llmcli.serve.refusal import Refusal
+from llmcli.serve.service import Limits, Service
 from llmcli.tokenizer.base import Tokenizer
 
 
@@ -91,5 +98,60 @@ def test_a_fault_is_raised_to_the_reader(tokenizer: Tokenizer, monkeypatch: pyte
             with pytest.raises(DeviceError, match="the card is gone"):
                 await read(desk.submit([make_request([97], 1), make_request([98], 1)]))
             assert desk.num_texts == 0
+
+    run(test())
+
+
+def test_a_text_that_ended_just_before_the_engine_is_whole() -> None:
+    async def test() -> None:
+        here, there = Pipe()
+        engine = FrontEnd(here, EngineState(Usage(1), 0, 0, 0), on_lost=lambda: None)
+        desk = Desk(engine, max_waiting=2)
+        texts, cut = desk.submit([make_request([97], 1)]), desk.submit([make_request([97], 2)])
+        _, key, *_ = there.recv()
+        there.send(("events", [(key, Finished(0, "", "b", (98,), "length", Timings(0, 0.0, 0.0, 0, 0.0)))], None))
+        there.close()
+        async for batch in texts.batches():
+            assert [(index, event.text) for index, event in batch if isinstance(event, Finished)] == [(0, "b")]
+        with pytest.raises(DeviceError, match="has ended"):
+            await read(cut)
+
+    run(test())
+
+
+class SlowSchemas:
+    """A model whose schemas are read when `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.num_read = 0
+
+    def grammar(self, held_to: HeldTo) -> None:
+        self.num_read += 1
+        self.may_end.wait(30)
+        raise UsageError("no schema")
+
+
+def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        model = SlowSchemas()
+        async with open_desk(open_scheduler(tokenizer, num_rows=1), max_waiting=1) as desk:
+            service = Service(model, desk, Limits(1000, 0.2))  # type: ignore[arg-type]
+
+            async def ask() -> None:
+                with desk.waiting([make_request([97], 1)]):
+                    await service.read_schema(HeldTo("regex", "regex", "a"))
+
+            asked = [asyncio.create_task(ask()) for _ in range(3)]
+            first, second, third = await asyncio.gather(*asked, return_exceptions=True)
+            for refusal, status in ((first, 504), (second, 504), (third, 429)):
+                assert isinstance(refusal, Refusal)
+                assert refusal.status == status
+            assert desk.num_texts == 0
+            model.may_end.set()
+            with pytest.raises(Refusal, match="no schema"):
+                await ask()
+            assert model.num_read == 2  # the second was never begun
+            service.close()
 
     run(test())

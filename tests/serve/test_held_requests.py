@@ -12,6 +12,8 @@ import pytest
 from server import ServerProcess, running_server
 from test_openai_client import MESSAGES, MODEL, generate, samples_of
 
+from llmcli.serve.bodies import CompletionBody, parse_body
+
 SCHEMA = {
     "type": "object",
     "properties": {"hero": {"enum": ["Tom", "Lily", "Max"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
@@ -104,6 +106,13 @@ def test_a_grammar_is_held(client: Any) -> None:
     assert all(re.fullmatch(r"a [a-z]{3,5}\.", choice.text) for choice in answer.choices)
 
 
+def test_a_key_that_asks_for_nothing_goes_with_a_format() -> None:
+    body = {"prompt": "Hi", "response_format": {"type": "json_object"}, "json_output": False}
+    held_to = parse_body(CompletionBody, json.dumps(body).encode()).held_to
+    assert held_to is not None
+    assert held_to.key == "response_format"
+
+
 @pytest.mark.parametrize(
     ("asked", "param", "words"),
     [
@@ -121,6 +130,7 @@ def test_a_grammar_is_held(client: Any) -> None:
         ({"response_format": as_format({}, strict=1)}, "response_format", "strict is 1, expected true or false"),
         ({"extra_body": {"schema": 3}}, "schema", "schema is 3, expected a JSON Schema"),
         ({"extra_body": {"schema_": {}}}, "schema_", "'schema_' is not supported; expected model, "),
+        ({"extra_body": {"grammar": 'root ::= "a" root'}}, None, "the schema is too complex"),
         ({"extra_body": {"regex": "(?=a)"}}, "regex", "regex: look-around"),
         ({"extra_body": {"regex": "a", "choice": ["b"]}}, "regex", "regex and choice cannot be combined"),
         (

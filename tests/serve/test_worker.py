@@ -141,16 +141,21 @@ def test_after_memory_ran_out_others_are_served(
     assert worker.fault is None
 
 
+class PanicException(BaseException):
+    """As that of libraries written in Rust: no Exception."""
+
+
+@pytest.mark.parametrize("bug", [KeyError("row 7"), PanicException("row 7")])
 def test_a_bug_names_its_class_and_ends_the_service(
-    worker: Worker, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, listener: Listener, monkeypatch: pytest.MonkeyPatch, bug: BaseException
 ) -> None:
     def fail() -> list[Event]:
-        raise KeyError("row 7")
+        raise bug
 
     monkeypatch.setattr(worker._scheduler, "step", fail)
     (end,) = listener.wait_for_ends(worker.submit(make_request([97], seed=1)))
     assert isinstance(end, Failed)
-    assert "please report it: KeyError" in str(end.error)
+    assert f"please report it: {type(bug).__name__}" in str(end.error)
     assert worker.fault is end.error
 
 
@@ -166,9 +171,13 @@ def test_a_request_is_prepared_beside_the_rows(worker: Worker, listener: Listene
     def refuse(request: Request) -> Request:
         raise UsageError("no such schema")
 
+    def panic(request: Request) -> Request:
+        raise PanicException("no such state")
+
     late = worker.submit(make_request([97], seed=1), prepare=replace_slowly)
     dropped = worker.submit(make_request([97], seed=2), prepare=replace_slowly)
     refused = worker.submit(make_request([97], seed=3), prepare=refuse)
+    panicked = worker.submit(make_request([97], seed=3), prepare=panic)
     worker.cancel(dropped)
     listener.wait_for_ends(worker.submit(make_request([99], seed=5)))
     assert not listener.events[late]
@@ -179,5 +188,8 @@ def test_a_request_is_prepared_beside_the_rows(worker: Worker, listener: Listene
     (end,) = listener.wait_for_ends(refused)
     assert isinstance(end, Failed)
     assert str(end.error) == "no such schema"
+    (end,) = listener.wait_for_ends(panicked)
+    assert isinstance(end, Failed)
+    assert "PanicException: no such state" in str(end.error)
     listener.wait_for_ends(worker.submit(make_request([97], seed=6)))
     assert not listener.events[dropped]

@@ -11,7 +11,7 @@ from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.events import FinishReason, Timings
 from llmcli.engine.reasoning import ReasoningSplitter, split_reasoning
-from llmcli.errors import UsageError
+from llmcli.errors import LLMCliError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.cli.server_client import ServerClient
@@ -70,21 +70,17 @@ class RemoteChat:
             body["seed"] = (body["seed"] + sample) % 2**64
         pieces = iter(self.client.pieces(body))
         reason: FinishReason = "eos"
-        try:
-            for piece in pieces:
-                if self._running is None:
-                    self._running = _Running(conversation, sample, pieces)
-                    yield TurnStarted((), 0, 0, 0, 0)
-                for choice in piece.get("choices", ()):
-                    reason = _REASONS.get(choice.get("finish_reason"), reason)
-                    yield from self._running.push(choice.get("delta", {}).get("content") or "")
-        except Exception:
-            self.interrupt()
-            raise
-        if self._running is not None:
-            running, self._running = self._running, None
-            self._conversation = running.said(reason)
-            yield from running.finish(reason)
+        for text, finish_reason in pieces:
+            if self._running is None:
+                self._running = _Running(conversation, sample, pieces)
+                yield TurnStarted((), 0, 0, 0, 0)
+            reason = _REASONS.get(finish_reason, reason)
+            yield from self._running.push(text)
+        if self._running is None:
+            raise LLMCliError(f"{self.client.address} gave no answer")
+        running, self._running = self._running, None
+        self._conversation = running.said(reason)
+        yield from running.finish(reason)
 
 
 class _Running:
