@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
         ("llmcli chat --overflow ", ["drop-oldest", "stop"]),
         ("llmcli eval --against m", ["mine"]),
         ("llmcli plan Qwen", ["Qwen2.5-0.5B", "Qwen3-4B"]),
-        ("llmcli bench --format ", ["int8", "int4", "bf16", "awq", "fp8"]),
+        ("llmcli bench --format ", ["int8", "int4", "awq", "fp8", "bf16"]),
         ("llmcli quantize mi", ["mine"]),
         ("llmcli quantize mine out --group-size ", ["32", "64", "128", "channel"]),
         ("llmcli models rm org/", ["org/big--one", "org/tiny"]),
