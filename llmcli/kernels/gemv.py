@@ -102,13 +102,6 @@ def plan_gemv(
     raise ValueError(f"gemv: {shared_bytes_per_block} bytes of shared memory a block are too few")
 
 
-def weaves(layout: TileLayout, num_rows: int) -> bool:
-    """WEAVES of gemv.cu: whether activations are staged while weights are multiplied."""
-    if layout.weight_type == "int8":
-        return num_rows > 2 and layout.is_symmetric and _groups_across_lanes(layout) == 1
-    return num_rows > 2 and layout.weight_type in ("fp8", "float16", "bfloat16")
-
-
 def plan_passes(
     layout: TileLayout,
     num_rows: int,

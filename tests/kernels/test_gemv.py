@@ -18,7 +18,6 @@ from llmcli.kernels.gemv import (
     gemv_name,
     plan_gemv,
     plan_passes,
-    weaves,
 )
 from llmcli.kernels.sources import flatten
 from llmcli.kernels.tiles import TileLayout, tile_layout
@@ -286,22 +285,3 @@ def test_the_compiler_refuses_other_sizes_than_the_kernels(place: int, nvrtc: No
     wrong = f"{start}HostSizes<{', '.join(map(str, numbers))}>>"
     with pytest.raises(KernelCompileError, match=r"gemv\.py plans other sizes"):
         compile_kernels(flatten("gemv"), "gemv", [wrong], "sm_90")
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        *(tile_layout("int8", 16, 512, group_size, "bfloat16") for group_size in (None, 32, 64, 128)),
-        tile_layout("int8", 16, 512, 128, "float16", is_symmetric=False),
-        *(tile_layout(weight_type, 16, 512, 128, "bfloat16") for weight_type in ("int4", "fp8")),
-        *(tile_layout(weight_type, 16, 512) for weight_type in ("float16", "bfloat16", "float32")),
-    ],
-    ids=lambda layout: f"{layout.weight_type}-{layout.group_size}-{layout.is_symmetric}",
-)
-def test_predictions_know_which_products_stage_while_they_multiply(layout: TileLayout, nvrtc: None) -> None:
-    assert not weaves(layout, 2)
-    name = gemv_name(layout, 8, 2)
-    *arguments, _, _ = name.removeprefix("gemv<").partition(", HostSizes")[0].split(", ")
-    product = f"ProductOf<{', '.join(arguments)}, 8>::Type::IS_WOVEN"
-    statement = f'static_assert({product} == {str(weaves(layout, 8)).lower()}, "other products stage");'
-    compile_kernels(flatten("gemv") + statement, "gemv", [name], "sm_90")
