@@ -31,8 +31,8 @@ PREFETCHED_BYTES = {8: 3 * 16 * 1152, 4: 2 * 16 * 1152, 16: 4 * 16 * 1024, 32: 4
 # The shortest start, however much is hidden: an empty kernel of 264 blocks takes 0.65 us in a graph.
 LEAST_CLOCKS = 1290
 # Bytes of x that a multiprocessor (or a cluster of two together) fetches from L2 a clock; nothing overlaps this.
-# Products of several rows fetch most of it beside weights by now. Alone they are 8 % faster for that, but whole steps are
-# still met within 6 % without it: the card then draws all the power that it may.
+# Products of several rows fetch most of it beside weights by now, and are 8 % faster alone. Whole steps are still met
+# within 6 % without that: the card then draws all the power that it may.
 FETCHED_BYTES_A_CLOCK = 17.33
 # Computing with int4: clocks a unit, clocks a unit for every 8 columns of the tensor cores (four rows), and clocks a
 # tile of any length; two tiles are in work at a time. Other weights never take longer than their bytes.
