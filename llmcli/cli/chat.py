@@ -56,6 +56,7 @@ from llmcli.resources import chat_folder
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.keeping import Keeper
     from llmcli.cli.chat_session.line_editor import LineEditor
+    from llmcli.cli.server_client import ServerClient
     from llmcli.schema.grammar import Grammar
 
 CONVERSATION_PANEL = "Conversation"
@@ -261,22 +262,28 @@ def chat(
         closing(lazy.ServerClient(conversation.server, conversation.api_key)) as client,
         closing(lazy.Keeper(chat_folder())) as keeper,
     ):
-        model = client.model()
-        limits = {"seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
-        asked = {"model": model, **numbers, **limits}
-        saved = _saved(conversation, keeper)
-        talk = RemoteTalk(
-            chat=RemoteChat(
-                client,
-                _begun(saved, conversation),
-                {key: value for key, value in asked.items() if value is not None},
-            ),
-            model=model,
-            thinking=thinking_view("--thinking", view.thinking),
-            is_markdown=view.markdown,
-            files=conversation.files,
-        )
+        asked = {**numbers, "seed": sampler.seed, "max_tokens": answers.max_new_tokens, "stop": answers.stop}
+        talk = _open_remote(client, _saved(conversation, keeper), conversation, view, asked)
         _talk(talk, keeper, conversation, view)
+
+
+def _open_remote(
+    client: ServerClient,
+    saved: SavedConversation | None,
+    options: ConversationOptions,
+    view: ViewOptions,
+    asked: dict[str, object],
+) -> RemoteTalk:
+    """A conversation with a server; what is None of `asked` it decides itself."""
+    model = client.model()
+    keys = {"model": model, **{key: value for key, value in asked.items() if value is not None}}
+    return RemoteTalk(
+        chat=RemoteChat(client, _begun(saved, options), keys),
+        model=model,
+        thinking=thinking_view("--thinking", view.thinking),
+        is_markdown=view.markdown,
+        files=options.files,
+    )
 
 
 def refuse_beside_server(*groups: object) -> None:
