@@ -272,7 +272,7 @@ def _open_remote(
     saved: SavedConversation | None,
     options: ConversationOptions,
     view: ViewOptions,
-    asked: dict[str, object],
+    asked: dict[str, float | int | list[str] | None],
 ) -> RemoteTalk:
     """A conversation with a server; what is None of `asked` it decides itself."""
     model = client.model()
