@@ -290,7 +290,7 @@ def refuse_beside_server(*groups: object) -> None:
     """Raises: UsageError for options of a model that runs here"""
     for flag in (flag for group in groups for flag in given_options(group)):
         if flag not in WITH_SERVER:
-            raise UsageError(f"{flag} cannot be used with --server: it is for a model that runs here")
+            raise UsageError(f"{flag} cannot be used with --server")
 
 
 def _saved(options: ConversationOptions, keeper: Keeper) -> SavedConversation | None:

@@ -142,4 +142,4 @@ class RemoteTalk(Talk):
 
     def set_overflow(self, overflow: Overflow) -> None:
         """Raises: UsageError"""
-        raise UsageError("overflow is for a model that runs here; a server refuses what does not fit")
+        raise UsageError("a server decides what happens when the context is full; overflow cannot be set here")
