@@ -79,8 +79,8 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
         reason = str(error)[:_MAX_REASON]
         return (
-            f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); check the spelling, or the network "
-            f"(or HF_ENDPOINT), then {_AGAIN}"
+            f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); check the spelling, or the "
+            f"network (or HF_ENDPOINT), then {_AGAIN}"
         )
     assert isinstance(error, OSError)
     if error.errno == errno.ENOSPC:
