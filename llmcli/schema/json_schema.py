@@ -31,6 +31,8 @@ _HELD = {*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS}
 _OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")  # `items` may be a list there
 _DRAFTS = (*_OLD_DRAFTS, "2020-12")
 
+_JSON_TYPES = {list: "list", str: "string", type(None): "null"}
+
 # The checked schema stands here, so that a part of it can be named in its place.
 _ROOT = "#/$defs/root"
 
@@ -77,7 +79,8 @@ class CheckedSchema:
         elif isinstance(schema, dict):
             checked = self._check_object(schema, place)
         else:
-            raise UsageError(f"{self.name}: {place} is a {type(schema).__name__}, expected a schema, an object")
+            found = _JSON_TYPES.get(type(schema), "number")
+            raise UsageError(f"{self.name}: {place} is a JSON {found}, expected a schema, an object")
         self._places[place] = checked
         return checked
 

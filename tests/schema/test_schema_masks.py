@@ -142,7 +142,7 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
             for before, chosen in zip(told, ahead, strict=True)
         ]
         if generator.random() < 0.6:
-            masks = HeldText.masks_side_by_side(list(zip(texts, ahead, drafts, strict=True)))
+            masks = HeldText.masks_of_all(list(zip(texts, ahead, drafts, strict=True)))
         else:
             masks = [held.masks(*wanted) for held, *wanted in zip(texts, ahead, drafts, strict=True)]
         for made, before, chosen, guessed in zip(masks, told, ahead, drafts, strict=True):

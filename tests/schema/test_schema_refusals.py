@@ -21,7 +21,7 @@ SCHEMAS = [
     ({"anyOf": [{}, {"if": {}}]}, "'if' at #/anyOf/1"),
     ({"properties": [1]}, "#/properties is a list, expected an object of schemas"),
     ({"anyOf": {}}, "#/anyOf is a dict, expected a list of schemas"),
-    ({"additionalProperties": 3}, "#/additionalProperties is a int, expected a schema"),
+    ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
     ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
     ({"pattern": "(?x)a # ["}, "expected no \\(\\?x\\)"),
@@ -64,7 +64,7 @@ def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a int"), ("[" * 99 + "]" * 99, "nested")]
+    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a JSON number"), ("[" * 99 + "]" * 99, "nested")]
 )
 def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
