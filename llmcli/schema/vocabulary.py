@@ -40,8 +40,7 @@ class Vocabulary:
             raise UsageError("the model has no end-of-text token, so no text can end where a schema wants it to")
         self.tokens = tokens or Tokens(TokenPieces.of(tokenizer).first(vocab_size))
         self.vocab_size = vocab_size
-        is_end = np.isin(np.arange(vocab_size), [*self.eos_token_ids])
-        self.ends, self._others = pack_mask(is_end), pack_mask(~is_end)
+        self.ends = pack_mask(np.isin(np.arange(vocab_size), [*self.eos_token_ids]))
         pieces = self.tokens.pieces
         self.first_token_ids = _first_token_ids(pieces, vocab_size) if tokenizer.strips_leading_space else None
 
@@ -50,7 +49,7 @@ class Vocabulary:
         end_id, num_words = self.tokens.end_id, len(self.ends)
         may_end = bool(found[end_id // 32] >> np.uint32(end_id % 32) & np.uint32(1))
         found[end_id // 32] &= ~np.uint32(1 << end_id % 32)
-        mask = found[:num_words] & self._others[: len(found)]
+        mask = found[:num_words] & ~self.ends[: len(found)]
         if len(mask) < num_words:
             mask = np.concatenate([mask, np.zeros(num_words - len(mask), np.uint32)])
         return mask | self.ends if may_end else mask

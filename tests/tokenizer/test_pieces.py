@@ -66,7 +66,7 @@ def test_every_file_of_the_tokenizer_counts(folder: Path, name: str) -> None:
     (folder / name).write_text("{}")
     assert find_kept_pieces(folder) is None
     keep_pieces(folder, TokenPieces.from_list([b"y"]))
-    (folder / name).write_text("{ }")
+    (folder / name).write_text("[]")
     assert find_kept_pieces(folder) is None
     (folder / name).unlink()
     assert listed(find_kept_pieces(folder)) == [b"x"]
