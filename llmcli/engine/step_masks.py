@@ -19,7 +19,7 @@ ReadAhead = Callable[[], Sequence[int] | None]  # waits for choices that are que
 
 
 class StepMasks:
-    """Masks for the spans of one step. Rows with a schema of their own need one each: they are made side by side."""
+    """Masks for the spans of one step. Rows with a schema of their own need one each."""
 
     def __init__(self) -> None:
         self._wanted: list[tuple[HeldText, ReadAhead, Sequence[int]]] = []
