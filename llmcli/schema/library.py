@@ -17,6 +17,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.errors import UsageError
 from llmcli.sampling.mask import mask_words
 from llmcli.tokenizer.pieces import TokenPieces
 
@@ -189,6 +190,7 @@ class _Library:
     """The functions: `slow` lets other threads go on in a call, `quick` does not. It is one library."""
 
     def __init__(self) -> None:
+        """Raises: UsageError for a library that was built without them"""
         path = llguidance._lib.__file__
         self.slow: Any = ctypes.CDLL(path)
         self.quick: Any = ctypes.PyDLL(path)
@@ -209,7 +211,11 @@ class _Library:
             (self.quick, "llg_matcher_rollback", code, (handle, size)),
             (self.quick, "llg_matcher_validate_tokens", code, (handle, ids, size)),
         ):
-            function = getattr(functions, name)
+            function = getattr(functions, name, None)
+            if function is None:
+                raise UsageError(
+                    f"the installed llguidance has no C function {name}; install a wheel of llguidance 1.9"
+                )
             function.restype, function.argtypes = result, arguments
 
 

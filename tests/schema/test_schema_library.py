@@ -1,5 +1,6 @@
 """llguidance by its C interface finds what its own Python classes find, and lets other threads go on."""
 
+import _ctypes
 import gc
 import json
 import random
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from made_schemas import make_regexes, make_schemas
 
+from llmcli.errors import UsageError
+from llmcli.schema import library
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.library import Matcher, Tokens, byte_tokens
 from llmcli.tokenizer.pieces import TokenPieces
@@ -92,6 +95,12 @@ def test_what_does_not_fit_is_an_error_that_a_copy_from_before_has_not() -> None
     assert matcher.copy().has_error
     assert (before.has_error, before.error) == (False, "")
     assert before.consume(ord("y"))
+
+
+def test_a_library_without_the_c_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llguidance._lib.__file__", _ctypes.__file__)
+    with pytest.raises(UsageError, match="the installed llguidance has no C function llg_new_tokenizer_v2; install"):
+        library._Library()
 
 
 def test_a_grammar_that_is_not_read_is_an_error() -> None:
