@@ -53,8 +53,6 @@ def test_refusals(llmcli: Llmcli, plain: Path, gptq: Path, tmp_path: Path) -> No
     destination = tmp_path / "new"
     llmcli("convert", plain, destination).expect_error(2, "is not quantized, so there is nothing to convert")
     llmcli("convert", write_fp8(plain, tmp_path / "fp8"), destination).expect_error(3, "holds 8-bit floats")
-    ordered = write_gptq(plain, tmp_path / "ordered", desc_act=True)
-    llmcli("convert", ordered, destination).expect_error(3, "orders its inputs (g_idx)", "llmcli quantize")
     llmcli("convert", gptq, gptq).expect_error(2, "exists; give another folder, or --force to replace it")
     llmcli("convert", gptq, destination, "--shard-size", "5").expect_error(2, "--shard-size is '5', expected a size")
     llmcli("convert", tmp_path / "none", destination).expect_error(3, "does not exist")
