@@ -25,8 +25,9 @@ class Gptq:
 
     @property
     def name(self) -> str:
-        """With its version."""
-        return "GPTQ" if self.zero_offset else "GPTQ v2"
+        """With its version, and whether inputs were ordered."""
+        version = "GPTQ" if self.zero_offset else "GPTQ v2"
+        return f"{version} with desc_act" if self.orders_inputs else version
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
         """What stands for a linear weight."""

@@ -18,7 +18,11 @@ class PackQuantized:
 
     stores_order: bool = False
     orders_inputs: bool = False
-    name: str = "compressed-tensors pack-quantized"
+
+    @property
+    def name(self) -> str:
+        """With whether inputs were ordered."""
+        return "compressed-tensors pack-quantized" + (" with g_idx" if self.orders_inputs else "")
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
         """What stands for a linear weight; weight_shape holds its own shape. Shapes: see `WeightScheme`."""
