@@ -62,6 +62,10 @@ class Texts:
                     raise event.error
             yield events
 
+    def untaken(self) -> list[tuple[int, Event]]:
+        """What has come and was in no batch, for who leaves before the end."""
+        return self._events
+
     def take(self, key: int, event: Event) -> None:
         """Note an event of one of the requests."""
         if key not in self._keys or self._num_open == 0:  # one has failed, which ends all
