@@ -44,8 +44,10 @@ class ServerClient:
         self.address = address.rstrip("/").removesuffix("/v1")
         headers = {"User-Agent": f"llmcli/{__version__}"}
         if api_key is not None:
-            if not api_key.isascii() or not api_key.isprintable():
-                raise UsageError("--api-key holds no usable key, expected visible ASCII characters")
+            if not api_key:
+                raise UsageError("--api-key is empty; give the server's key, or leave it out")
+            if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+                raise UsageError("--api-key holds no usable key, expected visible ASCII characters without spaces")
             headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.Client(headers=headers)
 

@@ -67,6 +67,7 @@ def test_what_cannot_be_is_one_line(server: ServerProcess, tmp_path: Path) -> No
     assert too_long.endswith("shorten the prompt")
     elsewhere = refused(run_chat(tmp_path, "--server", f"{server.url}/there", "--message", "Hi"))
     assert elsewhere == f"{server.url}/there: there is nothing at '/there/v1/models'; check the path of --server"
+    assert refused(run_chat(tmp_path, "--api-key", "x", "--message", "Hi")) == "--api-key needs --server URL"
     for flag in (["--draft", "off"], ["--json"]):
         said = refused(run_chat(tmp_path, *url, *flag))
         assert said == f"{flag[0]} cannot be used with --server"
@@ -80,7 +81,9 @@ def test_an_address_must_lead_to_a_server() -> None:
     words = r"^http://127\.0\.0\.1:9 cannot be reached: .*; start `llmcli serve` there, or check --server"
     with pytest.raises(ServerError, match=words):
         ServerClient("http://127.0.0.1:9/v1/", None).model()
-    for key in ("schlüssel", "a\nb"):
+    with pytest.raises(UsageError, match="^--api-key is empty; give the server's key, or leave it out$"):
+        ServerClient("http://127.0.0.1:9", "")
+    for key in ("schlüssel", "a\nb", " ", "key "):
         with pytest.raises(UsageError, match="--api-key holds no usable key"):
             ServerClient("http://127.0.0.1:9", key)
 
