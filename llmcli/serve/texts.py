@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmcli.engine.events import Event, Finished, Token
 from llmcli.engine.request import Request
-from llmcli.errors import DeviceError
+from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.json_text import json_response, to_json
@@ -119,6 +119,11 @@ class TextsResponse:
         """Raises: what has failed; of a fault of the device it is said whether others are served"""
         try:
             answering.result()
+        except UsageError as error:
+            if self.grammar is None:
+                raise
+            key = self.grammar.name.partition(".")[0]  # as of response_format.json_schema.schema
+            raise Refusal(400, str(error), param=key) from error
         except DeviceError as error:
             is_over = self.service.desk.engine.fault is not None
             what = "the server cannot continue; restart it" if is_over else "other requests are served"
