@@ -76,6 +76,16 @@ _PRODUCTS = (
 )
 
 
+def can_emulate() -> bool:
+    """Whether there is a compiler that knows floats of 16 bits, and a library with fibers."""
+    text = "#include <ucontext.h>\n_Float16 half = 1;"
+    try:
+        command = [COMPILER, "-x", "c++", "-std=c++17", "-fsyntax-only", "-"]
+        return subprocess.run(command, input=text.encode(), capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def translate(text: str) -> str:
     """A kernel's flattened text as C++ for the emulator.
 
