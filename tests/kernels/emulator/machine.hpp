@@ -284,6 +284,15 @@ inline void __syncthreads() {
     const dim3 size = emulator::block_size;
     emulator::arrive(emulator::block().named[0], static_cast<int>(size.x * size.y * size.z), true);
 }
+inline int __syncthreads_or(int value) {
+    int& any = emulator::block().any;
+    __syncthreads();  // everybody has read what was there before
+    any = 0;
+    __syncthreads();
+    any |= value;
+    __syncthreads();
+    return any;
+}
 inline void __syncwarp() { emulator::collect(0, "__syncwarp"); }
 template <typename T>
 uint64_t in_word(T value) {
