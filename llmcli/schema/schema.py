@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from functools import cache
 from itertools import takewhile
 
 import numpy as np
@@ -19,9 +16,6 @@ from llmcli.schema.grammar import Grammar, first_line
 from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
-# Where one takes so long, near the end of a bounded string, the next will. A thread costs a third of it.
-SLOW_MASK_SECONDS = 100e-6
-MAX_THREADS = 8
 MAX_FORCED_BYTES = 64  # more than a step has drafts for
 
 
@@ -77,7 +71,6 @@ class HeldText:
         self._taken: list[int] = []  # the tokens that the matcher has had
         self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
-        self._mask_seconds = 0.0  # what the last one took
         self._has_ended = False
 
     @property
@@ -151,11 +144,15 @@ class HeldText:
 
     @staticmethod
     def masks_of_all(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
-        """What `masks` gives for each text, or what it raises. Masks that will take long are made side by side."""
-        slow = [index for index, (held, _, _) in enumerate(wanted) if held._mask_seconds > SLOW_MASK_SECONDS]
-        beside = {index: _threads().submit(_made, *wanted[index]) for index in slow[1:]}
-        made = {index: _made(*one) for index, one in enumerate(wanted) if index not in beside}
-        return [made[index] if index in made else beside[index].result() for index in range(len(wanted))]
+        """What `masks` gives for each text, or what it raises. Masks behind tokens without drafts are made together."""
+        vocabulary = wanted[0][0]._vocabulary
+        together: dict[int, HeldText] = {}
+        for index, (held, chosen, drafts) in enumerate(wanted):
+            if chosen and not drafts and held._vocabulary is vocabulary and held._goes_on(chosen):
+                held._advance(chosen)
+                together[index] = held
+        masks = iter(_masks_together([*together.values()], vocabulary) if together else ())
+        return [next(masks) if index in together else _made(*one) for index, one in enumerate(wanted)]
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
@@ -170,6 +167,10 @@ class HeldText:
             self._go_back(self._num_told)
             self._take(token_id)
             self._num_told = len(self._taken)
+
+    def _goes_on(self, chosen: Sequence[int]) -> bool:
+        """Whether the text has begun and does not end with `chosen`."""
+        return self._first_token_ids is None and not self._ends(chosen)
 
     def _ends(self, chosen: Sequence[int]) -> bool:
         return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
@@ -203,22 +204,27 @@ class HeldText:
                 self._matcher.consume(token_id)
 
     def _compute_mask(self) -> TokenMask:
-        found, begin = np.empty(self._vocabulary.tokens.num_words, np.uint32), time.perf_counter()
-        is_filled = self._matcher.fill_mask(found)
-        self._mask_seconds = time.perf_counter() - begin
-        if not is_filled:
-            raise UsageError(
-                f"{self._name} is too complex: {first_line(self._matcher.error)}; give one with fewer alternatives"
-            )
-        mask = self._vocabulary.as_mask(found)
+        found = np.empty((1, self._vocabulary.tokens.num_words), np.uint32)
+        self._matcher.fill_mask(found[0])
+        mask: TokenMask = self._vocabulary.as_masks(found)[0]
         if self._first_token_ids is not None:
             is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
             mask = pack_mask(
                 (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
             )
-        if not mask.any():
-            raise UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
+        if (error := self._fault(is_empty=not mask.any())) is not None:
+            raise error
         return mask
+
+    def _fault(self, *, is_empty: bool) -> UsageError | None:
+        """What is wrong with a mask, if it has no token or could not be made."""
+        if self._matcher.has_error:
+            return UsageError(
+                f"{self._name} is too complex: {first_line(self._matcher.error)}; give one with fewer alternatives"
+            )
+        if is_empty:
+            return UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
+        return None
 
 
 def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:
@@ -228,6 +234,11 @@ def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -
         return error
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, "masks")
+def _masks_together(texts: Sequence[HeldText], vocabulary: Vocabulary) -> list[NDArray[np.uint32] | UsageError]:
+    """The mask of each text where its matcher stands, or what is wrong with it. Shapes: each [1, words]"""
+    found = np.empty((len(texts), vocabulary.tokens.num_words), np.uint32)
+    Matcher.fill_masks([held._matcher for held in texts], found)
+    masks = vocabulary.as_masks(found)
+    are_empty = (np.bitwise_or.reduce(masks, axis=1) == 0).tolist()
+    faults = [held._fault(is_empty=is_empty) for held, is_empty in zip(texts, are_empty, strict=True)]
+    return [mask[None] if fault is None else fault for mask, fault in zip(masks, faults, strict=True)]

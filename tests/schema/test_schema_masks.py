@@ -130,13 +130,9 @@ def test_texts_of_one_schema_do_not_meet() -> None:
     assert ord("a") in allowed_ids(schema.begin(at_start=False))
 
 
-@pytest.mark.parametrize("slow_seconds", [-1.0, 1.0], ids=["in threads", "one by one"])
 @pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
-def test_a_text_that_was_looked_ahead_is_where_it_was_told(
-    number: int, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
     """Masks behind choices that are not told, alone and of all texts; then these are told, or others."""
-    monkeypatch.setattr("llmcli.schema.schema.SLOW_MASK_SECONDS", slow_seconds)
     schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
