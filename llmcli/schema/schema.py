@@ -16,6 +16,7 @@ from llmcli.schema.grammar import Grammar, first_line
 from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
 MAX_FORCED_BYTES = 64  # more than a step has drafts for
 
 
@@ -218,11 +219,10 @@ class HeldText:
 
     def _fault(self, *, is_empty: bool) -> UsageError | None:
         """What is wrong with a mask, if it has no token or could not be made."""
-        if self._matcher.has_error:
-            return UsageError(
-                f"{self._name} is too complex: {first_line(self._matcher.error)}; give one with fewer alternatives"
-            )
-        if is_empty:
+        error = first_line(self._matcher.error) if self._matcher.has_error else ""
+        if error and error != NO_TOKEN:
+            return UsageError(f"{self._name} is too complex: {error}; give one with fewer alternatives")
+        if error or is_empty:
             return UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
         return None
 

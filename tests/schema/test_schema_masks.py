@@ -5,7 +5,16 @@ import json
 import llguidance
 import numpy as np
 import pytest
-from held_walks import EOS_ID, OTHER_EOS_ID, SPECIAL_ID, VOCAB_SIZE, allowed_ids, awkward_tokenizer, awkward_vocabulary
+from held_walks import (
+    EOS_ID,
+    OTHER_EOS_ID,
+    SPECIAL_ID,
+    VOCAB_SIZE,
+    ListedTokenizer,
+    allowed_ids,
+    awkward_tokenizer,
+    awkward_vocabulary,
+)  # fmt: skip
 from made_schemas import make_regexes, make_schemas
 
 from llmcli.errors import UsageError
@@ -180,3 +189,19 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
                 before.append(token_id)
             if generator.random() < 0.3:
                 assert held.mask().tolist() == plain(before).mask().tolist()
+
+
+def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks made together: of a text that goes on, one that nothing may follow, and one that llguidance gives up."""
+    letters = ListedTokenizer([b"a", b"c", b"</s>"], frozenset({2}))
+    vocabulary = Vocabulary(letters, {2}, 3)
+    going, dead, lost, last = (
+        Schema(choice_grammar("--choice", [choice]), vocabulary).begin(at_start=False)
+        for choice in ("aca", "ab", "ac", "a")
+    )
+    monkeypatch.setattr(lost._matcher, "_fill", lambda *_: lost._matcher.consume(0))
+    made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last)])
+    shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
+    assert shown[:2] == [[[0b010]], "no text fits --choice: this one is not complete, and nothing may follow it"]
+    assert str(shown[2]).startswith("--choice is too complex: ")
+    assert shown[3] == [[0b100]]
