@@ -23,7 +23,6 @@ from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.schema.grammar import choice_grammar, json_schema_grammar, regex_grammar
@@ -173,14 +172,12 @@ def test_rows_with_and_without_a_schema_side_by_side(model: Model) -> None:
 
 def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.texts(model.load(), model.request())[0]
-    compute, after = HeldText._compute_mask, whole.token_ids[:9]
+    after = whole.token_ids[:9]
 
-    def fail(held: HeldText) -> TokenMask:
-        if tuple(held._taken[:9]) == after:
-            raise UsageError("too complex")
-        return compute(held)
+    def fault(held: HeldText, **_: bool) -> UsageError | None:
+        return UsageError("too complex") if tuple(held._taken[:9]) == after else None
 
-    monkeypatch.setattr(HeldText, "_compute_mask", fail)
+    monkeypatch.setattr(HeldText, "_fault", fault)
     scheduler = Scheduler(model.load(2), model.tokenizer)
     free = model.request(schema=None, max_new_tokens=40)
     numbers = [scheduler.submit(request) for request in (model.request(), free)]
