@@ -43,6 +43,8 @@ class Schema:
                 held.push(token_id)
         except ValueError:
             raise UsageError(f"the text so far does not fit {self.grammar.name}, so it cannot be continued") from None
+        if held._given_up is not None:
+            raise held._given_up
         rest = copy(self)
         rest._matcher, rest._spelled = held._matcher, held.spelled()
         return rest
@@ -73,18 +75,21 @@ class HeldText:
         self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
         self._has_ended = False
+        self._given_up: UsageError | None = None  # by llguidance, at a token that was told; the next mask tells of it
 
     @property
     def is_complete(self) -> bool:
         """Whether the text may end here."""
         self._go_back(self._num_told)
-        return self._has_ended or self._matcher.is_accepting
+        return self._has_ended or (self._given_up is None and self._matcher.is_accepting)
 
     def mask(self) -> TokenMask:
         """What the next token may be. Shapes: result [ceil(vocab_size / 32)] uint32
 
         Raises: UsageError if nothing may come, or llguidance gives up.
         """
+        if self._given_up is not None:
+            raise self._given_up
         if self._mask is None:
             self._go_back(self._num_told)
             self._mask = self._compute_mask()
@@ -92,7 +97,7 @@ class HeldText:
 
     def num_fitting(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens may follow, one behind the other. None of them ends the text."""
-        if self._first_token_ids is not None:
+        if self._first_token_ids is not None or self._given_up is not None:
             return 0  # a text's first token may stand for another one
         self._go_back(self._num_told)
         ends = self._vocabulary.eos_token_ids
@@ -129,6 +134,8 @@ class HeldText:
         masks = np.zeros((len(drafts) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
         if chosen is None or self._ends(chosen):
             return ~masks
+        if self._given_up is not None:
+            raise self._given_up
         first_token_ids = self._first_token_ids
         try:
             self._advance(chosen)
@@ -150,8 +157,9 @@ class HeldText:
         together: dict[int, HeldText] = {}
         for index, (held, chosen, drafts) in enumerate(wanted):
             if chosen and not drafts and held._vocabulary is vocabulary and held._goes_on(chosen):
-                held._advance(chosen)
-                together[index] = held
+                with suppress(UsageError):  # it is told by the text alone
+                    held._advance(chosen)
+                    together[index] = held
         masks = iter(_masks_together([*together.values()], vocabulary) if together else ())
         return [next(masks) if index in together else _made(*one) for index, one in enumerate(wanted)]
 
@@ -166,12 +174,15 @@ class HeldText:
             self._num_told += 1
         else:
             self._go_back(self._num_told)
-            self._take(token_id)
+            try:
+                self._take(token_id)
+            except UsageError as error:
+                self._given_up = error
             self._num_told = len(self._taken)
 
     def _goes_on(self, chosen: Sequence[int]) -> bool:
         """Whether the text has begun and does not end with `chosen`."""
-        return self._first_token_ids is None and not self._ends(chosen)
+        return self._first_token_ids is None and self._given_up is None and not self._ends(chosen)
 
     def _ends(self, chosen: Sequence[int]) -> bool:
         return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
@@ -189,7 +200,13 @@ class HeldText:
         stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
         if stands_for == NOTHING:
             return
-        if stands_for == NOT_ALLOWED or not self._matcher.consume(stands_for):
+        if stands_for == NOT_ALLOWED:
+            raise ValueError(f"the schema does not allow token {token_id}")
+        if not self._matcher.consume(stands_for):
+            error = self._too_complex(first_line(self._matcher.error))
+            self._go_back(len(self._taken))
+            if self._matcher.num_fitting([stands_for]):
+                raise error
             raise ValueError(f"the schema does not allow token {token_id}")
         self._taken.append(stands_for)
 
@@ -221,10 +238,13 @@ class HeldText:
         """What is wrong with a mask, if it has no token or could not be made."""
         error = first_line(self._matcher.error) if self._matcher.has_error else ""
         if error and error != NO_TOKEN:
-            return UsageError(f"{self._name} is too complex: {error}; give one with fewer alternatives")
+            return self._too_complex(error)
         if error or is_empty:
             return UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
         return None
+
+    def _too_complex(self, error: str) -> UsageError:
+        return UsageError(f"{self._name} is too complex: {error}; give one with fewer alternatives")
 
 
 def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:

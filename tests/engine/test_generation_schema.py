@@ -25,7 +25,7 @@ from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
-from llmcli.schema.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 from llmcli.tokenizer.base import Tokenizer
@@ -188,6 +188,21 @@ def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monk
     assert told[numbers[0]] == list(after)
     assert [event.request for event in events if isinstance(event, Failed)] == numbers[:1]
     assert tuple(told[numbers[1]]) == model.texts(model.load(), free)[0].token_ids
+
+
+def test_a_text_that_llguidance_gives_up_fails_alone(model: Model) -> None:
+    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+    endless = replace(WARM, logit_bias={EOS_ID: -50.0})
+    lost = model.request(schema=Schema(grammar, model.vocabulary), sampler=endless)
+    scheduler, events = Scheduler(model.load(2), model.tokenizer), list[Event]()
+    numbers = [scheduler.submit(request) for request in (lost, model.request())]
+    while not scheduler.is_idle:
+        events += scheduler.step()
+    assert [event.request for event in events if isinstance(event, Failed)] == numbers[:1]
+    text = "".join(event.text for event in events if isinstance(event, Token) and event.request == numbers[0])
+    assert text == "x" * len(text) != ""
+    whole = next(event for event in events if isinstance(event, Finished))
+    assert whole.token_ids == model.texts(model.load(), model.request())[0].token_ids
 
 
 def test_drafts_change_no_text(model: Model) -> None:

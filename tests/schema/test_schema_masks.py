@@ -205,3 +205,30 @@ def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.Monke
     assert shown[:2] == [[[0b010]], "no text fits --choice: this one is not complete, and nothing may follow it"]
     assert str(shown[2]).startswith("--choice is too complex: ")
     assert shown[3] == [[0b100]]
+
+
+def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask() -> None:
+    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+    schema = Schema(grammar, awkward_vocabulary())
+    held, x = schema.begin(at_start=False), ord("x")
+    while held._given_up is None:
+        assert x in allowed_ids(held)
+        before = len(held._taken)
+        held.push(x)
+        assert before < 1000
+    said = r"--grammar is too complex: .*max is 2000.*; give one with fewer alternatives"
+    with pytest.raises(UsageError, match=said):
+        held.mask()
+    with pytest.raises(UsageError, match=said):
+        schema.behind([x] * (before + 1))
+    assert (held.is_complete, held.num_fitting([x]), held.forced_tokens()) == (False, 0, ())
+    other, ahead = (schema.begin(at_start=False) for _ in range(2))
+    for _ in range(before):
+        ahead.push(x)
+    other.push(x)
+    good, bad, told = HeldText.masks_of_all([(other, [x], ()), (ahead, [x], ()), (held, [x], ())])
+    assert not isinstance(good, UsageError)
+    assert str(bad) == str(told)
+    assert ahead.is_complete  # it was not told of the token
+    with pytest.raises(ValueError, match="the schema does not allow token 121"):
+        other.push(ord("y"))
