@@ -65,10 +65,8 @@ class Sample:
         self.text += text
         if is_stopped:
             self.finish_reason = "stop"
-        elif len(self.token_ids) == self.request.max_new_tokens:
-            self.finish_reason = "length"
         elif len(self.token_ids) == self.max_tokens:
-            self.finish_reason = "context"
+            self.finish_reason = "length" if self.max_tokens == self.request.max_new_tokens else "context"
         return text
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ token's mu as `Sampler.mirostat_mu`.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import cupy
@@ -133,7 +133,7 @@ class DeviceSampler:
         A step has many. They are read together: one by one they would take the host longer than the rest of a step.
         Raises: DeviceError if the card failed
         """
-        slots, numbers, _ = np.array(runs, np.int64).reshape(-1, 3).T
+        slots, numbers, _ = np.fromiter(chain.from_iterable(runs), np.int64, 3 * len(runs)).reshape(-1, 3).T
         places, expected = (slots, 0, numbers % NUM_RESULTS), numbers.astype(np.uint64)
         words = self._results[places]
         while len(late := np.flatnonzero(words >> np.uint64(32) != expected)):
