@@ -45,7 +45,7 @@ from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import SamplerOptions
-from llmcli.cli.run import LoadedRunner, check_run, open_run
+from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
@@ -350,20 +350,17 @@ def main() -> None:
                 step_seconds=options.step_ms / 1e3,
             )
             loaded = LoadedRunner(SteppingRunner(device), 0.0)
-        measure(
-            Bench(
-                open_model(),
-                open_model,
-                loaded,
-                options.clients,
-                options.prompt,
-                Schemas(run.session).hold,
-                client_cores,
-            ),
-            options.texts or 3 * options.clients,
-            options.tokens,
-            options.rounds,
+        bench = Bench(
+            open_model(),
+            open_model,
+            loaded,
+            options.clients,
+            options.prompt,
+            Schemas(run.session).hold,
+            client_cores,
         )
+        with loaded_objects_set_aside():
+            measure(bench, options.texts or 3 * options.clients, options.tokens, options.rounds)
 
 
 if __name__ == "__main__":
