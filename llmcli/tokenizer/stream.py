@@ -32,7 +32,6 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """The rest, at the end of the tokens: a replacement character if a character was left incomplete."""
-        self._is_within_character = False
         return self._strip(self._utf8.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:
