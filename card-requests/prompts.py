@@ -1,3 +1,4 @@
+# ruff: noqa
 """First-token times of prompts of a model, with gemm_wide or as before: prompts.py FOLDER wide|before OUT.npy"""
 
 import sys, time

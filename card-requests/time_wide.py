@@ -1,3 +1,4 @@
+# ruff: noqa
 """us and TFLOP/s of gemm_wide beside widening and the matrix library, in one process, 8B's shapes; then parts left out."""
 
 import sys

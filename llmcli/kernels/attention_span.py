@@ -1,6 +1,5 @@
 """Launcher of attention_span.cu: what attention_decode does, for lanes of which several belong to one row."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,35 +7,26 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, DecodeAttentionCost, attention_decode_cost
+from llmcli.kernels.attention_lanes import (
+    MIN_STAGES,
+    lane_arguments,
+    lines,
+    query_bytes,
+    room_for_block,
+    tile_bytes,
+)
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.phantom import assumed_values
-from llmcli.kernels.qkv import (
-    CACHE_TYPES,
-    PAGE_TOKENS,
-    QkvLayout,
-    cached_bytes,
-    check_cache,
-    check_lanes,
-    check_layout,
-    check_qkv,
-    check_rotary,
-    check_window,
-    column_address,
-    has_scales,
-)
+from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout, cached_bytes
 from llmcli.kernels.spec import KernelSpec
 
 MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
 _COLUMNS = 8  # pairs of a lane and a query head that a block takes
 _WARPS = 4  # that attend; one more copies
-# Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
-_MIN_STAGES, _MAX_STAGES = 4, 16
+_MAX_STAGES = 16  # tiles under way in a block; more bring nothing
 _WIDE_HEAD_DIM = 128  # above it registers have room for one block; for head sizes of no whole 32 for two, else three
-_COPY_BYTES = 16
-# Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
-_RESERVED_BYTES = 1024
 
 
 class SpanPlan:
@@ -50,15 +40,15 @@ class SpanPlan:
         self._itemsize = itemsize
         most = 1 if layout.head_dim > _WIDE_HEAD_DIM else 2 if layout.head_dim % 32 else 3
         for self.blocks in range(most, 0, -1):
-            room = (card.shared_bytes_per_block + _RESERVED_BYTES) // self.blocks - _RESERVED_BYTES
+            room = room_for_block(card, self.blocks)
             self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
-            if self.stages >= _MIN_STAGES:
+            if self.stages >= MIN_STAGES:
                 break
 
     @property
     def is_possible(self) -> bool:
         """Whether the kernel is for this cache, and a block's shared memory has room for it."""
-        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
+        return self._itemsize in (1, 2) and self.stages >= MIN_STAGES
 
     @property
     def shared_bytes(self) -> int:
@@ -86,14 +76,13 @@ class SpanPlan:
 
     def _shared_bytes(self, stages: int) -> int:
         head_dim, columns = self._layout.head_dim, _COLUMNS
-        scales = 8 * PAGE_TOKENS if has_scales(self._itemsize) else 0
-        tile = 2 * PAGE_TOKENS * head_dim * self._itemsize + scales
-        ring = _lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
-        queries = 2 * columns * 2 * 32 * (-(-head_dim // 32) | 1)
+        tile = tile_bytes(self._layout, self._itemsize)
+        ring = lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
+        queries = query_bytes(self._layout, columns)
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
         merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 9 * columns + 9 * 4
         barriers = 8 * (2 * stages + 1)
-        return _lines(ring + 2 * tile + queries + own + merging + barriers + 4)
+        return lines(ring + 2 * tile + queries + own + merging + barriers + 4)
 
 
 def attention_span(
@@ -126,24 +115,32 @@ def attention_span(
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
     kernel = "attention_span"
-    check_layout(kernel, layout)
-    stride = check_qkv(kernel, qkv, layout)
-    num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
     if num_lanes > MAX_LANES or not 1 <= num_spans <= num_lanes:
         raise ValueError(
             f"{kernel}: takes 1 to {MAX_LANES} lanes of as many rows at most, got {num_lanes}, {num_spans}"
         )
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
-    check_cache(kernel, keys, values, layout, key_scales, value_scales)
-    for name, array in (("keys", keys), ("values", values)):
-        check(kernel, name, array, dtype=keys.dtype, shape=keys.shape, aligned=_COPY_BYTES)
-    check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
-    partials_shape = (None, layout.num_attention_heads, None, head_dim + PARTIAL_EXTRA)
+    arguments = lane_arguments(
+        kernel,
+        qkv=qkv,
+        layout=layout,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        cos_sin=cos_sin,
+        rows=rows,
+        positions=positions,
+        page_table=page_table,
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        window=window,
+        out=out,
+    )
+    partials_shape = (None, layout.num_attention_heads, None, layout.head_dim + PARTIAL_EXTRA)
     check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None,), aligned=4)
-    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     plan = SpanPlan(device, layout, itemsize)
     if not plan.is_possible:
         raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
@@ -164,25 +161,7 @@ def attention_span(
         grid=(partials.shape[2], grid_heads, num_spans),
         block=32 * (_WARPS + 1),
         arguments=(
-            qkv,
-            column_address(qkv, layout.k_offset),
-            column_address(qkv, layout.v_offset),
-            np.int32(stride),
-            q_norm,
-            k_norm,
-            np.float32(eps),
-            np.float32(head_dim**-0.5 * math.log2(math.e)),
-            cos_sin,
-            rows,
-            positions,
-            page_table,
-            np.int32(num_lanes),
-            np.int32(page_table.shape[1]),
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            check_window(kernel, window),
+            *arguments,
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
             partials,
@@ -201,11 +180,6 @@ def attention_span_cost(seen: list[list[int]], layout: QkvLayout, itemsize: int)
     once = sum(min(of_row) - 1 for of_row in seen) * 2 * cached_bytes(layout, itemsize)
     read_bytes = alone.read_bytes - alone.stored_bytes + once
     return replace(alone, read_bytes=read_bytes, stored_bytes=once, num_rows=len(seen))
-
-
-def _lines(num_bytes: int) -> int:
-    """Rounded up to lines of 128 bytes."""
-    return -(-num_bytes // 128) * 128
 
 
 SPEC = KernelSpec(
