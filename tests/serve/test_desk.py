@@ -178,7 +178,7 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
             while not model.num_read:
                 await asyncio.sleep(0.01)
             leaves.set()
-            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            first, second = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
             assert isinstance(first, ClientDisconnect)
             assert isinstance(second, ClientDisconnect)
             assert desk.num_texts == 0
