@@ -75,47 +75,44 @@ inline void transpose(unsigned& result, unsigned pair) {
     result = element(2 * t, g) | element(2 * t + 1, g) << 16;
 }
 
-// mma.m16n8k16 of 16-bit numbers: d = a * b + c
-inline void mma(bool is_half, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2,
-                unsigned a3, unsigned b0, unsigned b1) {
+// All pairs of elements that meet in a product of 16 x 8, where a register holds WIDTH elements: `take` gets which of the
+// thread's four sums a pair belongs to, and both elements in the low bits.
+template <int WIDTH, typename Take>
+inline void each_pair(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, Take take) {
     uint64_t given[3][32];
     const uint64_t mine[3] = {static_cast<uint64_t>(a1) << 32 | a0, static_cast<uint64_t>(a3) << 32 | a2,
                               static_cast<uint64_t>(b1) << 32 | b0};
     for (int i = 0; i < 3; ++i) std::memcpy(given[i], emulator::collect(mine[i], "mma"), sizeof(given[i]));
     const int g = current->lane / 4, t = current->lane % 4;
-    float* const d[4] = {&d0, &d1, &d2, &d3};
     for (int v = 0; v < 2; ++v) {
         for (int j = 0; j < 2; ++j) {
-            double sum = *d[2 * v + j];
-            for (int k = 0; k < 16; ++k) {
-                const int half = k / 8, lane = k % 8 / 2, shift = 16 * (k % 2);
-                const unsigned a = static_cast<unsigned>(given[half][4 * g + lane] >> 32 * v) >> shift;
-                const unsigned b = static_cast<unsigned>(given[2][4 * (2 * t + j) + lane] >> 32 * half) >> shift;
-                sum += static_cast<double>(to_float(is_half, a)) * to_float(is_half, b);
+            for (int k = 0; k < 8 * WIDTH; ++k) {
+                const int half = k / (4 * WIDTH), lane = k / WIDTH % 4, shift = 32 / WIDTH * (k % WIDTH);
+                take(2 * v + j, static_cast<unsigned>(given[half][4 * g + lane] >> 32 * v) >> shift,
+                     static_cast<unsigned>(given[2][4 * (2 * t + j) + lane] >> 32 * half) >> shift);
             }
-            *d[2 * v + j] = static_cast<float>(sum);
         }
     }
 }
+
+// mma.m16n8k16 of 16-bit numbers: d = a * b + c
+inline void mma(bool is_half, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2,
+                unsigned a3, unsigned b0, unsigned b1) {
+    double sums[4] = {d0, d1, d2, d3};
+    each_pair<2>(a0, a1, a2, a3, b0, b1, [&](int output, unsigned a, unsigned b) {
+        sums[output] += static_cast<double>(to_float(is_half, a)) * to_float(is_half, b);
+    });
+    d0 = static_cast<float>(sums[0]), d1 = static_cast<float>(sums[1]);
+    d2 = static_cast<float>(sums[2]), d3 = static_cast<float>(sums[3]);
+}
+
 // mma.m16n8k32 of bytes: a signed or not, b signed
 inline void mma_bytes(bool is_signed, int& d0, int& d1, int& d2, int& d3, unsigned a0, unsigned a1, unsigned a2,
                       unsigned a3, unsigned b0, unsigned b1) {
-    uint64_t given[3][32];
-    const uint64_t mine[3] = {static_cast<uint64_t>(a1) << 32 | a0, static_cast<uint64_t>(a3) << 32 | a2,
-                              static_cast<uint64_t>(b1) << 32 | b0};
-    for (int i = 0; i < 3; ++i) std::memcpy(given[i], emulator::collect(mine[i], "mma"), sizeof(given[i]));
-    const int g = current->lane / 4, t = current->lane % 4;
     int* const d[4] = {&d0, &d1, &d2, &d3};
-    for (int v = 0; v < 2; ++v) {
-        for (int j = 0; j < 2; ++j) {
-            for (int k = 0; k < 32; ++k) {
-                const int half = k / 16, lane = k % 16 / 4, shift = 8 * (k % 4);
-                const unsigned a = static_cast<unsigned>(given[half][4 * g + lane] >> 32 * v) >> shift & 0xff;
-                const unsigned b = static_cast<unsigned>(given[2][4 * (2 * t + j) + lane] >> 32 * half) >> shift & 0xff;
-                *d[2 * v + j] += (is_signed ? static_cast<int8_t>(a) : static_cast<int>(a)) * static_cast<int8_t>(b);
-            }
-        }
-    }
+    each_pair<4>(a0, a1, a2, a3, b0, b1, [&](int output, unsigned a, unsigned b) {
+        *d[output] += (is_signed ? static_cast<int8_t>(a) : static_cast<int>(a & 0xff)) * static_cast<int8_t>(b);
+    });
 }
 
 // wgmma: b is read when the product takes effect, as late as a wait allows
