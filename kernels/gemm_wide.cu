@@ -11,11 +11,15 @@
 //           SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
 //           serves all but the first
-// Numerics: the weights of dequantize and the activations of round_rows; fp32 sums of the tensor cores, one chain over
-//           all inputs in a fixed order. So a token's bits do not depend on how many tokens run beside it
+// Numerics: the weights of dequantize and the activations of round_rows; fp32 sums (truncated, not rounded, in the
+//           tensor cores), one chain over all inputs in a fixed order. So a token's bits do not depend on how many tokens
+//           run beside it. ADD takes numbers below 2^-126 for zero
 // Choice:   A block multiplies 8 tiles with TOKENS tokens. Two groups of four warps hold all sums in registers; a warp
 //           loads its own tile's weights two steps early, and widens a step while the tensor cores work on the one
-//           before. One thread copies tokens, which the two blocks of a cluster share: half comes from each, to both.
+//           before. One group runs two steps ahead and never waits for the other: while one writes results, the tensor
+//           cores have the other's steps. ADD sends its numbers to be added in L2, since a load would be waited for.
+//           One thread copies tokens, which the two blocks of a cluster share: half comes from each, to both. Another
+//           one copies what SWIGLU leaves in shared memory.
 //           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
 //           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
 //           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)
@@ -23,7 +27,7 @@
 #include "common/wide_output.cuh"
 #include "common/wide_weights.cuh"
 
-constexpr int NUM_THREADS = 32 * MULTIPLIERS, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
+constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
 
 template <typename WeightT, typename ScaleT, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
@@ -41,8 +45,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     alignas(1024) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     unsigned char* staging = memory + STAGES * STEP_BYTES;  // of SWIGLU
-    __shared__ unsigned long long filled[STAGES], emptied[STAGES];
-    __shared__ TokenScales token_scales[2][TOKENS];  // of this item and the next one
+    __shared__ unsigned long long filled[STAGES], emptied[STAGES], staged, written;
+    __shared__ float token_scales[2][TOKENS];  // each group of warps has its own
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank<SHARERS>();
     const int num_steps = wide_steps(shape.num_inputs), num_tiles = shape.num_tiles();
@@ -63,17 +67,20 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         barrier_init(&filled[threadIdx.x], 1);
         barrier_init(&emptied[threadIdx.x], MULTIPLIERS * SHARERS);
     }
+    if (threadIdx.x == 0) {
+        barrier_init(&staged, MULTIPLIERS);
+        barrier_init(&written, 1);
+    }
     barrier_init_fence();
     __syncthreads();  // barriers stand, here
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
-    if (warp >= MULTIPLIERS) {
-        registers_down_to<FEWEST_REGISTERS>();
+    const auto copy_tokens = [&] {
         int stage = 0;
         unsigned parity = 1;
 #pragma unroll 1
-        for (int item = first_item; item < num_items && warp == MULTIPLIERS && lane == 0; item += item_step) {
+        for (int item = first_item; item < num_items; item += item_step) {
             const int first_byte = item % num_token_blocks * STEP_BYTES + rank * PART_BYTES;  // of a step
             const unsigned char* source = image + static_cast<size_t>(first_byte / IMAGE_STEP_BYTES) * num_steps *
                                                       IMAGE_STEP_BYTES + first_byte % IMAGE_STEP_BYTES;
@@ -87,6 +94,30 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
+    };
+    const auto copy_results = [&] {
+        const int out_steps = wide_steps(shape.num_outputs);
+        unsigned parity = 0;
+#pragma unroll 1
+        for (int item = first_item; item < num_items; item += item_step, parity ^= 1) {
+            const int out_step = item / num_token_blocks * SHARERS + rank;
+            const size_t first_block = item % num_token_blocks * (TOKENS / IMAGE_TOKENS);
+            barrier_wait(&staged, parity);
+#pragma unroll
+            for (int i = 0; i < TOKENS / IMAGE_TOKENS; ++i) {
+                const size_t place = ((first_block + i) * out_steps + out_step) * IMAGE_STEP_BYTES;
+                store_bulk(static_cast<unsigned char*>(out) + place, shared_address(staging + i * IMAGE_STEP_BYTES),
+                           IMAGE_STEP_BYTES);
+            }
+            store_bulk_wait_read();
+            barrier_arrive(&written);
+        }
+        store_bulk_wait();
+    };
+    if (warp >= MULTIPLIERS) {
+        registers_down_to<FEWEST_REGISTERS>();
+        if (warp == MULTIPLIERS && lane == 0) copy_tokens();
+        if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) copy_results();
         cluster_arrive();  // as the other warps
         cluster_wait();
         return;
@@ -123,8 +154,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (lane < SHARERS) barrier_arrive_at(&emptied[stage], lane);
     };
 
-    int stage = 0, turn = 0;
-    unsigned parity = 0;
+    const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
+    int stage = 0;
+    unsigned parity = 0, written_parity = 1;
     float sums[TOKENS / 2];
     unsigned a[2][4][4];
     Weights weights[2];
@@ -134,19 +166,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         load(weights[1]);
         weights[0].widen(a[0]);
         load(weights[0]);
+        if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
-    for (int item = first_item; item < num_items; item += item_step, turn ^= 1) {
+    for (int item = first_item; item < num_items; item += item_step) {
         const int first_token = item % num_token_blocks * TOKENS;
-        if (threadIdx.x < TOKENS) {
-            const int token = first_token + threadIdx.x;
-            TokenScales of_token = {1.0f, 1.0f};
-            if (token < shape.num_tokens) {
-                of_token.input = row_scales[token];
-                if (shape.repeats) of_token.inverse = row_scale_for<__half>(__uint_as_float(largest[token])).inverse;
-            }
-            token_scales[turn][threadIdx.x] = of_token;
-        }
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
         // Multiplies a step by `now`, and meanwhile makes `next` of the weights of the step behind it.
@@ -167,32 +191,35 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         for (int step = 0; step < num_steps; step += 2) {
             multiply(step, a[0], a[1], weights[1]);
             multiply(step + 1, a[1], a[0], weights[0]);
+            if (group == 0 && step == 0 && item == first_item) arrive_threads_of<NUM_THREADS>(1);
+        }
+        float loaded_scales[TOKENS / GROUP_THREADS];
+#pragma unroll
+        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
+            const int token = first_token + i * GROUP_THREADS + thread;
+            loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
         }
         wgmma_wait<0>();
         release(stage == 0 ? STAGES - 1 : stage - 1);
 
         const int tile = tile_of(item);
-        if (shape.epilogue == SWIGLU && threadIdx.x == 0) store_bulk_wait_read();
-        sync_threads_of<NUM_THREADS>(1);  // the item's scales stand, and staging is free
+        sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
+#pragma unroll
+        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
+            token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
+        }
+        sync_threads_of<GROUP_THREADS>(2 + group);
         if (shape.epilogue != SWIGLU) {
-            float* results = static_cast<float*>(out);
-            write_floats<TOKENS>(sums, token_scales[turn], biases, results, shape, tile, first_token);
+            write_floats<TOKENS>(sums, token_scales[group], biases, static_cast<float*>(out), shape, tile, first_token);
             continue;
         }
-        write_gated<TOKENS>(sums, token_scales[turn], biases, staging, largest, shape, tile, first_token);
+        barrier_wait(&written, written_parity);
+        written_parity ^= 1;
+        write_gated<TOKENS>(sums, token_scales[group], biases, staging, largest, shape, tile, first_token);
         fence_async_side();
-        sync_threads_of<NUM_THREADS>(2);
-        if (threadIdx.x == 0) {
-            const int out_step = item / num_token_blocks * SHARERS + rank, out_steps = wide_steps(shape.num_outputs);
-#pragma unroll
-            for (int begin = 0; begin < TOKENS; begin += IMAGE_TOKENS) {
-                const size_t block = (first_token + begin) / IMAGE_TOKENS;
-                store_bulk(static_cast<unsigned char*>(out) + (block * out_steps + out_step) * IMAGE_STEP_BYTES,
-                           shared_address(staging + begin * TOKEN_BYTES), IMAGE_STEP_BYTES);
-            }
-        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&staged);
     }
-    if (shape.epilogue == SWIGLU && threadIdx.x == 0) store_bulk_wait();
     cluster_arrive();  // nobody writes into a block that has ended
     cluster_wait();
 }

@@ -20,49 +20,34 @@ struct WideShape {
     }
 };
 
-// Of a token: what its sums are multiplied by, and what the result of SwiGLU is.
-struct TokenScales {
-    float input, inverse;
-};
-
 // Lane 4g + t of a warp with these sums has of its tile the rows g and g + 8 of the tokens 8i + 2t and 8i + 2t + 1, as
 // wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`.
 template <int TOKENS>
-__device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], const TokenScales* scales,
+__device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], const float* scales,
                                              const float* __restrict__ biases, float* out, const WideShape& shape,
                                              int tile, int first_token) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = tile * TILE_ROWS + g;
     const bool has_second = column + 8 < shape.num_outputs;
     if (column >= shape.num_outputs) return;
     const float bias[2] = {biases != nullptr ? biases[column] : 0.0f, biases != nullptr ? biases[column + 8] : 0.0f};
-    constexpr int BATCH = 4;  // whose loads are under way together
     // Tokens from this lane's first one on, and where its result lies.
     const int count = shape.num_tokens - first_token - 2 * t, stride = shape.out_stride;
     float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
-#pragma unroll
-    for (int begin = 0; begin < TOKENS / 8; begin += BATCH, place += static_cast<size_t>(8 * BATCH) * stride) {
-        float before[BATCH][2][2];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const bool is_added = shape.epilogue == ADD && 8 * (begin + b) + j < count;
-                before[b][j][0] = is_added ? __ldcg(place + (8 * b + j) * stride) : 0.0f;
-                before[b][j][1] = is_added && has_second ? __ldcg(place + (8 * b + j) * stride + 8) : 0.0f;
-            }
+    const auto write = [&](float* at, float value) {
+        if (shape.epilogue == ADD) {
+            atomicAdd(at, value);  // nobody else adds there; but no thread waits for the number before
+        } else {
+            *at = value;
         }
+    };
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+    for (int i = 0; i < TOKENS / 8; ++i, place += static_cast<size_t>(8) * stride) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int i = begin + b;
-                if (8 * i + j >= count) continue;
-                const float scale = scales[8 * i + 2 * t + j].input;
-                const float first = __fmaf_rn(sums[4 * i + j], scale, bias[0]);
-                const float second = __fmaf_rn(sums[4 * i + 2 + j], scale, bias[1]);
-                place[(8 * b + j) * stride] = __fadd_rn(before[b][j][0], first);
-                if (has_second) place[(8 * b + j) * stride + 8] = __fadd_rn(before[b][j][1], second);
-            }
+        for (int j = 0; j < 2; ++j) {
+            if (8 * i + j >= count) continue;
+            const float scale = scales[8 * i + 2 * t + j];
+            write(place + j * stride, __fmaf_rn(sums[4 * i + j], scale, bias[0]));
+            if (has_second) write(place + j * stride + 8, __fmaf_rn(sums[4 * i + 2 + j], scale, bias[1]));
         }
     }
 }
@@ -70,7 +55,7 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
 // silu(gate) * up as the next product's image: these 64 columns of its inputs are one of its steps, which the block
 // leaves in `staging` as wide_image has it, and in `sums`. `largest` learns results too large for fp16 without a scale.
 template <int TOKENS>
-__device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const TokenScales* scales,
+__device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const float* scales,
                                             const float* __restrict__ biases, unsigned char* staging,
                                             unsigned* largest, const WideShape& shape, int tile, int first_token) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -80,11 +65,16 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const Tok
     const int count = shape.num_tokens - first_token - 2 * t;  // tokens from this lane's first one on
     float most = 0.0f;
     const auto gated = [&](int i, int j) {
-        const TokenScales scale = scales[8 * i + 2 * t + j];
-        const float gate = __fmaf_rn(sums[4 * i + j], scale.input, of_gate);
-        const float up = __fmaf_rn(sums[4 * i + 2 + j], scale.input, of_up);
+        const float scale = scales[8 * i + 2 * t + j];
+        const float gate = __fmaf_rn(sums[4 * i + j], scale, of_gate);
+        const float up = __fmaf_rn(sums[4 * i + 2 + j], scale, of_up);
         const float silu = __fdividef(gate, __fadd_rn(1.0f, __expf(-gate)));  // as swiglu.cu has it
         return exists ? __fmul_rn(silu, up) : 0.0f;
+    };
+    const auto scaled = [&](float value, int i, int j) {
+        if (!shape.repeats || 8 * i + j >= count) return value;
+        const unsigned of_token = largest[first_token + 8 * i + 2 * t + j];
+        return __fmul_rn(value, row_scale_for<__half>(__uint_as_float(of_token)).inverse);
     };
     // The pair of columns 2t and 2t + 1 of token 8i + g, once transposed.
     unsigned char* word = staging + g * TOKEN_BYTES + ((4 * (warp % 2) + t) ^ g) * 16 + warp / 2 * 4;
@@ -94,9 +84,8 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const Tok
         if (8 * i < count) most = fmaxf(most, fabsf(first));
         if (8 * i + 1 < count) most = fmaxf(most, fabsf(second));
         sums[4 * i] = first, sums[4 * i + 1] = second;
-        const float low = __fmul_rn(first, scales[8 * i + 2 * t].inverse);
-        const float high = __fmul_rn(second, scales[8 * i + 2 * t + 1].inverse);
-        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pack_pair<__half>(low, high));
+        const unsigned pair = pack_pair<__half>(scaled(first, i, 0), scaled(second, i, 1));
+        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
     }
     if (shape.repeats || !(most > LARGEST_UNSCALED)) return;
 #pragma unroll

@@ -10,6 +10,7 @@ from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
 from llmcli.kernels.gemv import Epilogue
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
+from llmcli.lab.bounds import truncated_sum_bound
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
 from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
@@ -60,7 +61,7 @@ def problem_of(
         exact = x.astype(np.float64) * scales[:, None]
         weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)  # as dequantize rounds
         y = exact @ weights.T
-        bound = (np.sqrt(layout.num_inputs) + 8) * U * (np.abs(exact) @ np.abs(weights).T) + 4 * U * np.abs(y)
+        bound = truncated_sum_bound(exact, weights, layout.unit_inputs) + 4 * U * np.abs(y)
         if has_bias:
             y = y + given["bias"].astype(np.float64)[: layout.num_rows]
             bound += 2 * U * np.abs(y)
