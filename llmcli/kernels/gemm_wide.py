@@ -29,7 +29,7 @@ _CLUSTER = 2  # blocks that share tokens
 _BLOCK_TILES = 8
 _STAGES = {128: 12, 256: 6}  # steps of tokens under way
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute. As was
-# predicted, not fitted: no card has run them (docs/performance/wide.md).
+# predicted (docs/performance/wide.md): where the card has all the power that it wants.
 _SHARES = {128: 0.62, 256: 0.88}
 _LEAST_GROUP = 16  # inputs; a lane has one scale
 _ONE_GROUP = 31  # a shift that takes every input to group 0
