@@ -17,7 +17,7 @@ __device__ __forceinline__ float load_here(const float* address) {
     return value;
 }
 
-// What no kernel writes: words of weights, a scale as float, a zero point.
+// What no kernel writes: words of weights, a scale, a zero point.
 __device__ __forceinline__ void load_words_here(const void* address, unsigned (&words)[4]) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -31,15 +31,15 @@ __device__ __forceinline__ float load_stored_here(const float* address) {
     asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(address));
     return value;
 }
-__device__ __forceinline__ float load_stored_here(const __half* address) {
+__device__ __forceinline__ __half load_stored_here(const __half* address) {
     unsigned short bits;
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(bits) : "l"(address));
-    return to_float(__ushort_as_half(bits));
+    return __ushort_as_half(bits);
 }
-__device__ __forceinline__ float load_stored_here(const __nv_bfloat16* address) {
+__device__ __forceinline__ __nv_bfloat16 load_stored_here(const __nv_bfloat16* address) {
     unsigned short bits;
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(bits) : "l"(address));
-    return to_float(__ushort_as_bfloat16(bits));
+    return __ushort_as_bfloat16(bits);
 }
 __device__ __forceinline__ int load_stored_here(const unsigned char* address) {
     unsigned value;

@@ -25,7 +25,7 @@ from llmcli.kernels.gemm_wide import (
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, swiglu_problem
+from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, swiglu_problem, with_small_scales
 from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.wide import image_of
@@ -128,6 +128,16 @@ def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, f
         product(wgmma_card, stored, x),
         60,
     )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_weights_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """Bit for bit, also where fp16 does not have the scale or has the product below its normal numbers."""
+    stored = with_small_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
+    x = np.eye(144, dtype=np.float16)  # a token's results are the weights of one input
+    weights = stored.weights.astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))
 
 
 @pytest.mark.cuda

@@ -1,6 +1,7 @@
 """Many tokens in fp16 times a tiled matrix of 8 or 4 bits: formats, groups, tails, numbers of tokens, epilogues."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
 from llmcli.lab.bounds import truncated_sum_bound
 from llmcli.lab.cases.gemv import U, swiglu_of_tiles
-from llmcli.lab.matrices import StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
-from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
 from llmcli.lab.rows import HALF_SUBNORMAL, powers_of_two
+from llmcli.lab.storage import to_storage
 from llmcli.lab.wide import image_of
 
 FORMATS: tuple[dict[str, Any], ...] = (
@@ -120,6 +122,14 @@ def problem_of(
     )
 
 
+def with_small_scales(stored: StoredMatrix) -> StoredMatrix:
+    """The same with scales down to 2^-26, row by row: fp16 lacks some, or has products below its normal numbers."""
+    assert stored.scales is not None
+    factors = np.ldexp(1.0, -(np.arange(len(stored.scales)) % 18))[:, None]
+    scales = to_storage(stored_values(stored.scales) * factors, DTYPES[str(stored.scale_type)])
+    return replace(stored, scales=scales)
+
+
 def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_inputs: int, down_type: str) -> Problem:
     """Gate and up of so many outputs, for a matrix of `down_type`. One token's results need a scale."""
     num_rows = 2 * HALF_ROWS * -(-num_outputs // HALF_ROWS)
@@ -137,6 +147,7 @@ def _checks() -> Iterator[Problem]:
         for down_type in ("int8", "int4"):
             yield swiglu_problem(form, 70, 100, 200, down_type)
             yield swiglu_problem(form, 260, 300, 136, down_type)
+        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 20)
     for num_tokens in (1, 127, 128, 129, 256, 257):
         yield problem_of(random_matrix(2, num_rows=72, num_inputs=520, **FORMATS[0]), num_tokens)
     # More work than blocks run at once: they take one piece after the other, in blocks of 256 tokens.
