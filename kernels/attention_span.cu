@@ -25,14 +25,15 @@
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend.
 template <typename Memory>
-__device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                            SpanShare share) {
+__device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
     constexpr int TILE = PAGE_TOKENS, STAGES = Memory::STAGES, COPIERS = Memory::COPIERS;
     const int lane = threadIdx.x % 32, copier = threadIdx.x / 32 - Memory::ATTENDING_WARPS;
     unsigned index = 0;  // of a tile
-    SpanPiece piece;
-    while (share.next(piece)) {
+    SpanShare pieces(shared.table);
+    for (bool is_last = false; !is_last;) {
+        const SpanPiece piece = pieces.next(shared.table);
         const Span& span = piece.span;
+        is_last = piece.is_last;
         for (int split = piece.first_split; split < piece.end_split; ++split) {
             for (int from = 0; from < span.num_tokens;) {
                 const SpanPart part(piece, from, split);
@@ -46,7 +47,7 @@ __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>
                         const unsigned stage = index % STAGES, use = index / STAGES;
                         if (use > 0) barrier_wait(&shared.emptied[stage], (use - 1) % 2);
                         call.template copy_page<Memory::HEAD_DIM>(shared.stage(index), its_page, piece.kv_head,
-                                                                  max(0, part.visible - token), TILE);
+                                                                  max(0, part.visible - token), TILE, lane);
                         barrier_arrive_behind_copies(&shared.filled[stage]);
                     }
                 }
@@ -65,7 +66,7 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
                                          const SpanPiece& piece, const SpanPart& part, int split) {
     constexpr int HEAD_DIM = Memory::HEAD_DIM, COLUMNS = Memory::COLUMNS, STRIDE = Memory::STRIDE;
     constexpr int VECTORS = HEAD_DIM / 4, PART = PART_SIZE<HEAD_DIM>;
-    for (int i = threadIdx.x; i < COLUMNS * VECTORS; i += Memory::ATTENDING) {
+    for (int i = number_here(threadIdx.x); i < COLUMNS * VECTORS; i += Memory::ATTENDING) {
         const int place = i / VECTORS, vector = i % VECTORS;
         const SpanColumn column = shared.columns[place];
         if (column.token < part.from || column.token >= part.to) continue;
@@ -157,7 +158,7 @@ __device__ __forceinline__ void merge_piece(const SpanCall<typename Memory::KvT>
     }
     sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);
     if (!shared.is_last) return;
-    for (int i = threadIdx.x; i < Memory::COLUMNS * VECTORS; i += Memory::ATTENDING) {
+    for (int i = number_here(threadIdx.x); i < Memory::COLUMNS * VECTORS; i += Memory::ATTENDING) {
         const SpanColumn column = shared.columns[i / VECTORS];
         if (column.token < 0) continue;
         const int count = piece.splits[column.token].count;
@@ -169,15 +170,18 @@ __device__ __forceinline__ void merge_piece(const SpanCall<typename Memory::KvT>
 }
 
 template <typename Memory>
-__device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                              SpanShare share) {
+__device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
     unsigned index = 0;  // of a tile in the ring
-    SpanPiece next;
-    while (share.next(next)) {
+    const SpanPiece& piece = shared.piece;
+    if (threadIdx.x == 0) shared.pieces = SpanShare(shared.table);
+    do {
         sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody needs the piece before
-        if (threadIdx.x == 0) shared.piece = next;
+        if (threadIdx.x < 32) {
+            SpanShare pieces = shared.pieces;
+            const SpanPiece next = pieces.next(shared.table);
+            if (threadIdx.x == 0) shared.piece = next, shared.pieces = pieces;
+        }
         sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the piece is there
-        const SpanPiece& piece = shared.piece;  // no registers are left for it
         prepare(call, shared, piece);
         for (int split = piece.first_split; split < piece.end_split; ++split) {
             for (int from = 0; from < piece.span.num_tokens;) {
@@ -189,7 +193,7 @@ __device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::Kv
             }
         }
         if (piece.most_splits > 1) merge_piece(call, shared, piece);
-    }
+    } while (!piece.is_last);
 }
 
 // Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
@@ -208,10 +212,9 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     Memory& shared = *reinterpret_cast<Memory*>(dynamic);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int group = num_attention_heads / num_key_value_heads;
     if (warp == Memory::ATTENDING_WARPS) {
         shared.table.template fill<COLUMNS>(rows, positions, num_lanes, window, max_splits, num_key_value_heads,
-                                            group);
+                                            num_attention_heads / num_key_value_heads);
     } else if (warp < Memory::ATTENDING_WARPS) {  // zeros in places that there are not
         if (warp == 0 && lane < STAGES) {
             barrier_init(&shared.filled[lane], 32);
@@ -221,14 +224,14 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
         for (int i = threadIdx.x; i < sizeof(shared.queries) / 4; i += Memory::ATTENDING) words[i] = 0;
     }
     __syncthreads();
-    const SpanShare share(shared.table, group, num_key_value_heads);
     if (shared.table.num_items() == 0) grid_dependency_wait();  // all lanes are unused; rule 1 of launch.cuh
+    if (SpanShare(shared.table).is_over()) return;
     const SpanCall<KvT> call = {q, k, v, qkv_stride, q_norm, k_norm, eps, scale, cos_sin, page_table, pages_per_row,
                                 keys, values, key_scales, value_scales, window, num_attention_heads,
-                                num_key_value_heads, group, max_splits, partials, counters, out};
+                                num_key_value_heads, max_splits, partials, counters, out};
     if (warp < Memory::ATTENDING_WARPS) {
-        attend_pieces(call, shared, share);
+        attend_pieces(call, shared);
     } else {
-        copy_pieces(call, shared, share);
+        copy_pieces(call, shared);
     }
 }

@@ -70,17 +70,16 @@ __device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens
     }
 }
 
-// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read.
+// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
 template <typename KvT, int HEAD_DIM>
 __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
-                                          const HeadTokens<KvT>& values, int begin, int end) {
+                                          const HeadTokens<KvT>& values, int begin, int end, int lane) {
     using Ring = RingTile<KvT, HEAD_DIM>;
     using Keys = RingTokens<KvT, HEAD_DIM, true>;
     using Values = RingTokens<KvT, HEAD_DIM, false>;
     // Of codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
     constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
     constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
-    const int lane = threadIdx.x % 32;
     const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
     const auto copy = [&](unsigned place, const KvT* element) {
         if constexpr (BYTES == 16) {

@@ -26,12 +26,12 @@ struct SpanTable {
     int rows[MAX_LANES], num_tokens[MAX_LANES];
     int most_splits[MAX_LANES];  // that one of its tokens has
     int ends[MAX_LANES];         // of its items
-    int columns;
+    int columns, group, num_key_value_heads;
 
     // One warp calls it. Fewer columns an item, down to TILE_COLUMNS, while every block still has at most one.
     template <int MOST_COLUMNS>
     __device__ __forceinline__ void fill(const int* all_rows, const int* all_positions, int num_lanes, int window,
-                                         int max_splits, int num_key_value_heads, int group) {
+                                         int max_splits, int heads, int its_group) {
         const int lane = threadIdx.x % 32;
         const int row = lane < num_lanes ? load_here(all_rows + lane) : -1;
         const int position = lane < num_lanes ? load_here(all_positions + lane) : 0;
@@ -44,7 +44,7 @@ struct SpanTable {
             const int other = __shfl_down_sync(0xffffffffu, most, distance);
             if (__shfl_down_sync(0xffffffffu, row, distance) == row) most = max(most, other);
         }
-        const int all_columns = __popc(lanes_of_row) * group, per_tile = is_first ? num_key_value_heads * most : 0;
+        const int all_columns = __popc(lanes_of_row) * its_group, per_tile = is_first ? heads * most : 0;
         int at_once = TILE_COLUMNS, items;
         while (true) {
             items = per_tile * ((all_columns + at_once - 1) / at_once);
@@ -62,7 +62,7 @@ struct SpanTable {
         num_tokens[lane] = __popc(lanes_of_row);
         most_splits[lane] = most;
         ends[lane] = end;
-        if (lane == 0) columns = at_once;
+        if (lane == 0) columns = at_once, group = its_group, num_key_value_heads = heads;
     }
     __device__ __forceinline__ int num_items() const { return ends[MAX_LANES - 1]; }
 };
@@ -72,6 +72,7 @@ struct SpanPiece {
     Span span;
     int kv_head, first_column, columns;
     int first_split, end_split, most_splits;
+    bool is_last;                       // of the block
     const Splits<PAGE_TOKENS>* splits;  // of the span's tokens
 
     __device__ __forceinline__ bool has_split(int split) const { return split >= first_split && split < end_split; }
@@ -85,26 +86,24 @@ struct SpanPiece {
 
 // Walks over the pieces of this block: a share of the line of items, as even as it can be.
 struct SpanShare {
-    const SpanTable& table;
-    int group, num_key_value_heads;
     int item, end;
 
-    __device__ __forceinline__ SpanShare(const SpanTable& span_table, int its_group, int heads)
-        : table(span_table), group(its_group), num_key_value_heads(heads) {
+    __device__ __forceinline__ explicit SpanShare(const SpanTable& table) {
         const int blocks = gridDim.x, block = blockIdx.x, items = table.num_items();
         const int part = items / blocks, longer = items - part * blocks;
         item = block * part + min(block, longer);
         end = item + part + (block < longer);
     }
-    // The next piece, if there is one. All lanes of a warp call it.
-    __device__ __forceinline__ bool next(SpanPiece& piece) {
-        if (item >= end) return false;
+    __device__ __forceinline__ bool is_over() const { return item >= end; }
+    // The next piece; there is one. All lanes of a warp call it.
+    __device__ __forceinline__ SpanPiece next(const SpanTable& table) {
+        SpanPiece piece;
         const int lane = __popc(__ballot_sync(0xffffffffu, table.ends[threadIdx.x % 32] <= item));
         piece.span = {table.rows[lane], lane, table.splits[lane].position, table.num_tokens[lane]};
         piece.splits = table.splits + lane;
         piece.most_splits = table.most_splits[lane];
         const int in_span = item - (lane == 0 ? 0 : table.ends[lane - 1]), tile = in_span / piece.most_splits;
-        const int all_columns = piece.span.num_tokens * group;
+        const int all_columns = piece.span.num_tokens * table.group;
         const int tiles = (all_columns + table.columns - 1) / table.columns;
         piece.kv_head = tile / tiles;
         piece.first_column = (tile - piece.kv_head * tiles) * table.columns;
@@ -112,7 +111,8 @@ struct SpanShare {
         piece.first_split = in_span - tile * piece.most_splits;
         piece.end_split = min(piece.most_splits, piece.first_split + end - item);
         item += piece.end_split - piece.first_split;
-        return true;
+        piece.is_last = is_over();
+        return piece;
     }
 };
 
@@ -171,15 +171,16 @@ struct SpanShared {
     alignas(128) unsigned char new_tiles[2][Ring::BYTES];  // those in which new tokens lie
     typename Tile::Queries queries[TEAMS];
     float mixed[MIXES_IN_RING ? 4 : MIXED];
+    unsigned long long filled[STAGES], emptied[STAGES];
+    SpanPiece piece;  // that the block attends to; no registers are left for it
     float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
     float own_scores[COLUMNS];
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
     SpanTable table;
-    SpanPiece piece;  // that the block attends to
+    SpanShare pieces;  // behind `piece`
     SpanColumn columns[COLUMNS];
     int seen_end[COLUMNS];  // the end of what a column sees of a part, 0 if it sees nothing
     int has_own[COLUMNS];   // whether the part ends with the column's own token
-    unsigned long long filled[STAGES], emptied[STAGES];
     int is_last;
 
     // [WARPS][COLUMNS][STRIDE], at the end of a part

@@ -18,7 +18,7 @@ struct SpanCall {
     int pages_per_row;
     KvT *keys, *values;
     float *key_scales, *value_scales;
-    int window, num_attention_heads, num_key_value_heads, group, max_splits;
+    int window, num_attention_heads, num_key_value_heads, max_splits;
     float* partials;
     unsigned* counters;
     float* out;
@@ -31,10 +31,11 @@ struct SpanCall {
     }
     // One warp asks for the tokens begin ... end - 1 of a page.
     template <int HEAD_DIM>
-    __device__ __forceinline__ void copy_page(unsigned char* tile, int page, int kv_head, int begin, int end) const {
+    __device__ __forceinline__ void copy_page(unsigned char* tile, int page, int kv_head, int begin, int end,
+                                              int lane) const {
         const size_t place = place_of(page, kv_head, 0);
         copy_tile<KvT, HEAD_DIM>(tile, {keys + place * HEAD_DIM, key_scales + place},
-                                 {values + place * HEAD_DIM, value_scales + place}, begin, end);
+                                 {values + place * HEAD_DIM, value_scales + place}, begin, end, lane);
     }
     // The place in `partials` and `out` of a column's head.
     __device__ __forceinline__ size_t head_of(const Span& span, const SpanColumn& column) const {
@@ -51,11 +52,11 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
     constexpr int NUM_WARPS = Memory::ATTENDING_WARPS, TEAM_COLUMNS = COLUMNS / Memory::TEAMS;
     constexpr int NEW = 2 * MAX_SPAN / NUM_WARPS, QUERIES = COLUMNS / NUM_WARPS;
     using Pairs = Head<HEAD_DIM>;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = piece.kv_head;
+    const int thread = number_here(threadIdx.x), warp = thread / 32, lane = thread % 32, kv_head = piece.kv_head;
     const Span& span = piece.span;
     const bool has_new = piece.has_new();
     const auto column_at = [&](int place) {
-        return SpanColumn::at<COLUMNS, Memory::TEAMS>(place, piece, call.group);
+        return SpanColumn::at<COLUMNS, Memory::TEAMS>(place, piece, shared.table.group);
     };
     const auto place_of = [&](int i) { return warp + i * NUM_WARPS; };
     const auto new_token = [&](int i) { return (warp + i * NUM_WARPS) % MAX_SPAN; };
@@ -80,10 +81,10 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
         columns[i] = column_at(place_of(i));
         Pairs::load_angles(call.cos_sin, span.position + max(0, columns[i].token), query_angles[i]);
     }
-    if (threadIdx.x < COLUMNS) shared.columns[threadIdx.x] = column_at(threadIdx.x);
+    if (thread < COLUMNS) shared.columns[thread] = column_at(thread);
     if (older_end > 0) {
         const int visible = max(0, piece.splits[0].visible - span.new_begin());
-        call.template copy_page<HEAD_DIM>(shared.new_tiles[0], older_page, kv_head, visible, older_end);
+        call.template copy_page<HEAD_DIM>(shared.new_tiles[0], older_page, kv_head, visible, older_end, lane);
     }
     grid_dependency_wait();
     grid_dependency_launch();

@@ -27,6 +27,7 @@ NARROW, WIDE = 8, 32  # pairs of a lane and a query head that a block takes at m
 _WARPS = 4  # of a team that attends
 _MAX_STAGES = 16  # tiles under way in a block; more bring nothing
 _WIDE_HEAD_DIM = 128  # above it registers have room for one narrow block; for head sizes of no whole 32 for two
+_WIDE_FORM_HEAD_DIMS = (32, 64, 128)  # others take more registers than a wide block has
 
 
 class SpanForm:
@@ -51,7 +52,7 @@ class SpanForm:
     @property
     def is_possible(self) -> bool:
         """Whether there are enough registers, and a block's shared memory has room for it."""
-        return self.stages >= MIN_STAGES and (self.columns == NARROW or self._layout.head_dim <= _WIDE_HEAD_DIM)
+        return self.stages >= MIN_STAGES and (self.columns == NARROW or self._layout.head_dim in _WIDE_FORM_HEAD_DIMS)
 
     @property
     def shared_bytes(self) -> int:
@@ -72,12 +73,12 @@ class SpanForm:
         head_dim, columns, tile = self._layout.head_dim, self.columns, tile_bytes(self._layout, self._itemsize)
         mixed = 4 * _WARPS * columns * (head_dim + 2)
         ring = lines(max(stages * tile, mixed if columns == NARROW else 0))
+        merging = 16 if columns == NARROW else mixed
+        walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8  # barriers, the piece, all rows
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
-        merging = 2 * 4 * _WARPS * columns + (16 if columns == NARROW else mixed)
-        table = (5 + 4) * 4 * MAX_LANES + 8 + 12 * 4
-        seen = 4 * 4 * columns
-        barriers = 8 * 2 * stages
-        return lines(ring + 2 * tile + query_bytes(self._layout, columns) + own + merging + table + seen + barriers + 4)
+        of_columns = 2 * 4 * _WARPS * columns + 4 * 4 * columns
+        queries = query_bytes(self._layout, columns)
+        return lines(ring + 2 * tile + queries + merging + walking + own + of_columns + 4)
 
 
 class SpanPlan:
@@ -213,8 +214,8 @@ SPEC = KernelSpec(
             (np.uint16, NARROW, (80, 128)),
             (np.uint8, NARROW, (24, 96, 128, 256)),
             (np.float16, WIDE, (64, 128)),
-            (np.uint16, WIDE, (80, 128)),
-            (np.uint8, WIDE, (24, 96, 128)),
+            (np.uint16, WIDE, (32, 128)),
+            (np.uint8, WIDE, (64, 128)),
         )
         for head_dim in head_dims
     ),
