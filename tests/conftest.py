@@ -39,6 +39,20 @@ def opened_device() -> Device:
 
 
 @pytest.fixture
+def device(opened_device: Device) -> Iterator[Device]:
+    """Card 0, its stream current in this thread, with nothing under way at the start and at the end of the test.
+
+    A failure of the card names the test that caused it, as nothing of it is left for the next one.
+    """
+    opened_device.activate()
+    opened_device.synchronize()
+    opened_device.trace = None
+    with opened_device.stream:
+        yield opened_device
+    opened_device.synchronize()
+
+
+@pytest.fixture
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     """Stands for Nsight Compute: the only program on PATH."""
     folder = tmp_path / "ncu_bin"

@@ -86,6 +86,7 @@ class MeasuringOptions:
     scratch: Annotated[
         Path | None,
         typer.Option(
+            readable=False,
             metavar="FOLDER",
             help="Where to write a SHAPE's random weights.",
             show_default="the user's cache",

@@ -13,10 +13,10 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.adapters import parse_adapters
 from llmcli.cli.chat_session.chat_list import show_list
-from llmcli.cli.chat_session.commands import commands_of
 from llmcli.cli.chat_session.kept_names import names_file
 from llmcli.cli.chat_session.look_commands import show_end
 from llmcli.cli.chat_session.loop import converse
+from llmcli.cli.chat_session.prompt_line import open_prompt_line
 from llmcli.cli.chat_session.remote import RemoteChat, RemoteTalk
 from llmcli.cli.chat_session.scripted import answer_all, read_messages
 from llmcli.cli.chat_session.state import ChatSession, Talk, overflow_policy, replace_system, thinking_view
@@ -55,7 +55,6 @@ from llmcli.resources import chat_folder
 
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.keeping import Keeper
-    from llmcli.cli.chat_session.line_editor import LineEditor
     from llmcli.cli.server_client import ServerClient
     from llmcli.schema.grammar import Grammar
 
@@ -321,7 +320,7 @@ def _talk(
     if options.is_interactive:
         show_end(state.chat.conversation)
         terminal.info("/help lists the commands")
-        converse(state, open_line_editor(chat_folder() / "history", state), lambda: open_writer(state))
+        converse(state, open_prompt_line(chat_folder() / "history", state), lambda: open_writer(state))
     elif not answer_all(
         state, options.message or read_messages(), as_json=view.json_, require_complete=require_complete
     ):
@@ -388,11 +387,6 @@ def _open_state(
         load_seconds=loaded.load_seconds,
         files=options.files,
     )
-
-
-def open_line_editor(history_path: Path, state: Talk) -> LineEditor:
-    """The prompt line of a terminal."""
-    return lazy.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)
 
 
 def open_writer(state: Talk) -> Writer:

@@ -44,7 +44,8 @@ class DiffOutput:
     """
 
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the text as a page that shows both models' choices.")
+        Path | None,
+        typer.Option(readable=False, metavar="FILE", help="Write the text as a page that shows both models' choices."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace an older page of --html.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
@@ -73,7 +74,7 @@ def diff(
         typer.Argument(metavar="PROMPT", help="Text to continue; without it, or with `-`, read standard input."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
+        Path | None, typer.Option("--file", "-f", readable=False, metavar="FILE", help="Read the prompt from a file.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens to compare.")] = 128,
     devices: DeviceOptions,

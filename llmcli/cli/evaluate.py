@@ -71,7 +71,9 @@ def evaluate(
     names: ModelNames,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Text to measure on.", show_default="standard input"),
+        typer.Option(
+            "--file", "-f", readable=False, metavar="FILE", help="Text to measure on.", show_default="standard input"
+        ),
     ] = None,
     against: Annotated[
         str | None,

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SRC", help="Model folder, or hub id such as ORG/NAME.", autocompletion=complete_model)
 ]
-DestinationArgument = Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; it must not exist.")]
+DestinationArgument = Annotated[
+    Path, typer.Argument(readable=False, metavar="DST", help="Folder to write; it must not exist.")
+]
 
 
 @dataclass(frozen=True)

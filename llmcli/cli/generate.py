@@ -69,7 +69,14 @@ class PromptOptions:
     ] = None
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.", rich_help_panel=PROMPT_PANEL),
+        typer.Option(
+            "--file",
+            "-f",
+            readable=False,
+            metavar="FILE",
+            help="Read the prompt from a file.",
+            rich_help_panel=PROMPT_PANEL,
+        ),
     ] = None
     chat: Annotated[
         bool,

@@ -55,7 +55,8 @@ def compare(
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="RUNG", help="Print the source of this rung.")] = None,
     try_: Annotated[
-        Path | None, typer.Option("--try", metavar="FILE", help="Add your own kernel, a file with one rung.")
+        Path | None,
+        typer.Option("--try", readable=False, metavar="FILE", help="Add your own kernel, a file with one rung."),
     ] = None,
     arch: ArchOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,

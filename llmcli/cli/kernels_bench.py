@@ -32,6 +32,7 @@ CEILING_TYPES = ("float32", "float16")
 ScratchOption = Annotated[
     Path | None,
     typer.Option(
+        readable=False,
         metavar="FOLDER",
         help="Where to write a SHAPE's random weights.",
         show_default="the user's cache",

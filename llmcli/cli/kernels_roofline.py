@@ -40,7 +40,9 @@ def roofline(
     scratch: ScratchOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Save the plot as .png or .svg; needs matplotlib.", show_default=False),
+        typer.Option(
+            readable=False, metavar="FILE", help="Save the plot as .png or .svg; needs matplotlib.", show_default=False
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
     messages: MessageOptions = MessageOptions(),  # noqa: B008

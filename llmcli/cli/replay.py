@@ -54,7 +54,9 @@ if TYPE_CHECKING:
 class ReplayOptions:
     """A receipt, and what is otherwise now."""
 
-    file: Annotated[Path, typer.Argument(metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")]
+    file: Annotated[
+        Path, typer.Argument(readable=False, metavar="RECEIPT", help="File written by `llmcli generate --receipt`.")
+    ]
     model: Annotated[
         str | None,
         typer.Option(

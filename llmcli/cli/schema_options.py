@@ -47,7 +47,12 @@ class SchemaOptions:
     ] = None
     grammar: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a text of a grammar (Lark or GBNF).", rich_help_panel=SCHEMA_PANEL),
+        typer.Option(
+            readable=False,
+            metavar="FILE",
+            help="Write a text of a grammar (Lark or GBNF).",
+            rich_help_panel=SCHEMA_PANEL,
+        ),
     ] = None
     schema_whitespace: Annotated[
         bool,

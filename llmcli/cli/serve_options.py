@@ -56,7 +56,13 @@ class ServeOptions:
     ] = None
     api_key_file: Annotated[
         Path | None,
-        typer.Option("--api-key-file", metavar="FILE", help="Read the key from a file.", rich_help_panel=SERVER_PANEL),
+        typer.Option(
+            "--api-key-file",
+            readable=False,
+            metavar="FILE",
+            help="Read the key from a file.",
+            rich_help_panel=SERVER_PANEL,
+        ),
     ] = None
     max_queue: Annotated[
         int,

@@ -23,7 +23,7 @@ def tokenize(
         typer.Argument(metavar="TEXT", help="Text to tokenize; without it, or with `-`, read standard input."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file.")
+        Path | None, typer.Option("--file", "-f", readable=False, metavar="FILE", help="Read the text from a file.")
     ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Read TEXT as token ids and print their text.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object: token_ids, pieces, text.")] = False,

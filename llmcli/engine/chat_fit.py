@@ -80,8 +80,8 @@ def fit_prompt(
             "over with /reset, or use --overflow drop-oldest or, if the model allows it, a larger --context"
         )
     raise UsageError(
-        f"the message has {num_tokens} tokens with system prompt and answer; the context holds {context}; use a "
-        "shorter message or, if the model allows it, a larger --context"
+        f"the message has {num_tokens} tokens with system prompt and chat template; the context holds {context}, with "
+        "the answer; use a shorter message or system prompt or, if the model allows it, a larger --context"
     )
 
 

@@ -1,6 +1,5 @@
 """Launcher of attention_rows.cu: what attention_decode does, for many lanes in one launch, with the same bits."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,35 +11,27 @@ from llmcli.kernels.attention_decode import (
     attention_decode_cost,
     head_tile,
 )
+from llmcli.kernels.attention_lanes import (
+    MIN_STAGES,
+    lane_arguments,
+    lines,
+    query_bytes,
+    room_for_block,
+    tile_bytes,
+)
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.device import Device
 from llmcli.kernels.phantom import assumed_values
-from llmcli.kernels.qkv import (
-    CACHE_TYPES,
-    PAGE_TOKENS,
-    QkvLayout,
-    check_cache,
-    check_lanes,
-    check_layout,
-    check_qkv,
-    check_rotary,
-    check_window,
-    column_address,
-    has_scales,
-)
+from llmcli.kernels.qkv import CACHE_TYPES, QkvLayout
 from llmcli.kernels.spec import KernelSpec
 
 MAX_LANES = 256  # in a launch
 _WARPS = 4  # that attend; one more copies, one more prepares queries
 _THREADS = 32 * (_WARPS + 2)
 _PARTS_AT_ONCE = 8
-# Tiles of keys and values in shared memory: with fewer, warps wait for memory; more bring nothing.
-_MIN_STAGES, _MAX_STAGES = 4, 10
+_MAX_STAGES = 10  # tiles under way in a block; more bring nothing
 # Above it, for head sizes of no whole 32, or with 16 heads a tile registers have room for one block a multiprocessor.
 _WIDE_HEAD_DIM = 128
-_COPY_BYTES = 16
-# Bytes beside each block that CUDA keeps for itself, and so between a block's limit and a multiprocessor's memory.
-_RESERVED_BYTES = 1024
 
 
 class RowsPlan:
@@ -56,15 +47,15 @@ class RowsPlan:
         is_wide = layout.head_dim > _WIDE_HEAD_DIM or layout.head_dim % 32 != 0 or self.head_tile > 8
         for blocks in (1,) if is_wide else (2, 1):  # a multiprocessor
             self.num_blocks = blocks * card.num_multiprocessors
-            room = (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
+            room = room_for_block(card, blocks)
             self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
-            if self.stages >= _MIN_STAGES:
+            if self.stages >= MIN_STAGES:
                 break
 
     @property
     def is_possible(self) -> bool:
         """Whether the kernel is for this cache, and a block's shared memory has room for it."""
-        return self._itemsize in (1, 2) and self.stages >= _MIN_STAGES
+        return self._itemsize in (1, 2) and self.stages >= MIN_STAGES
 
     @property
     def num_heads(self) -> int:
@@ -100,13 +91,12 @@ class RowsPlan:
 
     def _fixed_bytes(self, stages: int) -> int:
         head_dim, heads = self._layout.head_dim, self.head_tile
-        scales = 8 * PAGE_TOKENS if has_scales(self._itemsize) else 0
-        tiles = stages * (2 * PAGE_TOKENS * head_dim * self._itemsize + scales)
-        queries = 2 * 2 * heads * 2 * 32 * (-(-head_dim // 32) | 1)
+        tiles = stages * tile_bytes(self._layout, self._itemsize)
+        queries = query_bytes(self._layout, 2 * heads)
         merging = 2 * 2 * _WARPS * 4 * heads + _PARTS_AT_ONCE * 8 * heads
         own = 2 * 4 * (heads + head_dim)
         barriers = 8 * (2 * stages + 4)
-        return _lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
+        return lines(tiles + queries + merging + own + 3 * 4 * MAX_LANES + barriers + 4)
 
     def _shared_bytes(self, stages: int) -> int:
         return self._fixed_bytes(stages) + self.num_heads * self._head_bytes
@@ -143,25 +133,33 @@ def attention_rows(
     Raises: ValueError, also where `RowsPlan.is_possible` is False
     """
     kernel = "attention_rows"
-    check_layout(kernel, layout)
-    stride = check_qkv(kernel, qkv, layout)
-    num_lanes, itemsize, head_dim = qkv.shape[0], keys.dtype.itemsize, layout.head_dim
+    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
     if num_lanes > MAX_LANES:
         raise ValueError(f"{kernel}: takes {MAX_LANES} lanes at most, got {num_lanes}")
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            check(kernel, name, weight, dtype=np.float32, shape=(head_dim,))
-    check_cache(kernel, keys, values, layout, key_scales, value_scales)
-    for name, array in (("keys", keys), ("values", values)):
-        check(kernel, name, array, dtype=keys.dtype, shape=keys.shape, aligned=_COPY_BYTES)
-    check_rotary(kernel, cos_sin, head_dim, check_lanes(kernel, num_lanes, rows, positions, page_table))
+    arguments = lane_arguments(
+        kernel,
+        qkv=qkv,
+        layout=layout,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        cos_sin=cos_sin,
+        rows=rows,
+        positions=positions,
+        page_table=page_table,
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        window=window,
+        out=out,
+    )
     plan = RowsPlan(device, layout, itemsize)
     if not plan.is_possible:
         raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
     num_blocks, num_splits = partials.shape[0], partials.shape[2]
     check(kernel, "partials", partials, dtype=np.float32, shape=(None, *plan.partials_shape(num_splits)[1:]))
     check(kernel, "counters", counters, dtype=np.uint32, shape=(num_blocks,), aligned=4)
-    check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
 
     def cost() -> DecodeAttentionCost:
         lanes = zip(assumed_values(rows), assumed_values(positions), strict=True)
@@ -174,25 +172,7 @@ def attention_rows(
         grid=(min(plan.num_blocks, num_blocks),),
         block=_THREADS,
         arguments=(
-            qkv,
-            column_address(qkv, layout.k_offset),
-            column_address(qkv, layout.v_offset),
-            np.int32(stride),
-            q_norm,
-            k_norm,
-            np.float32(eps),
-            np.float32(head_dim**-0.5 * math.log2(math.e)),
-            cos_sin,
-            rows,
-            positions,
-            page_table,
-            np.int32(num_lanes),
-            np.int32(page_table.shape[1]),
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            check_window(kernel, window),
+            *arguments,
             np.int32(is_cached),
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
@@ -205,11 +185,6 @@ def attention_rows(
         overlaps=True,
         cost=cost,
     )
-
-
-def _lines(num_bytes: int) -> int:
-    """Rounded up to lines of 128 bytes."""
-    return -(-num_bytes // 128) * 128
 
 
 SPEC = KernelSpec(

@@ -135,6 +135,11 @@ def attention_span(
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
     kernel = "attention_span"
+    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
+    if num_lanes > MAX_LANES or not 1 <= num_spans <= num_lanes:
+        raise ValueError(
+            f"{kernel}: takes 1 to {MAX_LANES} lanes of as many rows at most, got {num_lanes}, {num_spans}"
+        )
     arguments = lane_arguments(
         kernel,
         qkv=qkv,
@@ -153,11 +158,6 @@ def attention_span(
         window=window,
         out=out,
     )
-    num_lanes, itemsize = qkv.shape[0], keys.dtype.itemsize
-    if num_lanes > MAX_LANES or not 1 <= num_spans <= num_lanes:
-        raise ValueError(
-            f"{kernel}: takes 1 to {MAX_LANES} lanes of as many rows at most, got {num_lanes}, {num_spans}"
-        )
     partials_shape = (None, layout.num_attention_heads, None, layout.head_dim + PARTIAL_EXTRA)
     check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, layout.num_attention_heads), aligned=4)

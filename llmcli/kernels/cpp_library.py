@@ -43,7 +43,7 @@ def compiler_problem() -> str | None:
         source = Path(folder) / "one.cpp"
         source.write_text("#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", encoding="utf-8")
         try:
-            _compile(source, OPTIONS)
+            _compile([source], OPTIONS)
         except FileNotFoundError:
             return f"{cpp_compiler()[0]} not found"
         except (OSError, subprocess.SubprocessError) as error:
@@ -52,14 +52,14 @@ def compiler_problem() -> str | None:
     return None
 
 
-def source_file(stem: str) -> Path:
-    """The C++ of that name."""
-    return resource_folder("kernels") / "cpu" / f"{stem}.cpp"
+def source_folder() -> Path:
+    """Where the C++ is."""
+    return resource_folder("kernels") / "cpu"
 
 
 def source_digest(stem: str) -> str:
     """The SHA-256 of that source and of the headers beside it, in hexadecimal."""
-    source = source_file(stem)
+    source = source_folder() / f"{stem}.cpp"
     digest = hashlib.sha256()
     for path in (source, *sorted(source.parent.glob("*.h"))):
         content = path.read_bytes()
@@ -67,39 +67,39 @@ def source_digest(stem: str) -> str:
     return digest.hexdigest()
 
 
-def open_library(stem: str, instructions: str, on_compile: OnCompile = say_nothing) -> ctypes.CDLL | None:
-    """The library of a source for one of `INSTRUCTIONS`, compiled unless that was done before.
+def open_library(instructions: str, on_compile: OnCompile = say_nothing) -> ctypes.CDLL | None:
+    """All sources as one library for one of `INSTRUCTIONS`, compiled unless that was done before.
 
     `on_compile` is called before and after the compiler runs.
     Returns: None where it cannot be compiled; the log says why
     """
-    source = source_file(stem)
     if shutil.which(cpp_compiler()[0]) is None:
-        _log.debug("%s is not used: %s is not found", source.name, cpp_compiler()[0])
+        _log.debug("no library for the CPU: %s is not found", cpp_compiler()[0])
         return None
+    sources = sorted(source_folder().glob("*.cpp"))
     options = (*OPTIONS, *INSTRUCTIONS[instructions])
-    parts = (*cpp_compiler(), *options, platform.platform(), source_digest(stem))
+    parts = (*cpp_compiler(), *options, platform.platform(), *(source_digest(source.stem) for source in sources))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    name = f"{stem}-{instructions}-{key[:32]}.so"
+    name = f"cpu-{instructions}-{key[:32]}.so"
     kept = kernel_cache_folder() / name
     try:
         if not _is_whole(kept):
             on_compile(0, 1)
             try:
-                kept = _keep(_compile(source, options), name)
+                kept = _keep(_compile(sources, options), name)
             finally:
                 on_compile(1, 1)
         return ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
-        _log.debug("%s is not used: %s", source.name, error)
+        _log.debug("no library for the CPU: %s", error)
         return None
 
 
-def _compile(source: Path, options: tuple[str, ...]) -> bytes:
+def _compile(sources: list[Path], options: tuple[str, ...]) -> bytes:
     """The library's file. Raises: SubprocessError, OSError"""
     with tempfile.TemporaryDirectory(prefix="llmcli-compile-") as folder:
         target = Path(folder) / "library.so"
-        command = [*cpp_compiler(), *options, str(source), "-o", str(target)]
+        command = [*cpp_compiler(), *options, *map(str, sources), "-o", str(target)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
         if result.returncode != 0:
             raise subprocess.SubprocessError(f"{' '.join(command)} failed: {result.stderr[-2000:]}")

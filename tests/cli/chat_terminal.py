@@ -35,9 +35,9 @@ def write_chat_llama(folder: Path, **overrides: Any) -> Path:
 class ChatTerminal:
     """A terminal of 24 lines that answers where the cursor is, as terminals do."""
 
-    def __init__(self, home: Path, *arguments: object):
+    def __init__(self, home: Path, *arguments: object, term: str = "xterm-256color"):
         command = ["-m", "llmcli", "chat", "--seed", "1", "--threads", "1", *LETTERS_ONLY, *map(str, arguments)]
-        environment = {**os.environ, "TERM": "xterm-256color", "LLMCLI_HOME": str(home), "NO_COLOR": "1"}
+        environment = {**os.environ, "TERM": term, "LLMCLI_HOME": str(home), "NO_COLOR": "1"}
         self.child = pexpect.spawn(
             sys.executable, command, env=environment, encoding="utf-8", timeout=TIMEOUT_SECONDS, dimensions=(24, 100)
         )

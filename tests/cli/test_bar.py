@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,17 @@ def test_the_bar_counts_what_is_compiled() -> None:
 def test_without_a_terminal_one_line_tells_of_compiling() -> None:
     process = subprocess.run([sys.executable, "-c", COMPILED], stderr=subprocess.PIPE, text=True, check=True)
     assert process.stderr == "compiling 2 kernels; the next start finds them compiled\n"
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    home = tmp_path / "a file"
+    home.write_text("not a folder")
+    environment = {**os.environ, "LLMCLI_HOME": str(home)}
+    process = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, stderr=subprocess.PIPE, text=True, check=True
+    )
+    place = home / "kernels"
+    assert process.stderr == f"compiling 2 kernels; they are compiled at each start, as {place} cannot be written\n"
 
 
 NARROW = """

@@ -1,8 +1,10 @@
 """`llmcli chat` as a person uses it, in a real pseudo-terminal."""
 
+import io
 import json
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from chat_terminal import (
@@ -54,6 +56,29 @@ def test_messages_of_several_lines_and_commands(
     assert [turn.user for turn in load_conversation(path).conversation.turns][2] == "six\n\nseven eight"
     terminal.child.send(CTRL_D)
     assert terminal.finish() == 0
+
+
+def test_a_terminal_that_only_shows_text_gets_no_control_codes(home: Path, talker: Path, tmp_path: Path) -> None:
+    terminal = ChatTerminal(home, talker, "--max-new-tokens", 12, term="dumb")
+    output = io.StringIO()
+    terminal.child.logfile_read = output
+    with closing(terminal.child):
+        terminal.expect("\n> ")
+        terminal.enter('"""one')
+        terminal.expect(r"\. ")
+        terminal.enter('two"""')
+        terminal.expect(rf"{AT_LIMIT}\s*> ")
+        path = tmp_path / "talk.json"
+        terminal.enter(f"/save {path}")
+        terminal.expect("Saved to [^>]*> ")
+        assert [turn.user for turn in load_conversation(path).conversation.turns] == ["one\ntwo"]
+        terminal.enter("/edit")
+        terminal.expect("typed again: /edit one\r\ntwo\r\n> ")
+        terminal.child.send(CTRL_C)
+        terminal.expect("press Ctrl-C again, or Ctrl-D, to quit\r\n> ")
+        terminal.child.send(CTRL_D)
+        assert terminal.finish() == 0
+    assert "\x1b" not in output.getvalue()
 
 
 def test_an_empty_line_ends_an_answer(open_terminal: Callable[..., ChatTerminal], talker: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
@@ -46,3 +47,18 @@ def test_every_command_has_help_with_two_examples(llmcli, command: Command) -> N
         return
     text = llmcli(command.name, "--help").stdout
     assert text.count("llmcli ") >= 3  # the usage line and two examples
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_file_without_permission_is_refused_by_who_opens_it(command: Command) -> None:
+    """Typer asks beforehand whether a path may be read, and refuses in words of its own."""
+    loaded = load_command(command)
+    functions = (
+        [entry.callback for entry in loaded.registered_commands] if isinstance(loaded, typer.Typer) else [loaded]
+    )
+    for function in functions:
+        assert callable(function)
+        for name, hint in get_type_hints(function, include_extras=True).items():
+            kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (None,)
+            if kind in (Path, Path | None):
+                assert not metadata[0].readable, name

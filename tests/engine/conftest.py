@@ -1,7 +1,8 @@
-"""Tokenizers with chat templates: a tiny one made here, and the real ones where the shared folder is present."""
+"""Where a model runs; tokenizers with chat templates: a tiny one made here, and the real ones of the shared folder."""
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import transformers
 from scripted_chat import ChatModel
 from tiny_models import write_byte_tokenizer
 
+from llmcli.runners.base import Runner
+from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.chat_template import PLAIN, PLAIN_SOURCE, load_chat_template
 from llmcli.tokenizer.load import load_tokenizer
@@ -47,6 +50,20 @@ REAL = {
     "qwen2.5": ("qwen2/tokenizer.json", "Qwen-Qwen2.5-7B-Instruct.jinja", {"eos_token": "<|im_end|>"}),
     "qwen3": ("qwen2/tokenizer.json", "Qwen-Qwen3-0.6B.jinja", {"eos_token": "<|im_end|>"}),
 }
+
+
+@pytest.fixture(params=["numpy", "simulated card", pytest.param("cuda", marks=pytest.mark.cuda)])
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
+    """Puts a model on the CPU, on a card that numpy simulates, or on a card."""
+    if request.param == "numpy":
+        return load_on_numpy
+    from llmcli.runners.cuda.load import load as load_on_card
+
+    if request.param == "cuda":
+        return partial(load_on_card, device=request.getfixturevalue("opened_device"))
+    from simulated_card import simulate
+
+    return partial(load_on_card, device=simulate(monkeypatch), uses_graphs=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """However a draft fails, the text is the text without drafts; the fault is told once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,16 @@ import pytest
 from draft_runs import loop, request, run, told
 from page_device import PageDevice
 from scripted_drafts import ScriptedGuesses, ScriptedSource
-from tiny_models import write_tiny_llama
+from tiny_models import write_broken_llama, write_tiny_llama
 
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.draft_model import DraftModel
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Finished
 from llmcli.errors import DeviceError, LLMCliError
-from llmcli.runners.numpy.load import load
+from llmcli.kernels.device import device_errors
+from llmcli.runners.base import Runner, Span, Step
+from llmcli.runners.numpy.load import load as load_on_numpy
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
@@ -65,8 +67,8 @@ def test_a_draft_model_that_fails_while_it_runs(
     tokenizer: Tokenizer, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_model(write_tiny_llama(tmp_path / "model"))
-    expected = told(run(load(model, max_seq_len=200), tokenizer, request()))
-    drafter = load(model, max_seq_len=200)
+    expected = told(run(load_on_numpy(model, max_seq_len=200), tokenizer, request()))
+    drafter = load_on_numpy(model, max_seq_len=200)
     broken = drafter._device._model  # type: ignore[attr-defined]
     logits = type(broken).logits
 
@@ -78,9 +80,36 @@ def test_a_draft_model_that_fails_while_it_runs(
     monkeypatch.setattr(type(broken), "logits", fail)
     problems: list[LLMCliError] = []
     drafting = Drafting(DraftModel(drafter), least=3, on_problem=problems.append)
-    assert told(run(load(model, max_seq_len=200), tokenizer, request(), drafting)) == expected
+    assert told(run(load_on_numpy(model, max_seq_len=200), tokenizer, request(), drafting)) == expected
     assert len(problems) == 1
     assert fault in str(problems[0])
+
+
+@pytest.mark.parametrize("fault", ["NaN", "the card's memory is full"])
+def test_a_draft_model_that_fails_where_the_model_runs(
+    tokenizer: Tokenizer, load: Callable[..., Runner], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights give NaN, or CuPy finds no room in the middle of the text."""
+    model = open_model(write_tiny_llama(tmp_path / "model"))
+    broken = open_model(write_broken_llama(tmp_path / "broken")) if fault == "NaN" else model
+    expected = told(run(load(model, max_seq_len=200), tokenizer, request()))
+    drafter = load(broken, max_seq_len=200)
+    step, num_steps = drafter.queue, 0
+
+    def queue(spans: Sequence[Span]) -> Step:
+        nonlocal num_steps
+        num_steps += 1
+        if fault != "NaN" and num_steps == 9:
+            with device_errors():
+                raise pytest.importorskip("cupy").cuda.memory.OutOfMemoryError(2**30, 2**35)
+        return step(spans)
+
+    monkeypatch.setattr(drafter, "queue", queue)
+    problems: list[LLMCliError] = []
+    drafting = Drafting(DraftModel(drafter), least=3, on_problem=problems.append)
+    assert told(run(load(model, max_seq_len=200), tokenizer, request(), drafting)) == expected
+    assert [fault in str(problem) for problem in problems] == [True]
+    assert (drafting.usage.num_kept > 0) == (fault != "NaN")
 
 
 def test_a_runner_that_verifies_nothing_is_given_no_drafts(tokenizer: Tokenizer) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_attention_decode import BF16, F16, LLAMA, run, verify
 
-from llmcli.kernels.attention_span import MAX_SPAN
+from llmcli.kernels.attention_span import MAX_SPAN, SpanPlan
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import CODES
@@ -117,6 +118,40 @@ def test_a_long_row(device: Device, dtype: np.dtype) -> None:
     """Each block goes around its ring of tiles many times."""
     for layout in (QkvLayout(2, 2, 128), QkvLayout(8, 2, 128)):
         check(device, layout, dtype, [9000], [8], num_splits=4)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("window", [None, 150])
+def test_large_blocks_with_several_pieces(device: Device, dtype: np.dtype, window: int | None) -> None:
+    """More splits than blocks: a block goes from head to head, and from row to row."""
+    check(device, QkvLayout(64, 16, 64), dtype, [900, 1100, 3, 700], [8, 5, 8, 3], window=window, num_splits=7)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("start", [130, 260, 600, 2500])
+def test_items_of_8_16_and_32_columns(device: Device, dtype: np.dtype, start: int) -> None:
+    check(device, QkvLayout(32, 8, 128), dtype, [start], [8], num_splits=49)
+
+
+def test_forms() -> None:
+    """One multiprocessor has three small blocks or a large one, with room for their shared memory."""
+    layout = QkvLayout(32, 8, 128)
+    plan = SpanPlan(TYPICAL_CARD, layout, 2)
+    assert [plan.form(lanes).columns for lanes in (1, 2, 3, 8)] == [8, 8, 32, 32]
+    assert [SpanPlan(TYPICAL_CARD, QkvLayout(8, 8, 128), 2).form(lanes).columns for lanes in (1, 8)] == [8, 8]
+    assert (plan.form(2).blocks, plan.form(8).blocks) == (3, 1)
+    assert plan.num_blocks(plan.form(2), 2, 1, 49, 8) == 49 * 8  # a block for each split
+    assert plan.num_blocks(plan.form(8), 8, 1, 49, 8) == TYPICAL_CARD.num_multiprocessors
+    assert plan.num_blocks(plan.form(8), 8, 1, 2, 8) == 2 * 8 * 4
+    for head_dim, columns in ((32, 32), (64, 32), (128, 32), (80, 8), (256, 8)):
+        form = SpanPlan(TYPICAL_CARD, QkvLayout(8, 2, head_dim), 2).form(8)
+        assert form.columns == columns
+        assert form.blocks * (form.shared_bytes + 1024) <= TYPICAL_CARD.shared_bytes_per_block + 1024
+    small = SpanPlan(replace(TYPICAL_CARD, shared_bytes_per_block=99 * 1024), layout, 2)
+    assert (small.form(8).columns, small.is_possible) == (8, True)
+    assert not SpanPlan(TYPICAL_CARD, layout, 4).is_possible
 
 
 @pytest.mark.cuda

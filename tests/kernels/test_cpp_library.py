@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from llmcli.kernels import cpp_library
-from llmcli.kernels.cpp_library import INSTRUCTIONS, OPTIONS, open_library, source_file
+from llmcli.kernels.cpp_library import INSTRUCTIONS, OPTIONS, open_library, source_folder
 
-STEM = "codes_product"
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 calls: list[tuple[int, int]] = []
@@ -27,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened() -> bool:
-    return open_library(STEM, "avx2", lambda done, total: calls.append((done, total))) is not None
+    return open_library("avx2", lambda done, total: calls.append((done, total))) is not None
 
 
 def written_compiler(path: Path, text: str) -> Path:
@@ -40,7 +39,7 @@ def written_compiler(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_every_form_compiles_without_a_warning(instructions: str, tmp_path: Path) -> None:
     options = [*OPTIONS, *INSTRUCTIONS[instructions], "-Wall", "-Wextra", "-Werror", "-O1"]
-    command = ["c++", *options, str(source_file(STEM)), "-o", str(tmp_path / "library.so")]
+    command = ["c++", *options, *map(str, source_folder().glob("*.cpp")), "-o", str(tmp_path / "library.so")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -50,7 +49,7 @@ def test_a_second_start_runs_no_compiler(home: Path) -> None:
     assert opened()
     assert calls == [(0, 1), (1, 1)]
     (kept,) = home.iterdir()
-    assert (kept.suffix, kept.name[:19]) == (".so", "codes_product-avx2-")
+    assert (kept.suffix, kept.name[:9]) == (".so", "cpu-avx2-")
     assert opened()
     assert len(calls) == 2
 
@@ -79,13 +78,13 @@ def test_other_sources_and_other_compilers_have_other_files(
     monkeypatch.setenv("CXX", str(written_compiler(tmp_path / "mine", 'exec c++ "$@"')))
     assert opened()
     folder = tmp_path / "cpu"
-    shutil.copytree(source_file(STEM).parent, folder)
-    monkeypatch.setattr(cpp_library, "source_file", lambda stem: folder / f"{stem}.cpp")
-    for name in (f"{STEM}.cpp", "vectors.h"):
+    shutil.copytree(source_folder(), folder)
+    monkeypatch.setattr(cpp_library, "source_folder", lambda: folder)
+    for name in ("codes_product.cpp", "token_operators.cpp", "vectors.h"):
         with (folder / name).open("a") as file:
             file.write("// changed\n")
         assert opened()
-    assert len(list(home.iterdir())) == 4
+    assert len(list(home.iterdir())) == 5
 
 
 @pytest.mark.parametrize("text", [None, "exit 1", "exit 0"], ids=["absent", "fails", "writes nothing"])
@@ -113,7 +112,7 @@ def test_its_threads_are_those_of_torch(tmp_path: Path) -> None:
     program = """
 import torch
 from llmcli.kernels.cpp_library import open_library
-assert open_library("codes_product", "avx2") is not None
+assert open_library("avx2") is not None
 torch.ones(10**6).sum()
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split("/")[-1]})
 """

@@ -7,25 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llmcli.kernels.device import Device
-
 cupy = pytest.importorskip("cupy")
 arena = pytest.importorskip("llmcli.runners.cuda.arena")
 
 HALF_BYTES = 4096
-
-
-@pytest.fixture(scope="module")
-def opened_device():
-    return Device.open(0)
-
-
-@pytest.fixture
-def device(opened_device):
-    opened_device.activate()
-    with opened_device.stream:
-        yield opened_device
-    opened_device.synchronize()
 
 
 @pytest.mark.cuda

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UsageError
-from llmcli.kernels.device import Device
 from llmcli.sampling.chain import choose
 from llmcli.sampling.mask import pack_mask
 from llmcli.sampling.params import SamplingParams
@@ -24,19 +23,6 @@ def test_a_mask_that_leaves_no_token_raises_what_the_host_raises():
     with pytest.raises(UsageError) as error:
         sampling.raise_problem(4, 4)
     assert str(error.value) == str(expected.value)
-
-
-@pytest.fixture(scope="module")
-def opened_device():
-    return Device.open(0)
-
-
-@pytest.fixture
-def device(opened_device):
-    opened_device.activate()
-    with opened_device.stream:
-        yield opened_device
-    opened_device.synchronize()
 
 
 @pytest.mark.cuda

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from llmcli.errors import CheckpointError, DeviceError, UsageError
-from llmcli.kernels.device import Device
 from llmcli.kernels.sample_token import NUM_RESULTS
 from llmcli.sampling.chain import choose
 from llmcli.sampling.params import SamplingParams
@@ -64,19 +63,6 @@ def test_problems_raise_what_the_host_raises(logits, sampler, problem):
     with pytest.raises(type(expected)) as error:
         sampling.raise_problem(problem, 4)
     assert str(error.value) == str(expected)
-
-
-@pytest.fixture(scope="module")
-def opened_device():
-    return Device.open(0)
-
-
-@pytest.fixture
-def device(opened_device):
-    opened_device.activate()
-    with opened_device.stream:
-        yield opened_device
-    opened_device.synchronize()
 
 
 @pytest.mark.cuda

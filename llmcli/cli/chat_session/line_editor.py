@@ -1,4 +1,4 @@
-"""The prompt line: editing, history, several lines, completion of commands, and a line of facts below it."""
+"""A prompt line with editing, history, several lines, completion of commands, and a line of facts below it."""
 
 import os
 import sys
@@ -17,13 +17,11 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
 
 from llmcli.cli.chat_session.keeping import make_chat_folder
-from llmcli.cli.chat_session.message import is_open_block
+from llmcli.cli.chat_session.message import CONTINUATION, PROMPT, is_open_block
 from llmcli.cli.terminal import terminal
 from llmcli.errors import LLMCliError, UsageError
 from llmcli.reading import SmallFile
 
-PROMPT = "> "
-CONTINUATION = ". "
 HISTORY = SmallFile("a history of what was typed", 64 * 1024**2, UsageError, "remove it")
 
 

@@ -20,10 +20,10 @@ from llmcli.errors import LLMCliError, UsageError
 from llmcli.foreign_errors import foreign_errors_explained
 
 if TYPE_CHECKING:
-    from llmcli.cli.chat_session.line_editor import LineEditor
+    from llmcli.cli.chat_session.prompt_line import PromptLine
 
 
-def converse(state: Talk, editor: LineEditor, open_writer: Callable[[], Writer]) -> None:
+def converse(state: Talk, editor: PromptLine, open_writer: Callable[[], Writer]) -> None:
     """Talk until Ctrl-D, /quit, or Ctrl-C twice at an empty prompt. An error ends an answer, not the conversation."""
     draft = ""
     is_leaving = False

@@ -1,6 +1,8 @@
-"""What counts as one message: a line, or a block between triple quotes."""
+"""What counts as one message: a line, or a block between triple quotes; and what asks for it."""
 
 QUOTES = '"""'
+PROMPT = "> "  # stands before a message that is typed
+CONTINUATION = ". "  # and before the further lines of a block
 
 
 def is_open_block(text: str) -> bool:

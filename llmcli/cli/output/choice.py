@@ -71,12 +71,16 @@ class OutputOptions:
     html: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Save probabilities and sampling steps as an HTML page.", rich_help_panel=OUTPUT_PANEL
+            readable=False,
+            metavar="FILE",
+            help="Save probabilities and sampling steps as an HTML page.",
+            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None
     receipt: Annotated[
         Path | None,
         typer.Option(
+            readable=False,
             metavar="FILE",
             help="Save all that the text depends on, for `llmcli replay`.",
             rich_help_panel=OUTPUT_PANEL,

@@ -120,7 +120,7 @@ def _open(on_compile: OnCompile = say_nothing) -> Any:
     if wanted is None:
         return None
     if wanted not in _opened:
-        library = open_library(STEM, wanted, on_compile)
+        library = open_library(wanted, on_compile)
         if library is not None:
             pointer, number = ctypes.c_void_p, ctypes.c_int
             library.multiply_codes.argtypes = (ctypes.POINTER(_Matrix), pointer, number, pointer, number)

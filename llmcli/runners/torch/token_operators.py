@@ -107,7 +107,7 @@ def token_operators(on_compile: OnCompile = say_nothing) -> TokenOperators | Non
     if wanted is None:
         return None
     if wanted not in _opened:
-        library = open_library(STEM, wanted, on_compile)
+        library = open_library(wanted, on_compile)
         if library is not None:
             pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
             library.rms_norm.argtypes = (pointer, pointer, real, number, number, pointer, number)
