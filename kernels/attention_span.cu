@@ -7,8 +7,8 @@
 //           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory; may overlap the
 //           kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head
-// Traffic:  that of attention_decode for one lane of each row, times ceil(columns / COLUMNS) where `columns` are a row's
-//           lanes times group, the further ones mostly from L2
+// Traffic:  that of attention_decode for one lane of each row, times ceil(lanes of it * group / COLUMNS), the further
+//           ones mostly from L2
 // Numerics: those of attention_decode, bit by bit, if its grid has max_splits: the same splits, the same tiles for each
 //           of four warps, the same sums in the same order. What a token does not see has weight 0; a NaN among the
 //           values of a later new token, which no sound model has, so reaches those before it
