@@ -46,6 +46,11 @@ def kernel_cache_folder() -> Path:
     return _user_home(platformdirs.user_cache_path("llmcli")) / "kernels"
 
 
+def token_cache_folder() -> Path:
+    """Where the bytes of tokenizers' tokens are kept; it need not exist, and may be deleted at any time."""
+    return _user_home(platformdirs.user_cache_path("llmcli")) / "tokens"
+
+
 def bench_folder() -> Path:
     """Where `llmcli bench` writes models of random weights; it need not exist, and may be deleted at any time."""
     return _user_home(platformdirs.user_cache_path("llmcli")) / "bench"

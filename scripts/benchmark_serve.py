@@ -13,6 +13,9 @@ The floor of the first tokens is the time in which a scheduler runs a prompt for
 together.
 
 With --shape weights are random. A shape has no tokenizer: FILE is a tokenizer.json for it, also packed with xz.
+
+With --step-ms a device without a model runs, whose steps take so long: what the host takes can be measured without a
+card. Of each run the processor time is told: of the thread that runs the rows for a token, of the front for a piece.
 """
 
 import argparse
@@ -33,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.held_texts import Schemas
@@ -41,20 +46,40 @@ from llmcli.cli.run import LoadedRunner, check_run, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
-from llmcli.engine.events import Failed, Finished, Token
+from llmcli.engine.events import Event, Failed, Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
+from llmcli.runners.stepping import SteppingRunner
 from llmcli.serve.bodies import CompletionBody
 from llmcli.serve.engine_end import Hold
 from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.model import ServedModel
 from llmcli.serve.server import Server
 from llmcli.serve.service import Limits
+from scripts.steady_device import SteadyDevice
 
 CLIENTS_PER_PROCESS = 32
 NUM_CHECKED = 8
 WARM_UP_TOKENS = 8
 Body = dict[str, Any]
+
+
+class TimedScheduler(Scheduler):
+    """A scheduler that notes the processor time of its thread, from the first step to the end of the latest one.
+
+    What the thread does with the events of a step counts, but for the latest.
+    """
+
+    processor_seconds = 0.0
+    _first_seconds: float | None = None
+
+    def step(self) -> list[Event]:
+        """Run one step."""
+        if self._first_seconds is None:
+            self._first_seconds = time.thread_time()
+        events = super().step()
+        self.processor_seconds = time.thread_time() - self._first_seconds
+        return events
 
 
 @dataclass
@@ -84,9 +109,9 @@ class Bench:
             for _ in range(count)
         ]
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> TimedScheduler:
         """A scheduler as the commands make it."""
-        return Scheduler(self.loaded.runner, self.model.tokenizer, drafting=self.loaded.drafting)
+        return TimedScheduler(self.loaded.runner, self.model.tokenizer, drafting=self.loaded.drafting)
 
     def request(self, body: Body) -> Request:
         """A request as the server makes it."""
@@ -94,9 +119,9 @@ class Bench:
         (prompt,) = parsed.prompt
         return self.model.completion(parsed, prompt)
 
-    def batch(self, bodies: Sequence[Body]) -> tuple[float, list[str]]:
-        """New tokens a second by `batch`, and the texts."""
-        texts, progress = [""] * len(bodies), Progress()
+    def batch(self, bodies: Sequence[Body]) -> "BatchRun":
+        """Run requests as `batch` does."""
+        texts, progress, scheduler = [""] * len(bodies), Progress(), self.scheduler()
 
         def take(index: int, event: Finished | Failed) -> None:
             if isinstance(event, Failed):
@@ -104,8 +129,9 @@ class Bench:
             texts[index] = event.text
 
         begin = time.perf_counter()
-        run_batch(self.scheduler(), range(len(bodies)), lambda index: self.request(bodies[index]), take, progress)
-        return progress.num_tokens / (time.perf_counter() - begin), texts
+        run_batch(scheduler, range(len(bodies)), lambda index: self.request(bodies[index]), take, progress)
+        rate = progress.num_tokens / (time.perf_counter() - begin)
+        return BatchRun(rate, scheduler.processor_seconds / progress.num_tokens, texts)
 
     def first_tokens(self, num_tokens: int) -> list[float]:
         """Seconds to the first token of each text, if one for each client is submitted at once."""
@@ -122,18 +148,22 @@ class Bench:
         scheduler.interrupt()
         return list(seconds.values())
 
-    def serve(self, bodies: Sequence[Body]) -> list[Any]:
-        """What the clients have noted of each request, in the order of `bodies`."""
+    def serve(self, bodies: Sequence[Body]) -> "ServerRun":
+        """Send requests to a server, from processes of their own."""
         listener, _ = ServeOptions(port=0).listen(has_key=False)
         port = listener.getsockname()[1]
         num_processes = -(-self.num_clients // CLIENTS_PER_PROCESS)
         shares = [list(bodies[index::num_processes]) for index in range(num_processes)]
         results: list[Any] = [None] * len(bodies)
+        scheduler, front_seconds = self.scheduler(), 0.0
 
         def run_clients() -> None:
+            nonlocal front_seconds
             try:
+                begin = processor_seconds_of_front()
                 for index, answers in enumerate(run_processes(port, shares, self.num_clients)):
                     results[index::num_processes] = answers
+                front_seconds = processor_seconds_of_front() - begin
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -141,7 +171,7 @@ class Bench:
         options = ServerOptions(max_waiting=len(bodies), limits=Limits(2**23, None), grace_seconds=1.0)
         with Server(listener, FrontWork(self.open_model, options)) as server:
             server.run(
-                self.scheduler(),
+                scheduler,
                 self.hold,
                 log=lambda line: None,
                 log_contents=lambda what, contents: None,
@@ -150,7 +180,47 @@ class Bench:
         clients.join()
         if None in results:
             raise SystemExit("a client has failed")
-        return results
+        return ServerRun(results, scheduler.processor_seconds, front_seconds)
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """New tokens a second, processor seconds of a token, and the texts."""
+
+    rate: float
+    token_seconds: float
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """What the clients have noted of each request, in their order; processor seconds of the worker and of the front."""
+
+    results: Sequence[Any]
+    worker_seconds: float
+    front_seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all texts."""
+        return sum(result["pieces"][-1]["usage"]["completion_tokens"] for result in self.results)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all streams."""
+        return sum(len(result["pieces"]) for result in self.results)
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second."""
+        first, last = min(result["sent"] for result in self.results), max(result["end"] for result in self.results)
+        return self.num_tokens / float(last - first)
+
+
+def processor_seconds_of_front() -> float:
+    """Of the front's process, a child of this one."""
+    (front,) = [one for one in psutil.Process().children() if "llmcli.serve.front" in " ".join(one.cmdline())]
+    return time.clock_gettime(~front.pid << 3 | 2)  # as clock_getcpuclockid of the C library: to the nanosecond
 
 
 def run_processes(port: int, shares: Sequence[Sequence[Body]], num_clients: int) -> list[list[Any]]:
@@ -202,23 +272,24 @@ def measure(bench: Bench, num_texts: int, num_tokens: int, num_rounds: int) -> N
     floor = time.perf_counter() - begin
     rates: dict[str, list[float]] = {"batch": [], "server": []}
     for index in range(num_rounds):
-        rate, _ = bench.batch(bench.bodies(num_texts, num_tokens))
-        rates["batch"].append(rate)
+        batch = bench.batch(bench.bodies(num_texts, num_tokens))
         bodies = bench.bodies(num_texts, num_tokens)
-        results = bench.serve(bodies)
-        new_tokens = sum(result["pieces"][-1]["usage"]["completion_tokens"] for result in results)
-        seconds = max(result["end"] for result in results) - min(result["sent"] for result in results)
-        rates["server"].append(new_tokens / seconds)
+        server = bench.serve(bodies)
+        rates["batch"].append(batch.rate)
+        rates["server"].append(server.rate)
         if index == 0:
             print(f"first token: floor for all {1e3 * floor:.0f} ms", end="; ")
             print(f"scheduler {summary(bench.first_tokens(num_tokens))}", end="; ")
-            first = sorted(results, key=lambda result: float(result["sent"]))[: bench.num_clients]
+            first = sorted(server.results, key=lambda result: float(result["sent"]))[: bench.num_clients]
             print(f"server {summary([result['first'] - result['sent'] for result in first])}")
-            num_pieces = sum(len(result["pieces"]) for result in results)
-            _, texts = bench.batch(bodies[:NUM_CHECKED])
-            same = sum(text == text_of(result) for text, result in zip(texts, results, strict=False))
-            print(f"{num_pieces / new_tokens:.2f} pieces a token; {same} of {NUM_CHECKED} texts are those of batch")
-        print(f"tokens/s: batch {rate:,.0f}, server {rates['server'][-1]:,.0f}")
+            texts = bench.batch(bodies[:NUM_CHECKED]).texts
+            same = sum(text == text_of(result) for text, result in zip(texts, server.results, strict=False))
+            print(f"{same} of {NUM_CHECKED} texts are those of batch")
+        print(f"tokens/s: batch {batch.rate:,.0f}, server {server.rate:,.0f}", end="; processor time: ")
+        print(f"batch {1e6 * batch.token_seconds:.1f} us a token", end=", ")
+        print(f"server {1e6 * server.worker_seconds / server.num_tokens:.1f}", end=", ")
+        print(f"front {1e6 * server.front_seconds / server.num_pieces:.1f} us a piece", end=", ")
+        print(f"{server.num_pieces / server.num_tokens:.2f} pieces a token", flush=True)
     ratio = statistics.median(rates["server"]) / statistics.median(rates["batch"])
     print(f"by medians the server has {100 * ratio:.1f} % of the rate of batch")
 
@@ -248,6 +319,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--draft", default="auto")
+    parser.add_argument("--step-ms", type=float)
     options = parser.parse_args()
     if options.shape is not None and options.tokenizer is None:
         parser.error("--shape needs --tokenizer")
@@ -259,7 +331,16 @@ def main() -> None:
         context = options.prompt + 2 * options.tokens
         request = check_run(RunOptions(context=context, draft=options.draft), {}, SamplerOptions(), None)
         run, open_model = open_run(request, model), partial(open_served_model, request, model, None, None, None)
-        loaded = run.load(options.clients, host_rows=options.clients)
+        if options.step_ms is None:
+            loaded = run.load(options.clients, host_rows=options.clients)
+        else:
+            device = SteadyDevice(
+                run.session.model.config,
+                num_rows=options.clients,
+                max_seq_len=context,
+                step_seconds=options.step_ms / 1e3,
+            )
+            loaded = LoadedRunner(SteppingRunner(device), 0.0)
         measure(
             Bench(open_model(), open_model, loaded, options.clients, options.prompt, Schemas(run.session).hold),
             options.texts or 3 * options.clients,

@@ -12,6 +12,11 @@ from llmcli.checkpoint.planned_weight import LINEAR_SUFFIX, PlannedWeight
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import UnsupportedModelError, UsageError
 
+_ORDER_CONCERN = (
+    "inputs have an order of their own (desc_act): transformers loads the model with compressed-tensors 0.15.0 and "
+    "without dequantize=True, which drops the order; from 0.19 on compressed-tensors refuses the model, in vLLM too"
+)
+
 
 def plan_conversion(
     model: Model, source: SourceState | None = None, shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -20,7 +25,7 @@ def plan_conversion(
 
     `source` is the folder as it was before the model was opened; without it, as it is now.
     Raises: UsageError for a model that is not quantized, or in that form already; UnsupportedModelError for 8-bit
-    floats, which are no codes.
+    floats, which are no codes; CheckpointError for an order of inputs that cannot be read, or contradicts something.
     """
     tensors, folder = model.tensors, model.checkpoint.folder
     if tensors.scaled:
@@ -30,9 +35,11 @@ def plan_conversion(
         )
     if not tensors.packed:
         raise UsageError(f"{folder} is not quantized, so there is nothing to convert; `llmcli quantize` quantizes it")
-    if all(layer.format == PackQuantized() for layer in tensors.packed.values()):
+    if all(isinstance(layer.format, PackQuantized) for layer in tensors.packed.values()):
         raise UsageError(f"{folder} is compressed-tensors pack-quantized already; use it as it is")
-    weights = [_planned(model, name, parts) for name, parts in tensors.sources.items()]
+    has_orders = bool(model.input_orders)
+    # Where one layer has an order, all store theirs: loaders want one form of a scheme.
+    weights = [_planned(model, name, parts, stores_order=has_orders) for name, parts in tensors.sources.items()]
     schemes = Counter(layer.scheme for layer in tensors.packed.values())
     kept = tuple(weight.module for weight in weights if weight.scheme is None and weight.name.endswith(LINEAR_SUFFIX))
     config_json = {key: value for key, value in model.checkpoint.config_json.items() if key != "compression_config"}
@@ -45,14 +52,22 @@ def plan_conversion(
         config_json={**config_json, "quantization_config": declared.to_dict()},
         channel_layers=(),
         skipped=kept,
-        concerns=vllm_concerns_of(weights),
+        concerns=(*vllm_concerns_of(weights), *([_ORDER_CONCERN] if has_orders else [])),
     )
 
 
-def _planned(model: Model, source: str, parts: tuple[TensorInfo, ...]) -> PlannedWeight:
+def _planned(model: Model, source: str, parts: tuple[TensorInfo, ...], *, stores_order: bool) -> PlannedWeight:
     layer = model.tensors.packed.get(source)
     if layer is None:
         (info,) = parts
         return PlannedWeight(source, info, None, info.dtype)
     scale_dtype = next(info.dtype for info in parts if info.dtype in WEIGHT_DTYPES)
-    return PlannedWeight(source + WEIGHT_SUFFIX, parts[0], layer.scheme, scale_dtype, layer, parts)
+    return PlannedWeight(
+        source + WEIGHT_SUFFIX,
+        parts[0],
+        layer.scheme,
+        scale_dtype,
+        layer,
+        parts,
+        stores_order=stores_order and layer.scheme.group_size is not None,
+    )

@@ -19,12 +19,12 @@ from llmcli.checkpoint.export_plan import ExportPlan
 from llmcli.checkpoint.export_quantizer import PackedRows, PendingRows, RowQuantizer, ThreadedQuantizer
 from llmcli.checkpoint.export_source import files_to_copy
 from llmcli.checkpoint.export_workspace import ExportWorkspace
-from llmcli.checkpoint.formats.base import PackedLayer, read_layer
+from llmcli.checkpoint.formats.base import PackedLayer, read_stored
 from llmcli.checkpoint.planned_weight import PlannedWeight
 from llmcli.checkpoint.reader import CHUNK_BYTES, TensorReader
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.checkpoint.writer import SafetensorsWriter
-from llmcli.errors import CheckpointError, UnsupportedModelError
+from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import Array, narrow
 from llmcli.quantization.packing import pack_zero_points
 from llmcli.quantization.quality import TensorQuality, measure_quality
@@ -177,16 +177,13 @@ class _WeightStream:
             yield len(chunk)
 
     def _convert(self, layer: PackedLayer) -> int:
-        """Write a layer in our order, the same codes, scales and zero points. It is held whole meanwhile."""
+        """Write a layer in our layout, the same codes, scales and zero points. It is held whole meanwhile."""
         weight = self._weight
-        stored = read_layer(weight.module, layer, {info.name: info for info in weight.parts}, self._reader)
-        if stored.input_order is not None:
-            raise UnsupportedModelError(
-                f"{weight.module} orders its inputs (g_idx), which transformers' compressed-tensors ignores; run the "
-                "model as it is, or quantize the original model with `llmcli quantize`"
-            )
+        stored = read_stored(weight.module, layer, {info.name: info for info in weight.parts}, self._reader)
         self._writer.write(f"{weight.name}_packed", stored.packed.data)
         self._write_parts(stored.scales, stored.zero_points, layer.scheme)
+        if weight.stores_order:
+            self._writer.write(f"{weight.name}_g_idx", stored.group_index(layer).data)
         return weight.source_bytes
 
     def _write_parts(self, scales: Array, zero_points: Array | None, scheme: WeightScheme) -> None:

@@ -218,7 +218,9 @@ def worst_tensors(qualities: Mapping[str, TensorQuality]) -> list[str]:
 
 def _loading(plan: ExportPlan) -> list[str]:
     run = ["- llmcli: `llmcli generate -m FOLDER`"]
-    if all(scheme.is_symmetric for scheme in _schemes(plan)):
+    if plan.stores_order:
+        run.append("- transformers with compressed-tensors 0.15.0: `AutoModelForCausalLM.from_pretrained(FOLDER)`")
+    elif all(scheme.is_symmetric for scheme in _schemes(plan)):
         run.append("- transformers with compressed-tensors installed: `AutoModelForCausalLM.from_pretrained(FOLDER)`")
     else:
         run.append(

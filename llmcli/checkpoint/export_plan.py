@@ -81,6 +81,11 @@ class ExportPlan:
         )
 
     @property
+    def stores_order(self) -> bool:
+        """Whether layers have the group of each input."""
+        return any(weight.stores_order for weight in self.weights)
+
+    @property
     def unties_head(self) -> bool:
         """Whether the source's one matrix for embedding and head becomes two."""
         is_shared = self.model.tensors.head == EMBEDDING
@@ -218,19 +223,26 @@ def quantization_config_of(
     weights: Sequence[PlannedWeight], chosen: WeightScheme, skipped: tuple[str, ...]
 ) -> QuantizationConfig:
     """One group for the `chosen` scheme, one for each other (of layers it does not divide), one for the head."""
-    layers: dict[WeightScheme, list[str]] = {}
+    layers: dict[WeightScheme, list[PlannedWeight]] = {}
     for weight in weights:
         if weight.scheme is not None and weight.name != HEAD:
-            layers.setdefault(weight.scheme, []).append(weight.module)
+            layers.setdefault(weight.scheme, []).append(weight)
     groups = [
-        ConfigGroup(("Linear",) if scheme == chosen else tuple(names), scheme)
-        for scheme, names in sorted(layers.items(), key=lambda item: item[0] != chosen)
+        ConfigGroup(
+            targets=("Linear",) if scheme == chosen else tuple(weight.module for weight in alike),
+            scheme=scheme,
+            has_group_index=any(weight.stores_order for weight in alike),
+        )
+        for scheme, alike in sorted(layers.items(), key=lambda item: item[0] != chosen)
     ]
     head = HEAD.removesuffix(WEIGHT_SUFFIX)
     # vLLM knows the head by its name, not as a Linear, so it has a group of its own even if its scheme is the same.
-    head_schemes = [weight.scheme for weight in weights if weight.name == HEAD and weight.scheme is not None]
-    groups += [ConfigGroup((head,), scheme) for scheme in head_schemes]
-    return QuantizationConfig(tuple(groups), ignore=skipped if head_schemes else (*skipped, head))
+    head_groups = [
+        ConfigGroup((head,), weight.scheme, has_group_index=weight.stores_order)
+        for weight in weights
+        if weight.name == HEAD and weight.scheme is not None
+    ]
+    return QuantizationConfig((*groups, *head_groups), ignore=skipped if head_groups else (*skipped, head))
 
 
 def _config_json(model: Model, quantization: QuantizationConfig, *, is_head_quantized: bool) -> dict[str, Any]:

@@ -104,6 +104,9 @@ def _file_names(folder: Path) -> set[str]:
             raise _not_a_folder(folder)
         names = {path.name for path in folder.iterdir()}
     except FileNotFoundError as error:
+        if folder.parts[0] in ("http:", "https:"):
+            address = str(folder).replace(":/", "://", 1)
+            raise CheckpointError(f"{address} is an address, expected a folder or a hub id such as ORG/NAME") from error
         raise CheckpointError(
             f"model folder {folder} does not exist; expected a folder with {CONFIG_NAME} and *.safetensors"
         ) from error

@@ -90,6 +90,12 @@ def match_tensors(
             f"{where}: {HEAD} is missing and config.json does not set tie_word_embeddings; "
             "if the head shares the embedding, set tie_word_embeddings to true there"
         )
+    codes = next((name for name in missing if _has_codes(name, tensors)), None)
+    if codes is not None and quantization is None:
+        raise CheckpointError(
+            f"{where}: {_module(codes)} holds codes instead of weights, and config.json has no quantization_config, "
+            "which says how to read them; download config.json again"
+        )
     if missing:
         raise CheckpointError(
             f"{where}: {len(missing)} of {len(expected)} tensors are missing: {_named(missing)}; incomplete download, "
@@ -146,9 +152,8 @@ def _check(tensor: ExpectedTensor, info: TensorInfo) -> None:
             f"({tensor.reason} in config.json)"
         )
     if info.dtype not in tensor.dtypes:
-        raise UnsupportedModelError(
-            f"{tensor.name} in {info.path.name} is {info.dtype}, expected one of {', '.join(tensor.dtypes)}"
-        )
+        expected = tensor.dtypes[0] if len(tensor.dtypes) == 1 else f"one of {', '.join(tensor.dtypes)}"
+        raise UnsupportedModelError(f"{tensor.name} in {info.path.name} is {info.dtype}, expected {expected}")
 
 
 def _named(names: list[str]) -> str:

@@ -1,11 +1,14 @@
 """Opens a model folder as one value: its files checked, its config read, its tensors matched by name and shape."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from llmcli.checkpoint.adapters.folder import Adapter
 from llmcli.checkpoint.folder import Checkpoint, open_checkpoint, quantization_of
+from llmcli.checkpoint.formats.base import Array, read_orders
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.matching import ModelTensors, match_tensors
 from llmcli.checkpoint.reader import TensorReader
@@ -25,6 +28,17 @@ class Model:
     tensors: ModelTensors
     notes: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+
+    @cached_property
+    def input_orders(self) -> Mapping[str, Array]:
+        """The input that each column of a layer belongs to once its codes are sorted, by module name; read once.
+
+        Layers whose groups are of neighbours are not in it.
+        Shapes: int64 [input_size]
+        Raises: CheckpointError for read errors, and for an order that contradicts something
+        """
+        with TensorReader() as reader:
+            return read_orders(self.tensors.packed, self.tensors.tensors, reader)
 
 
 def open_model(folder: Path) -> Model:

@@ -18,6 +18,7 @@ class PlannedWeight:
     """A tensor of the export by its name there, where it comes from, and how it is quantized: None is byte by byte.
 
     With a `layer` it is quantized in the source already: `parts` are its tensors there, `info` the first of them.
+    With `stores_order` the group of each input is written, too.
     """
 
     name: str
@@ -26,6 +27,7 @@ class PlannedWeight:
     scale_dtype: str
     layer: PackedLayer | None = None
     parts: tuple[TensorInfo, ...] = ()
+    stores_order: bool = False
 
     @property
     def module(self) -> str:
@@ -63,6 +65,8 @@ class PlannedWeight:
         ]
         if not self.scheme.is_symmetric:
             tensors.append(OutputTensor(f"{self.name}_zero_point", "I32", self.scheme.zero_point_shape(self.shape)))
+        if self.stores_order:
+            tensors.append(OutputTensor(f"{self.name}_g_idx", "I32", (self.shape[1],)))
         return tuple(tensors)
 
     @property

@@ -1,7 +1,7 @@
 """A model of another format as if its files were compressed-tensors `pack-quantized`, for who reads tensors by ranges.
 
-Inputs that were ordered before they were grouped come group by group; `read_orders` tells their order. A layer is
-brought into our order when the first of its tensors is asked for, and kept until others have been.
+Inputs that were ordered before they were grouped come group by group, by `Model.input_orders`. A layer is brought into
+our order when the first of its tensors is asked for, and kept until others have been.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from llmcli.checkpoint.formats.base import Array, PackedLayer, read_layer, read_orders
+from llmcli.checkpoint.formats.base import Array, PackedLayer, read_layer
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import WEIGHT_DTYPES, WEIGHT_SUFFIX, ExpectedTensor
 from llmcli.checkpoint.model import Model
@@ -28,24 +28,18 @@ _OUR_FORMAT = PackQuantized()
 
 
 class Translation:
-    """`model` is the model in our form; its tensors are read by readers that `open_reader` opens, in any thread."""
+    """`model` is the model in our form; its tensors are read by readers that `open_reader` opens, in any thread.
+
+    `original` is the model as its files are.
+    """
 
     def __init__(self, model: Model):
-        self._original = model
+        self.original = model
         self._foreign = {module: layer for module, layer in model.tensors.packed.items() if layer.format != _OUR_FORMAT}
         self._of_tensor: dict[str, str] = {}  # the module of each tensor that no file holds
         self.model = self._translated() if self._foreign else model
         self._layers: OrderedDict[str, Future[dict[str, Array]]] = OrderedDict()
         self._lock = Lock()
-
-    def read_orders(self) -> dict[str, Array]:
-        """The input that each column of a layer belongs to, by module name, where that is not its own number.
-
-        Shapes: int64 [input_size]
-        Raises: CheckpointError for read errors, and for an order that contradicts something
-        """
-        with TensorReader() as reader:
-            return read_orders(self._foreign, self._original.tensors.tensors, reader)
 
     def open_reader(self) -> TensorReader:
         """A reader of the model's tensors."""
@@ -75,14 +69,14 @@ class Translation:
 
     def _read(self, module: str, reader: TensorReader) -> dict[str, Array]:
         layer, weight = self._foreign[module], module + WEIGHT_SUFFIX
-        stored = read_layer(module, layer, self._original.tensors.tensors, reader)
+        stored = read_layer(module, layer, self.original.tensors.tensors, reader)
         arrays = {f"{weight}_packed": stored.packed, f"{weight}_scale": stored.scales}
         if stored.zero_points is not None:
             arrays[f"{weight}_zero_point"] = pack_zero_points(stored.zero_points, layer.scheme.num_bits)
         return {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()}
 
     def _translated(self) -> Model:
-        tensors = self._original.tensors
+        tensors = self.original.tensors
         infos: dict[str, TensorInfo] = {}
         for source, parts in tensors.sources.items():
             if source in self._foreign:
@@ -92,7 +86,7 @@ class Translation:
             else:
                 infos |= {info.name: info for info in parts}
         packed = {module: replace(layer, format=_OUR_FORMAT) for module, layer in tensors.packed.items()}
-        return replace(self._original, tensors=replace(tensors, tensors=infos, packed=packed))
+        return replace(self.original, tensors=replace(tensors, tensors=infos, packed=packed))
 
 
 class _TranslatingReader(TensorReader):

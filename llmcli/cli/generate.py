@@ -192,11 +192,11 @@ def generate(
     timeline = Timeline(process_age() if output.stats == "start" else 0.0)
     timeline.since(IMPORTS, 0.0)
     samples = texts.samples
-    grammar = texts.schema.read(ignore_eos=stopping.ignore_eos)
     request = check_run(options, numbers, sampler, stopping.stop, ignore_eos=stopping.ignore_eos, timeline=timeline)
+    grammar = texts.schema.read(ignore_eos=stopping.ignore_eos)  # while the card starts
     kernels = read_kernels(options.kernel, request.devices)
     text = read_prompt(prompt.prompt, prompt.file)
-    run = open_run(request, options.model, timeline)
+    run = open_run(request, options.model, timeline, holds_texts=grammar is not None)
     session = run.session
     with timeline.part("tokenizer"):
         encoded = prompt.encode(session, text)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from llmcli.cli import lazy
 from llmcli.cli.terminal import terminal
+from llmcli.cli.token_tree import TokenTree
 from llmcli.engine.events import Event, Finished
 from llmcli.errors import UnfinishedTextError, UsageError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from llmcli.cli.session import Session
     from llmcli.engine.request import Request
     from llmcli.sampling.sampler import Sampler
@@ -29,17 +27,17 @@ KEPT_SCHEMAS = 64  # the latest; the lines of a batch, and a server's requests, 
 class Schemas:
     """Grammars in the tokens of a model.
 
-    Its vocabulary for llguidance is made once, in a thread: that takes a while, as the weights do.
+    The tree of its tokens is made once, in a thread: that takes a while, as the weights do.
     """
 
     def __init__(self, session: Session):
         self._session = session
-        self._pool = ThreadPoolExecutor(1, "vocabulary")
-        self._vocabularies: dict[frozenset[int], Future[Vocabulary]] = {}  # by the tokens that end a text
+        self._tree = session.token_tree
         self._made = lru_cache(KEPT_SCHEMAS)(self._make)
+        self._vocabulary = lru_cache(KEPT_SCHEMAS)(self._make_vocabulary)
 
     def prepare(self, grammar: Grammar | None, sampler: Sampler) -> None:
-        """Begin to make the vocabulary, if there is a grammar.
+        """Begin to make the tree, if there is a grammar.
 
         Raises: UsageError for settings that keep a text from its end
         """
@@ -52,16 +50,12 @@ class Schemas:
                 f"min_new_tokens is {sampler.params.min_new_tokens}, and {grammar.name} says where a text may end; "
                 "set min_new_tokens to 0"
             )
-        if sampler.eos_token_ids not in self._vocabularies:
-            self._vocabularies[sampler.eos_token_ids] = self._pool.submit(
-                lazy.Vocabulary,
-                self._session.tokenizer,
-                sampler.eos_token_ids,
-                self._session.model.config.vocab_size,
-            )
+        if self._tree is None:
+            self._tree = TokenTree(self._session.model.checkpoint.folder, self._session.model.config.vocab_size)
+        self._tree.start(self._session.tokenizer)
 
     def schema(self, grammar: Grammar, sampler: Sampler) -> Schema:
-        """Wait for the vocabulary. Raises: UsageError, as `prepare` too"""
+        """Wait for the tree. Raises: UsageError, as `prepare` too"""
         self.prepare(grammar, sampler)
         return self._made(grammar, sampler.eos_token_ids)
 
@@ -70,7 +64,12 @@ class Schemas:
         return request if grammar is None else replace(request, schema=self.schema(grammar, request.sampler))
 
     def _make(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Schema:
-        return lazy.Schema(grammar, self._vocabularies[eos_token_ids].result())
+        return lazy.Schema(grammar, self._vocabulary(eos_token_ids))
+
+    def _make_vocabulary(self, eos_token_ids: frozenset[int]) -> Vocabulary:
+        assert self._tree is not None
+        vocab_size = self._session.model.config.vocab_size
+        return lazy.Vocabulary(self._session.tokenizer, eos_token_ids, vocab_size, self._tree.tokens())
 
 
 class CompletenessNotice:

@@ -61,6 +61,8 @@ PLACES = {
     "SourceState": "checkpoint.export_source:SourceState",
     "StepRequest": "lab.profile:StepRequest",
     "Subject": "measure.subject:Subject",
+    "TokenPieces": "tokenizer.pieces:TokenPieces",
+    "Tokens": "schema.library:Tokens",
     "TorchProbes": "runners.torch.probes:TorchProbes",
     "Vocabulary": "schema.vocabulary:Vocabulary",
     "add_evaluation": "checkpoint.export_files:add_evaluation",
@@ -94,6 +96,7 @@ PLACES = {
     "find_claims": "lab.compare:find_claims",
     "find_forks": "engine.roads:find_forks",
     "find_gap": "lab.roofline:find_gap",
+    "find_kept_pieces": "tokenizer.pieces:find_kept_pieces",
     "find_limit": "lab.limit:find_limit",
     "find_ncu": "lab.nsight:find_ncu",
     "find_problem": "kernels.device:find_problem",
@@ -104,6 +107,7 @@ PLACES = {
     "inspect_model": "measure.info:inspect_model",
     "inspect_rungs": "lab.compare:inspect_rungs",
     "json_schema_grammar": "schema.grammar:json_schema_grammar",
+    "keep_pieces": "tokenizer.pieces:keep_pieces",
     "keys_unseen": "cli.chat_session.key_echo:keys_unseen",
     "lark_grammar": "schema.grammar:lark_grammar",
     "list_cached_models": "checkpoint.hub_cache:list_cached_models",
@@ -256,6 +260,7 @@ if TYPE_CHECKING:
         regex_grammar,
     )
     from llmcli.schema.grammar_process import GrammarProcess
+    from llmcli.schema.library import Tokens
     from llmcli.schema.schema import Schema
     from llmcli.schema.vocabulary import Vocabulary
     from llmcli.serve.front import FrontWork, ServerOptions
@@ -265,6 +270,7 @@ if TYPE_CHECKING:
     from llmcli.tokenizer.chat_encoding import encode_chat, turn_end_token_ids
     from llmcli.tokenizer.chat_template import load_chat_template
     from llmcli.tokenizer.load import load_tokenizer
+    from llmcli.tokenizer.pieces import TokenPieces, find_kept_pieces, keep_pieces
 else:
 
     def __getattr__(name: str) -> Any:

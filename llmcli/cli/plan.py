@@ -125,6 +125,12 @@ def plan(
     drafter = None
     if draft is not None:
         other = open_subject(draft, None)
+        sizes = other.model.config.vocab_size, subject.model.config.vocab_size
+        if sizes[0] != sizes[1]:
+            terminal.warn(
+                f"--draft: {other.name} has another vocabulary than {subject.name}: {sizes[0]} tokens, not {sizes[1]}; "
+                "generate makes no drafts with it"
+            )
         drafter = lazy.plan_draft(other, target if card.memory is not None else open_target(options, other), facts)
     if json_:
         terminal.write_json(_as_json(facts, drafter))

@@ -151,12 +151,15 @@ class Run:
         )
 
 
-def open_run(request: RunRequest, name: str | None, timeline: Timeline | None = None) -> Run:
+def open_run(
+    request: RunRequest, name: str | None, timeline: Timeline | None = None, *, holds_texts: bool = False
+) -> Run:
     """Check the model's files, load its tokenizer and resolve everything that the flags leave open.
 
+    `holds_texts` as for `open_session`.
     Raises: CheckpointError and its subclasses, UsageError.
     """
-    session = with_adapters(open_session(name, timeline), request.adapters)
+    session = with_adapters(open_session(name, timeline, holds_texts=holds_texts), request.adapters)
     sampling = session.resolve_sampling(request.numbers, request.preset, request.flags, request.stop_strings)
     stop_strings = session.resolve_stop_strings(request.stop_strings)
     session.say_what_is_not_applied()

@@ -11,7 +11,7 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.prompt import refuse_undecoded
 from llmcli.errors import UsageError
-from llmcli.reading import GRAMMAR, SCHEMA
+from llmcli.reading import GRAMMAR, SCHEMA, parse_json
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
@@ -103,7 +103,9 @@ class SchemaOptions:
         if ignore_eos:
             raise UsageError(f"--ignore-eos and {self._given[0]} cannot be combined: the text could not end")
         if self.schema is not None:
-            is_json = self.schema.lstrip().startswith("{") or self.schema.strip() in ("true", "false")
+            if not self.schema.strip():
+                raise UsageError("--schema is empty; give it a file or a JSON Schema")
+            is_json = _is_json(self.schema)
             text = self.schema if is_json else SCHEMA.read_text(Path(self.schema))
             name = "--schema" if is_json else self.schema
             return lazy.json_schema_grammar(name, text, any_space=self.schema_whitespace)
@@ -114,3 +116,14 @@ class SchemaOptions:
         if self.grammar is not None:
             return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar))
         return lazy.any_json_grammar("--json-output", any_space=self.schema_whitespace)
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is a schema itself, not the name of a file; one that is damaged is recognized by its brace."""
+    if text.lstrip().startswith("{"):
+        return True
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return not Path(text).exists()

@@ -18,6 +18,7 @@ from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
+from llmcli.cli.token_tree import TokenTree
 from llmcli.errors import TokenizerError, UsageError
 from llmcli.resources import STORYTELLER, built_in_model, resource_folder
 from llmcli.sampling.order import DEFAULT_ORDER, leave_out
@@ -61,12 +62,13 @@ class EncodedPrompt:
 class Session:
     """A model whose files are checked and whose tokenizer is loaded; no weights are read yet.
 
-    `name` is for the user: the folder's name, or the hub id.
+    `name` is for the user: the folder's name, or the hub id. `token_tree` is there if it was asked for early.
     """
 
     model: Model
     tokenizer: Tokenizer
     name: str
+    token_tree: TokenTree | None = None
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -117,10 +119,7 @@ class Session:
         template_choice: str | None,
         variables: Mapping[str, Any] | None = None,
     ) -> EncodedPrompt:
-        """A user's message, and a system prompt if there is one, as the chat template writes them.
-
-        Raises: as `message_encoder` and what it returns.
-        """
+        """A user's message, and a system prompt if there is one, in the template. Raises: as `message_encoder`"""
         messages = [{"role": "system", "content": system}] if system is not None else []
         return self.message_encoder(template_choice, variables)([*messages, {"role": "user", "content": message}])
 
@@ -257,8 +256,7 @@ class Session:
     def sampler(self, params: SamplingParams, seed: int, prompt: EncodedPrompt, flags: SamplerFlags) -> Sampler:
         """The sampler of an answer to `prompt`.
 
-        Raises: UsageError for a bias on a token that the model does not have, for a DRY breaker that no token
-        contains, and as `Sampler`.
+        Raises: UsageError for a bias on a token that the model lacks, a DRY breaker that is in no token; as `Sampler`.
         """
         vocab_size = self.model.config.vocab_size
         if unknown := [token_id for token_id in flags.logit_bias if token_id >= vocab_size]:
@@ -342,9 +340,10 @@ def resolve_context(
     return requested
 
 
-def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
+def open_session(name: str | None, timeline: Timeline | None = None, *, holds_texts: bool = False) -> Session:
     """Check a model, named as for `model_folder`, and load its tokenizer; what the cache lacks is downloaded first.
 
+    `holds_texts` says that texts will be held to a schema: what that needs of the tokens is begun before the tokenizer.
     Raises: CheckpointError and its subclasses.
     """
     timeline = timeline or Timeline()
@@ -353,9 +352,10 @@ def open_session(name: str | None, timeline: Timeline | None = None) -> Session:
     with timeline.part("model's files"):
         folder = model_folder(name)
         model = open_model(folder)
+    token_tree = TokenTree(folder, model.config.vocab_size) if holds_texts else None
     with timeline.part("tokenizer"):
         tokenizer = load_tokenizer(folder)
-    return Session(model, tokenizer, shown_name(name, folder))
+    return Session(model, tokenizer, shown_name(name, folder), token_tree)
 
 
 def model_folder(name: str | None) -> Path:

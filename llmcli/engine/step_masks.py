@@ -19,7 +19,7 @@ ReadAhead = Callable[[], Sequence[int] | None]  # waits for choices that are que
 
 
 class StepMasks:
-    """Masks for the spans of one step. Rows with a schema of their own need one each: they are made side by side."""
+    """Masks for the spans of one step. Rows with a schema of their own need one each."""
 
     def __init__(self) -> None:
         self._wanted: list[tuple[HeldText, ReadAhead, Sequence[int]]] = []
@@ -39,7 +39,7 @@ class StepMasks:
     def _masks(self, index: int) -> NDArray[np.uint32]:
         if not self._made:
             wanted = [(held, read_ahead(), drafts) for held, read_ahead, drafts in self._wanted]
-            self._made = wanted[0][0].masks_side_by_side(wanted)
+            self._made = wanted[0][0].masks_of_all(wanted)
         made = self._made[index]
         if isinstance(made, LLMCliError):
             raise made

@@ -16,6 +16,8 @@ class StopStrings:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take new text; return what is safe to show, and whether a stop string was found (nothing follows then)."""
+        if not self._stop_strings:
+            return text, False
         self._held += text
         starts = [start for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
         if starts:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.translation import Translation
 from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels.cache import OnCompile, say_nothing
 from llmcli.kernels.device import Device
@@ -42,11 +43,13 @@ def prepare_own_kernels(
 
     `device` was opened with their sources. The others are as for `load`. Returns the name expressions that the model
     may launch and no check does.
-    Raises: UsageError for a kernel that the model does not launch; KernelCompileError, UnsupportedModelError
+    Raises: UsageError for a kernel that the model does not launch; CheckpointError as `StoredModel.of_translation`;
+    KernelCompileError, UnsupportedModelError
     """
-    stored = StoredModel.of_model(model, dtype, kv_cache)
+    translation = Translation(model)
+    stored = StoredModel.of_translation(translation, dtype, kv_cache)
     plan = plan_memory(stored, max_seq_len=context, num_rows=num_rows, card=device.facts)
-    needed = needed_kernels(model, plan, device.facts)
+    needed = needed_kernels(translation.model, plan, device.facts)
     for kernel in kernels:
         if kernel.stem not in needed:
             launched = ", ".join(sorted(needed))

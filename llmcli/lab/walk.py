@@ -117,7 +117,7 @@ def card_of(arch: str) -> CardFacts:
 def plan_walk(model: Model, lengths: Lengths, card: CardFacts) -> MemoryPlan:
     """The memory that the walk needs.
 
-    Raises: UnsupportedModelError
+    Raises: UnsupportedModelError; CheckpointError as `StoredModel.of_model`
     """
     stored = StoredModel.of_model(model)
     return plan_memory(stored, max_seq_len=lengths.context, num_rows=lengths.rows, chunk_tokens=MAX_PROMPT, card=card)
@@ -128,7 +128,7 @@ def walk_model(
 ) -> tuple[Walk, Walk]:
     """What a model launches in a step of decoding, and for a prompt without its logits, compiled for an architecture.
 
-    Raises: UnsupportedModelError, UsageError, KernelCompileError
+    Raises: as `plan_walk`; UsageError, KernelCompileError
     """
     require_architecture(arch)
     dry = DryModel(plan_walk(model, lengths, card), card, in_order=True)

@@ -51,7 +51,7 @@ class Target(Protocol):
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
         """Plan the memory; `num_rows` None is as many rows as it has room for.
 
-        Raises: InsufficientMemoryError if it does not fit.
+        Raises: InsufficientMemoryError if it does not fit; CheckpointError for a file that cannot be read.
         """
 
 

@@ -133,7 +133,7 @@ class QuantizationConfig:
             "config_groups": {
                 f"group_{index}": {
                     "targets": list(group.targets),
-                    "weights": _weights_dict(group.scheme),
+                    "weights": _weights_dict(group),
                     "input_activations": None,
                     "output_activations": None,
                 }
@@ -142,7 +142,8 @@ class QuantizationConfig:
         }
 
 
-def _weights_dict(scheme: WeightScheme | Fp8Scheme) -> dict[str, Any]:
+def _weights_dict(group: ConfigGroup) -> dict[str, Any]:
+    scheme = group.scheme
     if isinstance(scheme, Fp8Scheme):
         raise ValueError(f"{scheme} is read, never written")
     return {
@@ -152,7 +153,7 @@ def _weights_dict(scheme: WeightScheme | Fp8Scheme) -> dict[str, Any]:
         "strategy": "channel" if scheme.group_size is None else "group",
         "group_size": scheme.group_size,
         "dynamic": False,
-        "actorder": None,
+        "actorder": "group" if group.has_group_index else None,
     }
 
 

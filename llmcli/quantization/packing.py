@@ -15,6 +15,10 @@ _WORD = np.dtype("<i4")
 # Where an AWQ word has each of eight neighbouring columns: from low to high they are 0, 2, 4, 6, 1, 3, 5, 7.
 _AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
+# What is turned at a time stays in a core's cache: inputs of AWQ, and words along the inputs, which fill a cache line.
+_BLOCK_INPUTS = 256
+_BLOCK_WORDS = 16
+
 
 def pack_rows(codes: Array, num_bits: int) -> Array:
     """Pack codes along each row; a row's last int32 is filled up with zero bits.
@@ -70,25 +74,37 @@ def rows_of_awq(packed: Array) -> Array:
     """What AWQ (gemm) packs along the outputs of a weight [input_size, output_size], in our order.
 
     Eight words of eight inputs are a square of codes, which is turned in three steps: halves of words change places,
-    then halves of halves, then single codes. Code by code it takes four times as long.
+    then halves of halves, then single codes. Code by code it takes ten times as long.
     Shapes: packed [input_size, output_size / 8] int32; the result [output_size, ceil(input_size / 8)] int32
     """
     num_rows, words = packed.shape
-    padded = np.pad(np.asarray(packed, dtype=_WORD), ((0, -num_rows % 8), (0, 0)))
-    squares = padded.view(np.uint32).reshape(-1, 8, words)  # [input words, inputs, output words]
+    rows = np.empty((words, 8, -(-num_rows // 8)), np.uint32)
+    for begin in range(0, num_rows, _BLOCK_INPUTS):
+        block = np.asarray(packed[begin : begin + _BLOCK_INPUTS], dtype=_WORD)
+        padded = np.pad(block, ((0, -len(block) % 8), (0, 0)))
+        squares = padded.view(np.uint32).reshape(-1, 8, words)  # [input words, inputs, output words]
+        _turn(squares)
+        # Word p of a square has eight inputs of the column that AWQ keeps at place p.
+        first = begin // 8
+        for column, shift in enumerate(_AWQ_SHIFTS):
+            rows[:, column, first : first + len(squares)] = squares[:, shift // 4].T
+    return rows.reshape(-1, rows.shape[2]).view(_WORD)
+
+
+def _turn(squares: Array) -> None:
+    """Turn squares of 8 x 8 codes of 4 bits in place. Shapes: squares uint32 [.., 8, ..], eight codes a word"""
+    changed = np.empty_like(squares[:, 0])
     for shift, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F)):
         distance = shift // 4
         for first in range(8):
             if first & distance == 0:
                 low, high = squares[:, first], squares[:, first + distance]
-                changed = ((low >> np.uint32(shift)) ^ high) & np.uint32(mask)
+                np.right_shift(low, np.uint32(shift), out=changed)
+                changed ^= high
+                changed &= np.uint32(mask)
                 high ^= changed
-                low ^= changed << np.uint32(shift)
-    # Word p of a square has eight inputs of the column that AWQ keeps at place p.
-    rows = np.empty((words, 8, len(squares)), np.uint32)
-    for column, shift in enumerate(_AWQ_SHIFTS):
-        rows[:, column] = squares[:, shift // 4].T
-    return rows.reshape(-1, len(squares)).view(_WORD)
+                changed <<= np.uint32(shift)
+                low ^= changed
 
 
 def rows_of_columns(packed: Array) -> Array:
@@ -96,7 +112,10 @@ def rows_of_columns(packed: Array) -> Array:
 
     Shapes: packed [words, output_size] int32; the result [output_size, words] int32
     """
-    return np.ascontiguousarray(np.asarray(packed, dtype=_WORD).T)
+    rows = np.empty(packed.shape[::-1], _WORD)
+    for begin in range(0, len(packed), _BLOCK_WORDS):
+        rows[:, begin : begin + _BLOCK_WORDS] = packed[begin : begin + _BLOCK_WORDS].T
+    return rows
 
 
 def reorder_rows(packed: Array, num_bits: int, order: Array) -> Array:

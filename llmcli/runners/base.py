@@ -8,7 +8,7 @@ it, nor on its pages, nor on how its tokens were cut into spans.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,8 @@ class Limits:
     takes_masks: bool = False
 
 
-@dataclass(frozen=True)
-class Span:
-    """One row's part of a step.
+class Span(NamedTuple):
+    """One row's part of a step. A plain tuple: a step has as many as rows, and a frozen dataclass is made slowly.
 
     The tokens run behind those that the row holds. () means the token that the row chose last; the host need not know
     it yet. `choose` says where tokens are chosen: behind the last one, behind every one, or nowhere. With `logits`

@@ -12,10 +12,15 @@ from llmcli.runners.base import PAGE_TOKENS
 
 
 class PagePool:
-    """Counts who holds each page. A page with several holders must not be written."""
+    """Counts who holds each page. A page with several holders must not be written.
+
+    Attributes: num_idle: pages that are kept and have no other holder
+    """
 
     def __init__(self, num_pages: int):
+        self.num_idle = 0
         self._holders = [0] * num_pages
+        self._kept = [False] * num_pages
         self._free = list(range(num_pages))  # a heap: the lowest comes first, which keeps a row's pages together
 
     @property
@@ -31,13 +36,29 @@ class PagePool:
 
     def hold(self, page: int) -> None:
         """Add a holder to a page that is held already."""
+        self.num_idle -= self._is_idle(page)
         self._holders[page] += 1
 
     def release(self, page: int) -> None:
         """Remove a holder; the page becomes free with its last one."""
         self._holders[page] -= 1
+        self.num_idle += self._is_idle(page)
         if self._holders[page] == 0:
             heapq.heappush(self._free, page)
+
+    def keep(self, page: int) -> None:
+        """Hold a page that is held already until it is given up, for whoever may find it."""
+        self.hold(page)
+        self._kept[page] = True
+
+    def give_up(self, page: int) -> None:
+        """End what `keep` began."""
+        self.num_idle -= self._is_idle(page)
+        self._kept[page] = False
+        self.release(page)
+
+    def _is_idle(self, page: int) -> bool:
+        return self._kept[page] and self._holders[page] == 1
 
     def num_holders(self, page: int) -> int:
         """Number of the page's holders."""
@@ -82,7 +103,7 @@ class PromptIndex:
         for index in range(len(path), len(pages)):
             key = _key(parent, stamps, index)
             node = self._nodes[key] = _Node(pages[index], parent, key)
-            self._pool.hold(node.page)
+            self._pool.keep(node.page)
             if parent is not None:
                 parent.num_children += 1
             parent = node
@@ -90,10 +111,6 @@ class PromptIndex:
         for node in reversed(path):
             self._nodes.move_to_end(node.key)
         return [node.page for node in path]
-
-    def num_idle(self) -> int:
-        """Pages that only the index holds."""
-        return sum(self._pool.num_holders(node.page) == 1 for node in self._nodes.values())
 
     def give_up_one(self) -> bool:
         """Release the least recently used page that no row holds; False if there is none."""
@@ -103,7 +120,7 @@ class PromptIndex:
                 del self._nodes[node.key]
                 if node.parent is not None:
                     node.parent.num_children -= 1
-                self._pool.release(node.page)
+                self._pool.give_up(node.page)
                 return True
             self._nodes.move_to_end(node.key)  # a row or a later page needs it: look at it again last
         return False

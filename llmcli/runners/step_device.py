@@ -1,8 +1,7 @@
 """`StepDevice`: what a device does for `SteppingRunner`, and `Work`, a span as it gets it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.runners.base import Arithmetic, Choose, HiddenStates, Limits, Logits, Masks, Step
@@ -12,9 +11,8 @@ from llmcli.sampling.sampler import Sampler
 SINGLE = 0
 
 
-@dataclass(frozen=True)
-class Work:
-    """A span as the device gets it.
+class Work(NamedTuple):
+    """A span as the device gets it. A plain tuple, as `Span` is.
 
     - `slot`: the place of the row's sampler and history on the device; None for a row without a sampler.
     - `pages`: the row's page table, with room for the new tokens.
@@ -38,7 +36,7 @@ class Work:
     @property
     def num_tokens(self) -> int:
         """Tokens that the device runs, with drafts; 0 if the token is chosen from given logits."""
-        return 0 if self.logits is not None else max(len(self.token_ids), 1) + len(self.drafts)
+        return 0 if self.logits is not None else (len(self.token_ids) or 1) + len(self.drafts)
 
 
 class StepDevice(Protocol):

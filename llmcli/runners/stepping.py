@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Chosen, HiddenStates, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
@@ -55,8 +56,7 @@ class _Row:
             self.chosen_token_id = token_id
 
 
-@dataclass(frozen=True)
-class _Ran:
+class _Ran(NamedTuple):
     """A row as it was after a step."""
 
     row: _Row
@@ -84,7 +84,7 @@ class SteppingRunner:
     @property
     def free_pages(self) -> int:
         """Pages that no open row holds."""
-        return self._pool.num_free + self._index.num_idle()
+        return self._pool.num_free + self._pool.num_idle
 
     def open(self, prompt: Sequence[int], sampler: Sampler | None = None, said: Sequence[int] = ()) -> int:
         """Open a row for a prompt; see `Runner.open`."""
@@ -263,7 +263,7 @@ class SteppingRunner:
                 raise ValueError("the span is not what comes next in the row's prompt")
             if end != self._device.span_end(row.num_tokens, work.num_tokens, len(row.prompt)):
                 raise ValueError(f"a prompt of {len(row.prompt)} tokens may not be cut at {end}")
-            work = replace(work, method=self._device.method(row.num_tokens, len(row.prompt)))
+            work = work._replace(method=self._device.method(row.num_tokens, len(row.prompt)))
         elif work.num_tokens > MAX_SPAN:
             raise ValueError(f"a span of {work.num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
         else:

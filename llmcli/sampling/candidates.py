@@ -61,7 +61,8 @@ def gather_candidates(logits: NDArray[np.float32], position: int) -> Candidates:
         kind = "NaN" if np.isnan(highest) else "infinite" if highest > 0 else "only -inf"
         raise CheckpointError(
             f"the model produced {kind} logits at position {position}, expected finite numbers: "
-            "its weights are damaged or overflow; download it again or run it with --dtype float32"
+            "its weights are damaged or overflow; download it again, or run it with --dtype float32 if it ran in "
+            "another type"
         )
     if logits.min() > -np.inf:  # nothing to leave out, as nearly always: a third of the time
         return Candidates(np.arange(len(logits)), logits.astype(np.float64))

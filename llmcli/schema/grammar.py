@@ -124,4 +124,7 @@ def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
 def _fault(lark: str) -> str | None:
     """What llguidance says against a grammar, None if it reads it."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
-    return first_line(matcher.get_error()) if matcher.is_error() else None
+    if not matcher.is_error():
+        return None
+    line = first_line(matcher.get_error())
+    return f"it is too complex, give a simpler one ({line})" if "fuel exhausted" in line else line

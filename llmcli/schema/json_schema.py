@@ -31,6 +31,8 @@ _HELD = {*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS}
 _OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")  # `items` may be a list there
 _DRAFTS = (*_OLD_DRAFTS, "2020-12")
 
+_JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+
 # The checked schema stands here, so that a part of it can be named in its place.
 _ROOT = "#/$defs/root"
 
@@ -77,7 +79,7 @@ class CheckedSchema:
         elif isinstance(schema, dict):
             checked = self._check_object(schema, place)
         else:
-            raise UsageError(f"{self.name}: {place} is a {type(schema).__name__}, expected a schema, an object")
+            raise UsageError(f"{self.name}: {place} is a JSON {_type(schema)}, expected a schema, an object")
         self._places[place] = checked
         return checked
 
@@ -109,7 +111,7 @@ class CheckedSchema:
                 checked[keyword] = self._check_inner(value, place, keyword, place)
             elif keyword in (*_NAMED, *_LISTS):
                 expected = "an object of schemas" if keyword in _NAMED else "a list of schemas"
-                raise UsageError(f"{self.name}: {where} is a {type(value).__name__}, expected {expected}")
+                raise UsageError(f"{self.name}: {where} is a JSON {_type(value)}, expected {expected}")
             elif keyword == "$ref":
                 if not isinstance(value, str) or not value.startswith("#"):
                     raise UsageError(f"{self.name}: {where} is {value!r}, expected a place here, as #/$defs/NAME")
@@ -213,6 +215,10 @@ def _is_old_draft(name: str, schema: Any) -> bool:
 def _reference(place: str) -> str:
     """A `$ref` to a place of the checked schema."""
     return _ROOT + quote(place[1:], safe="/~")
+
+
+def _type(value: object) -> str:
+    return _JSON_TYPES.get(type(value), "null")
 
 
 def _escaped(name: str) -> str:

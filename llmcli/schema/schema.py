@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from functools import cache
 from itertools import takewhile
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
 from llmcli.sampling.mask import TokenMask, mask_words, pack_mask, unpack_mask
 from llmcli.schema.grammar import Grammar, first_line
+from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
+
+# Where one takes so long, near the end of a bounded string, the next will. A thread costs a third of it.
+SLOW_MASK_SECONDS = 100e-6
+MAX_THREADS = 8
+MAX_FORCED_BYTES = 64  # more than a step has drafts for
 
 
 class Schema:
@@ -28,9 +35,10 @@ class Schema:
         """Raises: UsageError for a grammar that is too large."""
         self.grammar = grammar
         self.vocabulary = vocabulary
-        self._matcher = llguidance.LLMatcher(vocabulary.library, grammar.lark, log_level=0)
-        if self._matcher.is_error():
-            raise UsageError(f"{grammar.name}: {first_line(self._matcher.get_error())}")
+        self._matcher = Matcher(vocabulary.tokens, grammar.lark)
+        if self._matcher.has_error:
+            raise UsageError(f"{grammar.name}: {first_line(self._matcher.error)}")
+        self._spelled = Matcher(byte_tokens(), grammar.lark)
 
     def behind(self, token_ids: Sequence[int]) -> Schema:
         """What may follow the tokens of a text that has begun. Raises: UsageError if it does not fit"""
@@ -41,12 +49,12 @@ class Schema:
         except ValueError:
             raise UsageError(f"the text so far does not fit {self.grammar.name}, so it cannot be continued") from None
         rest = copy(self)
-        rest._matcher = held._matcher
+        rest._matcher, rest._spelled = held._matcher, held.spelled()
         return rest
 
     def begin(self, *, at_start: bool) -> HeldText:
         """A text that is still empty. `at_start` says that nothing visible comes before it."""
-        return HeldText(self._matcher, self.vocabulary, at_start=at_start)
+        return HeldText(self.grammar.name, self._matcher, self._spelled, self.vocabulary, at_start=at_start)
 
 
 # A text, tokens that it has not taken yet (None if a choice has failed), and drafts behind them.
@@ -56,22 +64,27 @@ Wanted = tuple["HeldText", Sequence[int] | None, Sequence[int]]
 class HeldText:
     """One text, token by token."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, *, at_start: bool):
-        """`matcher` is at the text's beginning, and stays there."""
+    def __init__(self, name: str, matcher: Matcher, spelled: Matcher, vocabulary: Vocabulary, *, at_start: bool):
+        """`name` is what the user knows the schema by. `matcher`, and `spelled` over bytes, stay where they are."""
+        self._name = name
         self._begin = matcher
-        self._matcher = matcher.deep_copy()
+        self._matcher = matcher.copy()
+        self._spelled_begin = spelled
+        self._spelled: Matcher | None = None  # only what is forced needs it
+        self._num_spelled = 0  # tokens that it has had
         self._vocabulary = vocabulary
         self._first_token_ids = vocabulary.first_token_ids if at_start else None
         self._taken: list[int] = []  # the tokens that the matcher has had
         self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
+        self._mask_seconds = 0.0  # what the last one took
         self._has_ended = False
 
     @property
     def is_complete(self) -> bool:
         """Whether the text may end here."""
         self._go_back(self._num_told)
-        return self._has_ended or self._matcher.is_accepting()
+        return self._has_ended or self._matcher.is_accepting
 
     def mask(self) -> TokenMask:
         """What the next token may be. Shapes: result [ceil(vocab_size / 32)] uint32
@@ -89,15 +102,25 @@ class HeldText:
             return 0  # a text's first token may stand for another one
         self._go_back(self._num_told)
         ends = self._vocabulary.eos_token_ids
-        return self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)])
+        return self._matcher.num_fitting([*takewhile(lambda token_id: token_id not in ends, token_ids)])
 
     def forced_tokens(self) -> tuple[int, ...]:
-        """Tokens of the characters that must come next, as long ones as there are; () where there is a choice."""
-        if self._first_token_ids is not None:
+        """Tokens of the next characters that must come, as long ones as there are; () where there is a choice."""
+        if self._first_token_ids is not None or self._has_ended:
             return ()
-        self._go_back(self._num_told)
-        text = self._matcher.compute_ff_bytes().decode(errors="ignore")  # it may end within a character
-        return tuple(self._vocabulary.library.greedy_tokenize(text))
+        text = self.spelled().forced_bytes(MAX_FORCED_BYTES).decode(errors="ignore")  # it may end within a character
+        return self._vocabulary.tokens.greedy_tokenize(text.encode())
+
+    def spelled(self) -> Matcher:
+        """The text in a matcher over bytes, where it was told of. It goes on with the text."""
+        if self._spelled is None:
+            self._spelled = self._spelled_begin.copy()
+        new = self._taken[self._num_spelled : self._num_told]
+        for token_id in new:
+            for byte in self._vocabulary.tokens.pieces[token_id]:
+                self._spelled.consume(byte)
+        self._num_spelled = self._num_told
+        return self._spelled
 
     def masks(self, chosen: Sequence[int] | None = (), drafts: Sequence[int] = ()) -> NDArray[np.uint32]:
         """What may come behind `chosen`, and behind each of the fitting drafts that follow.
@@ -127,33 +150,26 @@ class HeldText:
         return masks
 
     @staticmethod
-    def masks_side_by_side(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
-        """What `masks` gives for each text, made in llguidance's threads; or what it raises."""
-        made: dict[int, NDArray[np.uint32] | UsageError] = {}
-        together = []
-        for index, (held, chosen, drafts) in enumerate(wanted):
-            is_alone = len(wanted) == 1 or held._num_found_words != wanted[0][0]._num_found_words
-            if chosen is None or held._ends(chosen) or drafts or held._first_token_ids is not None or is_alone:
-                try:
-                    made[index] = held.masks(chosen, drafts)
-                except UsageError as error:
-                    made[index] = error
-            else:
-                together.append(index)
-        if together:
-            made |= _masks_together({index: wanted[index] for index in together})
-        return [made[index] for index in range(len(wanted))]
+    def masks_of_all(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
+        """What `masks` gives for each text, or what it raises. Masks that will take long are made side by side."""
+        slow = [index for index, (held, _, _) in enumerate(wanted) if held._mask_seconds > SLOW_MASK_SECONDS]
+        beside = {index: _threads().submit(_made, *wanted[index]) for index in slow[1:]}
+        made = {index: _made(*one) for index, one in enumerate(wanted) if index not in beside}
+        return [made[index] if index in made else beside[index].result() for index in range(len(wanted))]
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
         self._mask = None
-        if self._taken[self._num_told : self._num_told + 1] == [token_id]:
+        if token_id in self._vocabulary.eos_token_ids:  # the matcher may have stopped, and take none
+            if not self.is_complete:
+                raise ValueError(f"the schema does not allow token {token_id}")
+            self._has_ended = True
+        elif self._taken[self._num_told : self._num_told + 1] == [token_id]:
             self._num_told += 1
         else:
             self._go_back(self._num_told)
             self._take(token_id)
             self._num_told = len(self._taken)
-        self._has_ended = token_id in self._vocabulary.eos_token_ids
 
     def _ends(self, chosen: Sequence[int]) -> bool:
         return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
@@ -171,65 +187,47 @@ class HeldText:
         stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
         if stands_for == NOTHING:
             return
-        if stands_for == NOT_ALLOWED or not self._matcher.consume_token(stands_for):
+        if stands_for == NOT_ALLOWED or not self._matcher.consume(stands_for):
             raise ValueError(f"the schema does not allow token {token_id}")
         self._taken.append(stands_for)
 
     def _go_back(self, num_taken: int) -> None:
         """Have the matcher where it was behind so many tokens."""
         num_more = len(self._taken) - num_taken
-        if num_more == 0 and not self._matcher.is_error():
+        if num_more == 0 and not self._matcher.has_error:
             return
         del self._taken[num_taken:]
-        if self._matcher.is_error() or not self._matcher.rollback(num_more):
-            self._matcher = self._begin.deep_copy()
-            self._matcher.consume_tokens(self._taken)
-
-    @property
-    def _num_found_words(self) -> int:
-        return mask_words(self._vocabulary.library.vocab_size)
+        if self._matcher.has_error or not self._matcher.rollback(num_more):
+            self._matcher = self._begin.copy()
+            for token_id in self._taken:
+                self._matcher.consume(token_id)
 
     def _compute_mask(self) -> TokenMask:
-        found = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
-        return self._checked(found, is_empty=not found.any())
-
-    def _checked(self, found: NDArray[np.uint32], *, is_empty: bool) -> TokenMask:
-        """What llguidance has found as a mask of the model's tokens, `found` itself if it can be. Raises: as `mask`"""
-        if self._matcher.is_error():
-            raise UsageError(f"the schema is too complex: {first_line(self._matcher.get_error())}")
-        num_words = mask_words(self._vocabulary.vocab_size)
-        if len(found) < num_words:
-            found = np.concatenate([found, np.zeros(num_words - len(found), "<u4")])
-        mask = found[:num_words].astype(np.uint32, copy=False)
+        found, begin = np.empty(self._vocabulary.tokens.num_words, np.uint32), time.perf_counter()
+        is_filled = self._matcher.fill_mask(found)
+        self._mask_seconds = time.perf_counter() - begin
+        if not is_filled:
+            raise UsageError(
+                f"{self._name} is too complex: {first_line(self._matcher.error)}; give one with fewer alternatives"
+            )
+        mask = self._vocabulary.as_mask(found)
         if self._first_token_ids is not None:
             is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
             mask = pack_mask(
                 (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
             )
-            is_empty = not mask.any()
-        if is_empty:
-            raise UsageError("the schema lets nothing follow, and the text is not complete: no text fits the schema")
+        if not mask.any():
+            raise UsageError(f"{self._name} lets nothing follow, and the text is not complete: no text fits it")
         return mask
 
 
+def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:
+    try:
+        return held.masks(chosen, drafts)
+    except UsageError as error:
+        return error
+
+
 @cache
-def _executor() -> llguidance.LLExecutor:
-    return llguidance.LLExecutor()
-
-
-def _masks_together(wanted: Mapping[int, Wanted]) -> dict[int, NDArray[np.uint32] | UsageError]:
-    """The masks of texts without drafts, by the same numbers. All masks have one size."""
-    texts = [held for held, _, _ in wanted.values()]
-    for held, chosen, _ in wanted.values():
-        held._advance(chosen or ())
-    found = np.empty((len(texts), texts[0]._num_found_words), "<u4")
-    matchers = [(held._matcher, place) for place, held in enumerate(texts)]
-    _executor().unsafe_compute_mask_ptr(matchers, found.ctypes.data, found.strides[0], len(found))
-    are_empty = np.logical_not(np.logical_or.reduce(found, axis=1)).tolist()
-    made: dict[int, NDArray[np.uint32] | UsageError] = {}
-    for index, held, mask, is_empty in zip(wanted, texts, found, are_empty, strict=True):
-        try:
-            made[index] = held._checked(mask, is_empty=is_empty)[None]
-        except UsageError as error:
-            made[index] = error
-    return made
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_THREADS, "masks")

@@ -15,12 +15,14 @@ from uuid import uuid4
 from llmcli.engine.events import Finished, FinishReason, Token
 from llmcli.engine.request import Request
 from llmcli.sampling.inspect import Inspection, TokenLogprob
+from llmcli.serve.json_text import to_json
 from llmcli.tokenizer.base import Tokenizer
 
 Object = dict[str, Any]
 
 # OpenAI's words for why a text ends.
 FINISH_REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+_MARK = "\0"  # stands for a text; behind it a piece has no other that could hold it
 _LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot say
 
 
@@ -34,6 +36,7 @@ class Choice:
     has_begun: bool = False
     end: Finished | None = None
     is_over: bool = False  # its end has been told
+    frame: tuple[bytes, bytes] | None = None  # a usual piece's JSON before its text and behind, once there is one
 
     def tell(self) -> None:
         """Everything so far has been told."""
@@ -43,13 +46,17 @@ class Choice:
 
 
 class Answer(ABC):
-    """What a client is told of its texts. All requests have as many samples; choices are numbered through."""
+    """What a client is told of its texts. All requests have as many samples; choices are numbered through.
+
+    Attributes: includes_usage: whether the pieces of a stream have the key `usage`
+    """
 
     prefix: str
     whole_kind: str
     piece_kind: str
 
-    def __init__(self, model: str, requests: Sequence[Request], tokenizer: Tokenizer):
+    def __init__(self, model: str, requests: Sequence[Request], tokenizer: Tokenizer, *, includes_usage: bool = False):
+        self.includes_usage = includes_usage
         self._requests = requests
         self._tokenizer = tokenizer
         self._has_logprobs = requests[0].num_alternatives is not None
@@ -100,24 +107,37 @@ class Answer(ABC):
 
     def whole(self) -> Object:
         """The answer; all its texts have ended."""
-        choices = [self._described(index, self._content(choice)) for index, choice in enumerate(self._choices)]
+        choices = [self._described(index, choice, self._content(choice)) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": self._usage()}
 
-    def pieces(self) -> list[Object]:
-        """What has come since the last call, one piece for each text that has something new."""
+    def pieces(self) -> list[bytes]:
+        """What has come since the last call, one piece for each text that has something new, as JSON."""
         pieces = []
         for index, choice in enumerate(self._choices):
             if not choice.is_over and (choice.text or choice.tokens or choice.end is not None):
-                pieces.append(self._piece([self._described(index, self._new_content(choice))]))
+                pieces.append(self._new_piece(index, choice))
                 choice.tell()
         return pieces
 
-    def usage_piece(self) -> Object:
+    def usage_piece(self) -> bytes:
         """The last piece of a stream that includes usage."""
-        return {**self._piece([]), "usage": self._usage()}
+        return to_json(self._piece([], self._usage()))
 
-    def _piece(self, choices: list[Object]) -> Object:
-        return {**self._head, "object": self.piece_kind, "choices": choices}
+    def _new_piece(self, index: int, choice: Choice) -> bytes:
+        """What is new of a text. Of most pieces only the text differs, so the rest is encoded once."""
+        if self._has_logprobs or not choice.has_begun or choice.end is not None:
+            return to_json(self._piece([self._described(index, choice, self._new_content(choice))]))
+        if choice.frame is None:
+            usual = Choice(_MARK, has_begun=True)
+            piece = to_json(self._piece([self._described(index, usual, self._new_content(usual))]))
+            before, _, behind = piece.rpartition(to_json(_MARK))
+            choice.frame = before, behind
+        before, behind = choice.frame
+        return before + to_json(choice.text) + behind
+
+    def _piece(self, choices: list[Object], usage: Object | None = None) -> Object:
+        with_usage = {"usage": usage} if self.includes_usage else {}
+        return {**self._head, "object": self.piece_kind, "choices": choices, **with_usage}
 
     def _usage(self) -> Object:
         return {
@@ -127,8 +147,7 @@ class Answer(ABC):
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
-    def _described(self, index: int, content: Object) -> Object:
-        choice = self._choices[index]
+    def _described(self, index: int, choice: Choice, content: Object) -> Object:
         reason = None if choice.end is None else FINISH_REASONS.get(choice.end.finish_reason)
         logprobs = self._logprobs(choice) if self._has_logprobs else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}

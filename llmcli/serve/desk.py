@@ -35,7 +35,7 @@ class Texts:
         self._desk = desk
         self._in_pieces = in_pieces
         self._events: list[tuple[int, Event]] = []
-        self._has_events = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits for a batch
         self._num_open = sum(len(request.samples) for request in requests)
         desk.num_texts += self._num_open
         self._keys = {desk.begin(self, request, grammar): index for index, request in enumerate(requests)}
@@ -53,8 +53,9 @@ class Texts:
         Raises: the error of a text that failed
         """
         while self._num_open or self._events:
-            await self._has_events.wait()
-            self._has_events.clear()
+            if not self._events or (self._num_open and not self._in_pieces):
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
             events, self._events = self._events, []
             for _, event in events:
                 if isinstance(event, Failed):
@@ -72,8 +73,8 @@ class Texts:
         elif isinstance(event, Token) and self.first_token_time is None:
             self.first_token_time = time.perf_counter()
         self._events.append((self._keys[key], event))
-        if self._in_pieces or self._num_open == 0:
-            self._has_events.set()
+        if (self._in_pieces or self._num_open == 0) and self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _end(self, count: int) -> None:
         self._num_open -= count

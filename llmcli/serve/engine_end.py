@@ -63,7 +63,7 @@ class EngineEnd:
         commands: dict[str, Callable[..., None]] = {
             "submit": self._submit,
             "cancel": self._cancel,
-            "state": lambda: self._worker.look(lambda: self._send("state", self._state())),
+            "state": lambda: self._send("state", self._state()),
             "log": log,
             "contents": log_contents,
             "ready": on_ready,
@@ -85,7 +85,7 @@ class EngineEnd:
         self._worker.cancel(self._jobs.pop(key))
 
     def _state(self) -> EngineState:
-        """Counting free pages takes milliseconds where many prompts are known: it is done for who asks."""
+        """While a step runs, which is not waited for: a number may be from before it, and another from within."""
         scheduler, runner = self._scheduler, self._scheduler.runner
         return EngineState(replace(scheduler.usage), scheduler.num_waiting, runner.limits.num_pages, runner.free_pages)
 

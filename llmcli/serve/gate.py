@@ -13,9 +13,10 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmcli.serve.json_text import json_response
 from llmcli.serve.metrics import Metrics
 from llmcli.serve.refusal import Refusal, as_refusal
-from llmcli.serve.texts import CLIENT_LEFT, json_response
+from llmcli.serve.texts import CLIENT_LEFT
 
 # A page of another site may send a browser here under a name of its own: only these are ours without a key.
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})

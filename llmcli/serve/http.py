@@ -1,4 +1,4 @@
-"""`HttpServer`: uvicorn with our ends: a signal, and connections that send or take nothing."""
+"""`HttpServer`: uvicorn with our ends: a signal, and connections that send or take nothing, or too much."""
 
 from __future__ import annotations
 
@@ -13,11 +13,37 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how long an unused one is kept
 CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
-_MAX_HEADER_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 64 * 1024  # of a request, beside what comes with its first byte
+_MAX_PIPELINED = 16  # requests that a connection may send before the answer of the one before
 END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Refuses what the parser would keep without a bound: endless headers, trailers and pipelines."""
+
+    _num_unbound = 0  # bytes since the latest ones of a body, or since the beginning of the request
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._num_unbound = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Content, whose length the service bounds."""
+        self._num_unbound = 0
+        super().on_body(body)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        self._num_unbound += len(data)
+        super().data_received(data)
+        too_much = self._num_unbound > _MAX_HEAD_BYTES or len(self.pipeline) > _MAX_PIPELINED
+        if too_much and not self.transport.is_closing():
+            self.send_400_response("The head of a request is too long, or too many requests wait.")
 
 
 class HttpServer(uvicorn.Server):
@@ -30,7 +56,7 @@ class HttpServer(uvicorn.Server):
         """`on_ready` is called once the server listens."""
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -38,7 +64,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             limit_concurrency=max_connections,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=int(HEADER_SECONDS),
             timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]  # it is passed on to asyncio
         )

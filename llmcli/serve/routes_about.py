@@ -8,9 +8,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from llmcli.serve.json_text import json_response
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Service
-from llmcli.serve.texts import json_response
 
 
 def about_routes(service: Service) -> list[Route]:

@@ -13,7 +13,7 @@ from llmcli.engine.request import Request
 from llmcli.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from llmcli.serve.bodies import ChatBody, CompletionBody, TextsBody
 from llmcli.serve.service import Service
-from llmcli.serve.texts import TextsResponse
+from llmcli.serve.texts import TextsResponse, unless_gone
 
 Kind = TypeVar("Kind", bound=TextsBody)
 
@@ -25,20 +25,24 @@ def texts_routes(service: Service) -> list[Route]:
         body = _with_seed(await service.read(ChatBody, http), service)
         _log(service, [message.model_dump() for message in body.messages])
         requests = [await service.encode(lambda: service.model.answer(body))]
-        return await respond(body, requests, ChatAnswer(service.model.names[0], requests, service.model.tokenizer))
+        return await respond(http, body, requests, ChatAnswer)
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
         _log(service, body.prompt)
         requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompt])
-        return await respond(
-            body, requests, CompletionAnswer(service.model.names[0], requests, service.model.tokenizer)
-        )
+        return await respond(http, body, requests, CompletionAnswer)
 
-    async def respond(body: TextsBody, requests: Sequence[Request], answer: Answer) -> TextsResponse:
-        with service.desk.waiting(requests):
-            grammar = await service.read_schema(body.held_to)
-        return TextsResponse(service, requests, answer, body.stream, body.includes_usage, grammar)
+    async def respond(
+        http: HttpRequest, body: TextsBody, requests: Sequence[Request], kind: type[Answer]
+    ) -> TextsResponse:
+        grammar = None
+        if body.held_to is not None:
+            with service.desk.waiting(requests):
+                grammar = await unless_gone(service.read_schema(body.held_to), http.receive)
+        model = service.model
+        answer = kind(model.names[0], requests, model.tokenizer, includes_usage=body.includes_usage)
+        return TextsResponse(service, requests, answer, body.stream, grammar)
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -7,9 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmcli.serve.bodies import DetokenizeBody, TokenizeBody
+from llmcli.serve.json_text import json_response
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Service
-from llmcli.serve.texts import json_response
 from llmcli.tokenizer.stream import StreamDecoder
 
 

@@ -54,13 +54,11 @@ class Service:
     # Another, since a schema may take seconds.
     schema_reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "schemas"))
 
-    async def read_schema(self, held_to: HeldTo | None) -> Grammar | None:
+    async def read_schema(self, held_to: HeldTo) -> Grammar:
         """What texts are held to, for the engine.
 
         Raises: Refusal for what cannot be held exactly, and if it takes longer than an answer may
         """
-        if held_to is None:
-            return None
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(self.limits.timeout_seconds):

@@ -6,13 +6,12 @@ A client that goes away, and one that takes longer than it may, gives its rows b
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from llmcli.engine.events import Finished, Token
@@ -20,17 +19,17 @@ from llmcli.engine.request import Request
 from llmcli.errors import DeviceError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
+from llmcli.serve.json_text import json_response, to_json
 from llmcli.serve.refusal import Refusal, as_refusal
 from llmcli.serve.service import Service
 
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
+Result = TypeVar("Result")
+
 CLIENT_LEFT = 499  # nginx's number for the log; nobody gets it
 _LAST_WORD_SECONDS = 1.0  # to tell a slow reader that its time is over
-
-# json.dumps would make one for each piece.
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -47,7 +46,6 @@ class TextsResponse:
     requests: Sequence[Request]
     answer: Answer
     is_stream: bool
-    includes_usage: bool
     grammar: Grammar | None = None  # what the texts are held to
     _start_time: float = field(default_factory=time.perf_counter)
     _has_begun: bool = False
@@ -91,18 +89,17 @@ class TextsResponse:
             self._has_begun = True
             await json_response(self.answer.whole())(scope, receive, send)
             return
-        if self.includes_usage:
+        if self.answer.includes_usage:
             await self._send_pieces([self.answer.usage_piece()], send)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
-    async def _send_pieces(self, pieces: Sequence[dict[str, Any]], send: Send) -> None:
+    async def _send_pieces(self, pieces: Sequence[bytes], send: Send) -> None:
         if not pieces:
             return
         if not self._has_begun:
             self._has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        usage = {"usage": None} if self.includes_usage else {}
-        body = b"".join(b"data: " + to_json({**usage, **piece}) + b"\n\n" for piece in pieces)
+        body = b"".join([b"data: %b\n\n" % piece for piece in pieces])
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end_stream(self, refusal: Refusal, state: dict[str, Any], send: Send) -> None:
@@ -137,14 +134,18 @@ class TextsResponse:
             self.service.log_contents("answer", [end.text for end in answer.ends])
 
 
-def to_json(value: object) -> bytes:
-    """JSON on one line."""
-    return _JSON.encode(value).encode()
-
-
-def json_response(value: object, status: int = 200) -> Response:
-    """A response of JSON."""
-    return Response(to_json(value), status, media_type=JSONResponse.media_type)
+async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """The result of some work for a client whose body has been read. Raises: ClientDisconnect once it goes away"""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:

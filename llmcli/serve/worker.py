@@ -103,10 +103,6 @@ class Worker:
         """Drop a request before the next step; events that are on their way may still come."""
         self._commands.put(lambda: self._drop(job))
 
-    def look(self, at: Callable[[], None]) -> None:
-        """Call `at` in the worker's thread, between two steps: only there nothing changes that it looks at."""
-        self._commands.put(at)
-
     def stop(self, timeout_seconds: float | None = None) -> None:
         """End the thread after the step that runs; what is under way has no further events."""
         self._commands.put(None)

@@ -64,6 +64,12 @@ def test_missing_folder(tmp_path):
     assert f"model folder {tmp_path / 'absent'} does not exist; expected a folder" in refusal(tmp_path / "absent")
 
 
+def test_an_address_is_not_a_folder():
+    address = "https://huggingface.co/org/name"
+    with pytest.raises(CheckpointError, match=f"^{address} is an address, expected a folder or a hub id"):
+        open_checkpoint(Path(address))
+
+
 def test_unreadable_folder(tmp_path):
     assert "cannot be read: File name too long" in refusal(tmp_path / ("x" * 300))
 

@@ -1,5 +1,6 @@
 """Conversions: the same codes, scales and zero points in compressed-tensors' form, which transformers loads."""
 
+import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from foreign_models import (
     write_packed,
     write_w8a8,
 )
+from row_steps import logits_of
 from tiny_models import write_tiny_llama
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
@@ -27,6 +29,7 @@ from llmcli.checkpoint.export import Exporter
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import LLMCliError, UnsupportedModelError, UsageError
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.torch.load import load
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 TOKENS = torch.tensor([[3, 7, 1, 250, 4, 9, 100]])
@@ -54,11 +57,19 @@ WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any], WeightScheme]] = {
     "GPTQ, 8 bits, version 2": (write_gptq, {"bits": 8, "sym": False, "version": 2}, WeightScheme(8, 64, False)),
     "w8a8": (write_w8a8, {}, WeightScheme(8, None)),
 }
+ORDERED: dict[str, tuple[Callable[..., Path], dict[str, Any], WeightScheme]] = {
+    "GPTQ, ordered": (write_gptq, {"desc_act": True}, WeightScheme(4, 64)),
+    "GPTQ, ordered, asymmetric, 8 bits": (
+        write_gptq,
+        {"desc_act": True, "shares_order": False, "sym": False, "bits": 8, "group_size": 32},
+        WeightScheme(8, 32, is_symmetric=False),
+    ),
+}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS | ORDERED)
 def test_code_for_code(name: str, source: Path, tmp_path: Path) -> None:
-    write, options, scheme = WRITERS[name]
+    write, options, scheme = (WRITERS | ORDERED)[name]
     foreign = write(source, tmp_path / "foreign", **options)
     folder = convert(foreign, tmp_path / "converted")
     tensors, layers, offset = read_tensors(folder), open_model(folder).tensors.packed, 1 << (scheme.num_bits - 1)
@@ -71,6 +82,9 @@ def test_code_for_code(name: str, source: Path, tmp_path: Path) -> None:
         assert np.array_equal(stored.int().numpy() + offset, codes.codes)
         assert np.array_equal(tensors[f"{weight}_scale"].numpy(), codes.scales)
         assert tensors[f"{weight}_scale"].dtype == torch.float16
+        assert (f"{weight}_g_idx" in tensors) == (name in ORDERED)
+        if name in ORDERED:
+            assert np.array_equal(tensors[f"{weight}_g_idx"].numpy(), codes.group_of)
         assert (f"{weight}_zero_point" in tensors) == (not scheme.is_symmetric)
         if not scheme.is_symmetric:
             zeros = torch.Size(codes.zeros.shape)
@@ -91,6 +105,33 @@ def test_transformers_loads_it(name: str, source: Path, tmp_path: Path) -> None:
         expected = AutoModelForCausalLM.from_pretrained(exact(foreign), dtype=torch.float32)(TOKENS).logits
     # Weights that it widens, and so all asymmetric ones, it rounds to the type of the scales: float16, by 2^-12.
     assert (logits - expected).norm() / expected.norm() < (1e-5 if scheme.is_symmetric else 1e-3)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_ordered_inputs_in_transformers(name: str, source: Path, tmp_path: Path) -> None:
+    """compressed-tensors takes them up to 0.18, those with zero points in 0.15.0; later ones refuse them at once."""
+    write, options, _ = ORDERED[name]
+    foreign = write(source, tmp_path / "foreign", **options)
+    folder = convert(foreign, tmp_path / "converted")
+    assert "transformers with compressed-tensors 0.15.0" in (folder / "README.md").read_text()
+    installed = importlib.metadata.version("compressed-tensors")
+    if tuple(map(int, installed.split(".")[:2])) >= (0, 19):
+        with pytest.raises(ValueError, match="actorder='group' has been removed"):
+            AutoModelForCausalLM.from_pretrained(folder)
+        return
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(TOKENS).logits
+        expected = AutoModelForCausalLM.from_pretrained(exact(foreign), dtype=torch.float32)(TOKENS).logits
+    assert (logits - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_ordered_inputs_keep_their_logits(name: str, source: Path, tmp_path: Path) -> None:
+    write, options, _ = ORDERED[name]
+    foreign = write(source, tmp_path / "foreign", **options)
+    folder = convert(foreign, tmp_path / "converted")
+    ours, theirs = (logits_of(load(open_model(each), max_seq_len=32), TOKENS[0].tolist()) for each in (folder, foreign))
+    assert np.array_equal(ours, theirs)
 
 
 def test_the_small_files(source: Path, tmp_path: Path) -> None:
@@ -117,8 +158,12 @@ def test_the_small_files(source: Path, tmp_path: Path) -> None:
     [
         (None, {}, "is not quantized, so there is nothing to convert", UsageError),
         (write_fp8, {}, "holds 8-bit floats, which have no integer codes", UnsupportedModelError),
-        (write_gptq, {"desc_act": True}, "orders its inputs (g_idx), which transformers'", UnsupportedModelError),
-        (write_packed, {"bits": 4, "group_size": 64, "sym": True}, "orders its inputs (g_idx)", UnsupportedModelError),
+        (
+            write_packed,
+            {"bits": 4, "group_size": 64, "sym": True},
+            "pack-quantized already; use it as it is",
+            UsageError,
+        ),
     ],
 )
 def test_refusals_leave_nothing_behind(

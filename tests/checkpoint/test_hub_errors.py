@@ -97,9 +97,9 @@ def test_offline(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_connection(tiny_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_hub.close()
     message = refusal("org/tiny")
-    assert message.startswith(f"cannot reach {tiny_hub.url} for org/tiny (")
+    assert message.startswith(f"org/tiny is not a local folder, and {tiny_hub.url} cannot be reached (")
     assert "refused" in message
-    assert "check the network (or HF_ENDPOINT)" in message
+    assert "check the spelling, or the network (or HF_ENDPOINT)" in message
 
 
 @pytest.mark.parametrize("waits", ["answer", "pause"])

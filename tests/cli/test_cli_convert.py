@@ -38,6 +38,19 @@ def test_the_same_text(llmcli: Llmcli, gptq: Path, tmp_path: Path) -> None:
     assert "14 layers as int4, groups of 64\n" in llmcli("info", tmp_path / "int4").stdout
 
 
+def test_an_order_of_inputs_is_told_of(llmcli: Llmcli, plain: Path, tmp_path: Path) -> None:
+    ordered = write_gptq(plain, tmp_path / "ordered", desc_act=True)
+    result = llmcli("convert", ordered, tmp_path / "int4")
+    assert result.exit_code == 0
+    assert "warning: inputs have an order of their own (desc_act): transformers loads the model with" in result.stderr
+    for folder, name in (
+        (ordered, "GPTQ with desc_act"),
+        (tmp_path / "int4", "compressed-tensors pack-quantized with g_idx"),
+    ):
+        assert f"14 layers as int4, groups of 64, stored as {name}\n" in llmcli("info", folder).stdout
+    llmcli("convert", tmp_path / "int4", tmp_path / "again").expect_error(2, "pack-quantized already; use it as it is")
+
+
 def test_a_dry_run_writes_nothing(llmcli: Llmcli, plain: Path, tmp_path: Path) -> None:
     awq = write_awq(plain, tmp_path / "awq", keep="layers.1.mlp")
     before = set(tmp_path.iterdir())
@@ -53,8 +66,6 @@ def test_refusals(llmcli: Llmcli, plain: Path, gptq: Path, tmp_path: Path) -> No
     destination = tmp_path / "new"
     llmcli("convert", plain, destination).expect_error(2, "is not quantized, so there is nothing to convert")
     llmcli("convert", write_fp8(plain, tmp_path / "fp8"), destination).expect_error(3, "holds 8-bit floats")
-    ordered = write_gptq(plain, tmp_path / "ordered", desc_act=True)
-    llmcli("convert", ordered, destination).expect_error(3, "orders its inputs (g_idx)", "llmcli quantize")
     llmcli("convert", gptq, gptq).expect_error(2, "exists; give another folder, or --force to replace it")
     llmcli("convert", gptq, destination, "--shard-size", "5").expect_error(2, "--shard-size is '5', expected a size")
     llmcli("convert", tmp_path / "none", destination).expect_error(3, "does not exist")

@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 from results import Result
 
+from llmcli.tokenizer.pieces import TokenPieces
+
 SCHEMA = {
     "type": "object",
     "properties": {"title": {"type": "string", "maxLength": 30}, "hero": {"enum": ["Tom", "Lily"]}},
@@ -95,6 +97,15 @@ def test_why_and_page_show_the_schema(generate: Callable[..., Result], tmp_path:
         (["--choice", "a", "--min-new-tokens", "3"], "min_new_tokens is 3, and --choice says where a text may end"),
         (["--choice", ""], "--choice is empty; give it a text"),
         (["--schema", "missing.json"], "missing.json cannot be read"),
+        (["--schema", ""], "--schema is empty; give it a file or a JSON Schema"),
+        (["--schema", " \n"], "--schema is empty; give it a file or a JSON Schema"),
+        (["--schema", "[]"], "--schema: # is a JSON list, expected a schema, an object"),
+        (["--schema", '"a"'], "--schema: # is a JSON string, expected a schema, an object"),
+        (["--schema", " null"], "--schema: # is a JSON null, expected a schema, an object"),
+        (["--schema", "7"], "--schema: # is a JSON number, expected a schema, an object"),
+        (["--schema", "."], ". is not a regular file, expected a schema"),
+        (["--schema", '{"a": '], "--schema is not valid JSON"),
+        (["--schema", '{"$ref": "https://example.com/a.json"}'], "--schema: #/$ref is 'https://example.com/a.json'"),
         (["--schema", '{"not": {}}'], "--schema: 'not' at # cannot be held exactly"),
         (["--grammar", "missing.lark"], "missing.lark cannot be read"),
     ],
@@ -103,6 +114,41 @@ def test_what_is_refused(generate: Callable[..., Result], arguments: list[str], 
     result = generate(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"error: {problem}" in result.stderr
+
+
+def test_a_file_may_have_the_name_of_a_json_value(
+    generate: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("7").write_text('{"const": "from the file"}')
+    assert generate("--schema", "7").stdout == '"from the file"\n'
+
+
+@pytest.mark.parametrize("draft", ["auto", "ngram", "off"])
+@pytest.mark.parametrize("kind", ["--grammar", "--regex"])
+def test_a_text_that_never_ends_is_cut(generate: Callable[..., Result], tmp_path: Path, kind: str, draft: str) -> None:
+    (tmp_path / "endless.lark").write_text('start: "a" start\n')
+    what = tmp_path / "endless.lark" if kind == "--grammar" else "a{1000000}"
+    result = generate(kind, what, "--max-new-tokens", 30, "--draft", draft)
+    assert result.exit_code == 0, result.stderr
+    assert re.fullmatch("a{30,}\n", result.stdout)
+    assert "the text is unfinished (length)" in result.stderr
+
+
+def test_the_bytes_of_tokens_are_kept_for_the_next_start(
+    generate: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
+    first = generate("--schema", json.dumps(SCHEMA))
+    [kept] = (tmp_path / "tokens").iterdir()
+    monkeypatch.setattr(TokenPieces, "of", None)  # nobody asks the tokenizer again
+    assert generate("--schema", json.dumps(SCHEMA)).stdout == first.stdout
+    monkeypatch.undo()
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path))
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1])
+    assert generate("--schema", json.dumps(SCHEMA)).stdout == first.stdout
+    assert kept.read_bytes() == whole
 
 
 def test_a_schema_is_refused_before_the_model_is_opened(llmcli: Callable[..., Result]) -> None:

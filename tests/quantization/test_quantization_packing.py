@@ -4,12 +4,21 @@ import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+from foreign_models import AWQ_ORDER, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmcli.quantization.floats import Array
-from llmcli.quantization.packing import pack_rows, pack_zero_points, unpack_rows, unpack_zero_points
+from llmcli.quantization.packing import (
+    pack_rows,
+    pack_zero_points,
+    reorder_rows,
+    rows_of_awq,
+    rows_of_columns,
+    unpack_rows,
+    unpack_zero_points,
+)
 from llmcli.quantization.schemes import WeightScheme, packed_size
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 70))
@@ -78,3 +87,14 @@ def test_ranges_of_a_scheme() -> None:
     assert WeightScheme(8, 128, is_symmetric=False).code_range == (0, 255)
     assert str(WeightScheme(4, 128, is_symmetric=False)) == "int4, groups of 128, asymmetric"
     assert str(WeightScheme(8, None)) == "int8, one scale a row"
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(250, 8), (256, 48), (1003, 24)])
+def test_what_others_pack_becomes_rows(inputs: int, outputs: int) -> None:
+    """Blocks that are not full, and words that are not."""
+    generator = np.random.default_rng(inputs)
+    codes, order = generator.integers(0, 16, (outputs, inputs)), generator.permutation(inputs)
+    rows = pack(codes, 4).numpy()
+    assert np.array_equal(rows_of_awq(pack(codes.T, 4, AWQ_ORDER).numpy()), rows)
+    assert np.array_equal(rows_of_columns(np.ascontiguousarray(rows.T)), rows)
+    assert np.array_equal(reorder_rows(rows, 4, order), pack(codes[:, order], 4).numpy())

@@ -39,7 +39,7 @@ class MaskConformance:
         for seed in range(10):
             history = [*history, *span.token_ids] if span.token_ids else history
             masks = some_masks(1, seed)
-            step = runner.queue([replace(span, masks=lambda masks=masks: masks)])  # type: ignore[misc]
+            step = runner.queue([span._replace(masks=lambda masks=masks: masks)])  # type: ignore[misc]
             (chosen,) = step.choices()
             expected = choose(step.logits(0)[0], history, SAMPLER, mask=masks[0])
             assert isinstance(chosen, tuple)
@@ -51,7 +51,7 @@ class MaskConformance:
             pytest.skip("this runner takes no masks")
         row, history, span = start(runner, PROMPT[:20], SAMPLER), list(PROMPT[:21]), Span(-1, (PROMPT[20],))
         for masks in (some_masks(1, 3), None, None, some_masks(1, 4), None):
-            span = replace(span, row=row, masks=None if masks is None else lambda masks=masks: masks)  # type: ignore[misc]
+            span = span._replace(row=row, masks=None if masks is None else lambda masks=masks: masks)  # type: ignore[misc]
             step = runner.queue([span])
             (chosen,) = step.choices()
             expected = choose(step.logits(0)[0], history, SAMPLER, mask=None if masks is None else masks[0])

@@ -21,13 +21,14 @@ from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
-from llmcli.checkpoint.formats.base import StoredLayer, read_layer
+from llmcli.checkpoint.formats.base import LayerSource, StoredLayer, input_order, read_layer
 from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
 from llmcli.runners.cuda import row_products
 from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.torch.load import load
 
 
@@ -206,6 +207,20 @@ def test_an_order_that_only_the_index_tells(device: SimulatedDevice, tmp_path: P
     del config["quantization_config"]["desc_act"]
     (folder / "config.json").write_text(json.dumps(config))
     assert worst_error(load_simulated(folder, device), load(open_model(folder), max_seq_len=200)) < 1e-3
+
+
+def test_orders_are_read_once(device: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, **SIZES)
+    model = open_model(write_gptq(source, tmp_path / "foreign", desc_act=True))
+    read: list[str] = []
+
+    def counted(source: LayerSource, *rest: Any) -> Any:
+        read.append(source.module)
+        return input_order(source, *rest)
+
+    monkeypatch.setattr("llmcli.checkpoint.formats.gptq.input_order", counted)
+    assert StoredModel.of_model(model) == StoredModel.of_model(model)
+    assert sorted(read) == sorted(model.tensors.packed)
 
 
 @pytest.mark.parametrize("slot_bytes", [1, 5000])

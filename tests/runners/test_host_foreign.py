@@ -220,6 +220,19 @@ def test_a_layer_stored_twice(original: Path, tmp_path: Path) -> None:
         open_model(folder)
 
 
+def test_codes_that_the_config_does_not_tell_of(original: Path, tmp_path: Path) -> None:
+    folder = write_awq(original, tmp_path / "awq")
+    (folder / "config.json").write_bytes((original / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match="q_proj holds codes instead of weights, and config.json has no quant"):
+        open_model(folder)
+
+
+def test_8_bit_floats_of_another_kind(original: Path, tmp_path: Path) -> None:
+    other = {f"{LAYER}.weight": torch.zeros(384, 256, dtype=torch.float8_e5m2)}
+    with pytest.raises(UnsupportedModelError, match=rf"{LAYER}.weight in .* is F8_E5M2, expected F8_E4M3"):
+        open_model(change(write_fp8(original, tmp_path / "fp8"), other))
+
+
 def test_outputs_that_awq_cannot_pack(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "source", intermediate_size=188, with_tokenizer=False)
     with pytest.raises(UnsupportedModelError, match="has 188 outputs, which AWQ cannot pack by the 8"):

@@ -130,7 +130,7 @@ def test_random_histories(seed: int) -> None:
             assert all(pool.num_holders(page) > 0 for page in pages)
             assert [written[page][1] for page in pages] == split(row_stamps)[: len(pages)]
         held = {page for _, pages in rows for page in pages}
-        assert pool.num_free + index.num_idle() + len(held) == num_pages
+        assert pool.num_free + pool.num_idle + len(held) == num_pages
     for _, pages in rows:
         for page in pages:
             pool.release(page)

@@ -225,7 +225,8 @@ def test_unusable_logits_are_refused(bad, kind, params):
         choose(np.asarray(bad, np.float32), [5, 6, 7], Sampler(params, 0))
     assert str(error.value) == (
         f"the model produced {kind} logits at position 3, expected finite numbers: "
-        "its weights are damaged or overflow; download it again or run it with --dtype float32"
+        "its weights are damaged or overflow; download it again, or run it with --dtype float32 if it ran in "
+        "another type"
     )
 
 

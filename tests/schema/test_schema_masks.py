@@ -9,7 +9,7 @@ from held_walks import EOS_ID, OTHER_EOS_ID, SPECIAL_ID, VOCAB_SIZE, allowed_ids
 from made_schemas import make_regexes, make_schemas
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import mask_words
+from llmcli.sampling.mask import mask_words, unpack_mask
 from llmcli.schema.grammar import Grammar, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
@@ -100,8 +100,24 @@ def test_an_end_token_that_is_a_word_is_never_text() -> None:
 
 def test_a_token_that_is_not_allowed_is_refused() -> None:
     held = Schema(choice_grammar("--choice", ["yes"]), awkward_vocabulary()).begin(at_start=False)
-    with pytest.raises(ValueError, match="does not allow token 65"):
-        held.push(65)
+    for token_id in (65, EOS_ID):
+        with pytest.raises(ValueError, match=f"does not allow token {token_id}"):
+            held.push(token_id)
+    for token_id in b"yes":
+        held.push(token_id)
+    held.push(EOS_ID)
+    assert held.is_complete
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model() -> None:
+    vocabulary = Vocabulary(awkward_tokenizer(), [0], 290)
+    assert vocabulary.vocab_size < awkward_tokenizer().vocab_size
+    held = Schema(regex_grammar("--regex", "(?s).*"), vocabulary).begin(at_start=False)
+    is_allowed = unpack_mask(held.mask())
+    assert is_allowed[257:290].any()
+    assert not is_allowed[290:].any()
+    whole = Schema(regex_grammar("--regex", "(?s).*"), awkward_vocabulary()).begin(at_start=False)
+    assert unpack_mask(whole.mask())[1:256].tolist() == is_allowed[1:256].tolist()
 
 
 def test_texts_of_one_schema_do_not_meet() -> None:
@@ -114,9 +130,13 @@ def test_texts_of_one_schema_do_not_meet() -> None:
     assert ord("a") in allowed_ids(schema.begin(at_start=False))
 
 
+@pytest.mark.parametrize("slow_seconds", [-1.0, 1.0], ids=["in threads", "one by one"])
 @pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
-def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
-    """Masks behind choices that are not told, alone and side by side; then these are told, or others."""
+def test_a_text_that_was_looked_ahead_is_where_it_was_told(
+    number: int, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks behind choices that are not told, alone and of all texts; then these are told, or others."""
+    monkeypatch.setattr("llmcli.schema.schema.SLOW_MASK_SECONDS", slow_seconds)
     schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
@@ -142,7 +162,7 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
             for before, chosen in zip(told, ahead, strict=True)
         ]
         if generator.random() < 0.6:
-            masks = HeldText.masks_side_by_side(list(zip(texts, ahead, drafts, strict=True)))
+            masks = HeldText.masks_of_all(list(zip(texts, ahead, drafts, strict=True)))
         else:
             masks = [held.masks(*wanted) for held, *wanted in zip(texts, ahead, drafts, strict=True)]
         for made, before, chosen, guessed in zip(masks, told, ahead, drafts, strict=True):

@@ -19,9 +19,12 @@ SCHEMAS = [
     ({"x-guidance": {"lenient": True}}, "'x-guidance' at #"),
     ({"$defs": {"a": {"nullable": True}}}, "'nullable' at #/\\$defs/a is not of JSON Schema"),
     ({"anyOf": [{}, {"if": {}}]}, "'if' at #/anyOf/1"),
-    ({"properties": [1]}, "#/properties is a list, expected an object of schemas"),
-    ({"anyOf": {}}, "#/anyOf is a dict, expected a list of schemas"),
-    ({"additionalProperties": 3}, "#/additionalProperties is a int, expected a schema"),
+    ({"properties": [1]}, "#/properties is a JSON list, expected an object of schemas"),
+    ({"anyOf": {}}, "#/anyOf is a JSON object, expected a list of schemas"),
+    ({"additionalProperties": None}, "#/additionalProperties is a JSON null, expected a schema"),
+    ({"allOf": [{"multipleOf": one} for one in (97, 89, 83, 79, 73, 71)], "type": "integer"},
+     r"# cannot be held: it is too complex, give a simpler one \(fuel exhausted"),
+    ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
     ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
     ({"pattern": "(?x)a # ["}, "expected no \\(\\?x\\)"),
@@ -64,7 +67,7 @@ def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a int"), ("[" * 99 + "]" * 99, "nested")]
+    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a JSON number"), ("[" * 99 + "]" * 99, "nested")]
 )
 def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):

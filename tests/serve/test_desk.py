@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
+from starlette.requests import ClientDisconnect
 
-from llmcli.engine.events import Finished, Timings, Token
+from llmcli.engine.events import Event, Finished, Timings, Token
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, UsageError
 from llmcli.schema.held_to import HeldTo
@@ -18,6 +19,7 @@ from llmcli.serve.engine_end import EngineState
 from llmcli.serve.front_end import FrontEnd
 from llmcli.serve.refusal import Refusal
 from llmcli.serve.service import Limits, Service
+from llmcli.serve.texts import unless_gone
 from llmcli.tokenizer.base import Tokenizer
 
 
@@ -153,5 +155,59 @@ def test_a_schema_is_waited_for_as_long_as_for_an_answer(tokenizer: Tokenizer) -
                 await ask()
             assert model.num_read == 2  # the second was never begun
             service.close()
+
+    run(test())
+
+
+def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        model, leaves = SlowSchemas(), asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await leaves.wait()
+            return {"type": "http.disconnect"}
+
+        async with open_desk(open_scheduler(tokenizer, num_rows=1), max_waiting=1) as desk:
+            service = Service(model, desk, Limits(1000, None))  # type: ignore[arg-type]
+
+            async def ask() -> None:
+                with desk.waiting([make_request([97], 1)]):
+                    await unless_gone(service.read_schema(HeldTo("regex", "regex", "a")), receive)
+
+            asked = [asyncio.create_task(ask()) for _ in range(2)]
+            while not model.num_read:
+                await asyncio.sleep(0.01)
+            leaves.set()
+            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(first, ClientDisconnect)
+            assert isinstance(second, ClientDisconnect)
+            assert desk.num_texts == 0
+            leaves.clear()
+            model.may_end.set()
+            with pytest.raises(Refusal, match="no schema"):
+                await ask()
+            assert model.num_read == 2  # the second was never begun
+            service.close()
+
+    run(test())
+
+
+def test_the_state_is_told_while_a_step_runs(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scheduler, may_end = open_scheduler(tokenizer), threading.Event()
+        step = scheduler.step
+
+        def slow_step() -> list[Event]:
+            may_end.wait(30)
+            return step()
+
+        monkeypatch.setattr(scheduler, "step", slow_step)
+        async with open_desk(scheduler, max_waiting=4) as desk:
+            reading = asyncio.create_task(read(desk.submit([make_request([97], 1)])))
+            for _ in range(3):
+                state = await asyncio.wait_for(desk.engine.state(), 10)
+                assert state.free_pages == state.num_pages
+            may_end.set()
+            await reading
 
     run(test())

@@ -130,7 +130,6 @@ def test_a_key_that_asks_for_nothing_goes_with_a_format() -> None:
         ({"response_format": as_format({}, strict=1)}, "response_format", "strict is 1, expected true or false"),
         ({"extra_body": {"schema": 3}}, "schema", "schema is 3, expected a JSON Schema"),
         ({"extra_body": {"schema_": {}}}, "schema_", "'schema_' is not supported; expected model, "),
-        ({"extra_body": {"grammar": 'root ::= "a" root'}}, None, "the schema is too complex"),
         ({"extra_body": {"regex": "(?=a)"}}, "regex", "regex: look-around"),
         ({"extra_body": {"regex": "a", "choice": ["b"]}}, "regex", "regex and choice cannot be combined"),
         (

@@ -89,6 +89,54 @@ def test_a_header_that_does_not_end_is_not_waited_for(begin: bytes) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(
+    ("begin", "part"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"a" * 4096),
+        (b"GET /", b"a" * 4096),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"X: a\r\n" * 512),
+        (ASK.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\n", b"X: a\r\n" * 512),
+        (ASK.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\nX: ", b"a" * 4096),
+        (b"GET /long HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100),
+    ],
+    ids=["header", "path", "headers", "trailers", "trailer", "requests"],
+)
+def test_what_has_no_end_is_refused_before_its_time_is_over(
+    begin: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the parser would keep: parts of a request that are no body, and requests that wait for an answer."""
+    monkeypatch.setattr(http, "HEADER_SECONDS", 600.0)
+    monkeypatch.setattr(service, "BODY_SECONDS", 600.0)
+
+    async def test() -> None:
+        async with serving() as (server, port):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            num_sent = 0
+
+            async def send() -> None:
+                nonlocal num_sent
+                await loop.sock_sendall(client, begin)
+                while num_sent < 32 * 2**20:
+                    await loop.sock_sendall(client, part)
+                    num_sent += len(part)
+                    await asyncio.sleep(0.001)
+
+            sending = asyncio.create_task(send())
+            async with asyncio.timeout(SECONDS):
+                while not any(one.transport.is_closing() for one in server.server_state.connections):
+                    await asyncio.sleep(0.01)
+                    if sending.done():
+                        break
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            assert num_sent < 2**20
+            client.close()
+
+    asyncio.run(test())
+
+
 def test_a_body_that_comes_too_slowly_is_refused() -> None:
     async def test() -> None:
         async with serving() as (_, port):

@@ -64,7 +64,7 @@ class Server:
 
     async def serve(self, client: Client, requests: list[Any], *, is_stream: bool) -> None:
         answer = CompletionAnswer("pages", requests, self.tokenizer)
-        response = TextsResponse(self.service, requests, answer, is_stream, includes_usage=False)
+        response = TextsResponse(self.service, requests, answer, is_stream)
         gate = Gate(response, None, (), self.service.metrics, ("/texts",), self.lines.append)
         scope = {"type": "http", "method": "POST", "path": "/texts", "raw_path": b"/texts", "headers": []}
         await asyncio.wait_for(gate(scope, client.receive, client.send), SECONDS)

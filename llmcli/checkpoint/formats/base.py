@@ -4,7 +4,7 @@ Our order is that of compressed-tensors `pack-quantized`: a row of codes for eac
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError
 from llmcli.quantization.floats import widen
+from llmcli.quantization.packing import reorder_rows
 from llmcli.quantization.schemes import WeightScheme
 
 Array = npt.NDArray[Any]
@@ -32,7 +33,7 @@ class Format(Protocol):
         """What stands for a linear weight [output_size, input_size]."""
 
     def read(self, source: "LayerSource") -> "StoredLayer":
-        """Read a layer and bring it into our order.
+        """Read a layer and bring it into our layout; codes stay in the order of the inputs, whatever `input_order` is.
 
         Raises: CheckpointError for read errors, and for values that contradict one another
         """
@@ -60,7 +61,7 @@ class StoredLayer:
 
     Shapes: packed int32 [output_size, words]; scales [output_size, groups], held as floats.STORED_AS[scale_dtype];
             zero_points uint8 [output_size, groups], None for a symmetric scheme; input_order int64 [input_size]: the
-            input that code i of every row belongs to, None if it is input i
+            input that code i of every row belongs to once the codes are sorted, None if it is input i
     """
 
     packed: Array
@@ -68,6 +69,14 @@ class StoredLayer:
     scale_dtype: str
     zero_points: Array | None
     input_order: Array | None = None
+
+    def group_index(self, layer: PackedLayer) -> Array:
+        """The group of each input. Shapes: result int32 [input_size]"""
+        num_inputs = layer.shape[1]
+        groups = (np.arange(num_inputs) // (layer.scheme.group_size or num_inputs)).astype(np.int32)
+        index = np.empty_like(groups)
+        index[slice(None) if self.input_order is None else self.input_order] = groups
+        return index
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,18 @@ class LayerSource:
 
 
 def read_layer(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo], reader: TensorReader) -> StoredLayer:
-    """A layer of a model in our order; `infos` are the model's tensors.
+    """A layer of a model in our order, codes sorted by `input_order`; `infos` are the model's tensors.
+
+    Raises: as `read_stored`
+    """
+    stored = read_stored(module, layer, infos, reader)
+    if stored.input_order is None:
+        return stored
+    return replace(stored, packed=reorder_rows(stored.packed, layer.scheme.num_bits, stored.input_order))
+
+
+def read_stored(module: str, layer: PackedLayer, infos: Mapping[str, TensorInfo], reader: TensorReader) -> StoredLayer:
+    """The same with the codes in the order of the inputs.
 
     Raises: CheckpointError for read errors, NaN and infinity, and for values that contradict one another
     """

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmcli.checkpoint.formats.awq import AWQ_WORD_COLUMNS, Awq
 from llmcli.checkpoint.formats.base import PackedLayer
-from llmcli.checkpoint.formats.fp8 import FP8_DTYPE, SCALE_SUFFIXES, Fp8Layer
+from llmcli.checkpoint.formats.fp8 import SCALE_SUFFIXES, Fp8Layer
 from llmcli.checkpoint.formats.gptq import Gptq
 from llmcli.checkpoint.formats.int_quantized import IntQuantized
 from llmcli.checkpoint.formats.pack_quantized import PackQuantized
-from llmcli.checkpoint.layout import ExpectedTensor
+from llmcli.checkpoint.layout import WEIGHT_DTYPES, ExpectedTensor
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.config import INT_FORMAT, ConfigGroup, QuantizationConfig
@@ -72,7 +72,7 @@ def _told(
     module, (output_size, input_size) = weight.layer, weight.shape
     plain = stored.get(weight.name)
     if isinstance(quantization, Fp8Config):
-        if plain is None or plain.dtype != FP8_DTYPE:
+        if plain is None or plain.dtype in WEIGHT_DTYPES:
             return None
         scales = [suffix for suffix in SCALE_SUFFIXES if f"{module}.{suffix}" in stored]
         if len(scales) > 1:

@@ -8,7 +8,7 @@ import numpy as np
 from llmcli.checkpoint.formats.base import Array, LayerSource, StoredLayer, input_order
 from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.errors import CheckpointError
-from llmcli.quantization.packing import reorder_rows, rows_of_columns, unpack_rows
+from llmcli.quantization.packing import rows_of_columns, unpack_rows
 from llmcli.quantization.schemes import WeightScheme, packed_size
 
 
@@ -25,8 +25,9 @@ class Gptq:
 
     @property
     def name(self) -> str:
-        """With its version."""
-        return "GPTQ" if self.zero_offset else "GPTQ v2"
+        """With its version, and whether inputs were ordered."""
+        version = "GPTQ" if self.zero_offset else "GPTQ v2"
+        return f"{version} with desc_act" if self.orders_inputs else version
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
         """What stands for a linear weight."""
@@ -41,13 +42,15 @@ class Gptq:
             yield ExpectedTensor(f"{module}.g_idx", (input_size,), reason, dtypes=("I32",))
 
     def read(self, source: LayerSource) -> StoredLayer:
-        """Read a layer and turn it, code for code; inputs that were ordered come group by group."""
+        """Read a layer and turn it, code for code."""
         scales, scale_dtype = source.read_scales("scales")
-        packed = rows_of_columns(source.read("qweight"))
-        order = self.read_order(source)
-        if order is not None:
-            packed = reorder_rows(packed, source.layer.scheme.num_bits, order)
-        return StoredLayer(packed, np.ascontiguousarray(scales.T), scale_dtype, self._zero_points(source), order)
+        return StoredLayer(
+            packed=rows_of_columns(source.read("qweight")),
+            scales=np.ascontiguousarray(scales.T),
+            scale_dtype=scale_dtype,
+            zero_points=self._zero_points(source),
+            input_order=self.read_order(source),
+        )
 
     def read_order(self, source: LayerSource) -> Array | None:
         """Read the order of the inputs."""

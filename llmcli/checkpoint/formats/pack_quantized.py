@@ -8,7 +8,7 @@ import numpy as np
 from llmcli.checkpoint.formats.base import Array, LayerSource, StoredLayer, input_order
 from llmcli.checkpoint.layout import ExpectedTensor
 from llmcli.errors import CheckpointError
-from llmcli.quantization.packing import reorder_rows, unpack_zero_points
+from llmcli.quantization.packing import unpack_zero_points
 from llmcli.quantization.schemes import WeightScheme
 
 
@@ -18,7 +18,11 @@ class PackQuantized:
 
     stores_order: bool = False
     orders_inputs: bool = False
-    name: str = "compressed-tensors pack-quantized"
+
+    @property
+    def name(self) -> str:
+        """With whether inputs were ordered."""
+        return "compressed-tensors pack-quantized" + (" with g_idx" if self.orders_inputs else "")
 
     def tensors(self, weight: ExpectedTensor, scheme: WeightScheme) -> Iterator[ExpectedTensor]:
         """What stands for a linear weight; weight_shape holds its own shape. Shapes: see `WeightScheme`."""
@@ -34,20 +38,18 @@ class PackQuantized:
             yield ExpectedTensor(f"{weight.name}_g_idx", (input_size,), reason, dtypes=("I32",))
 
     def read(self, source: LayerSource) -> StoredLayer:
-        """Read a layer; it is in our order."""
+        """Read a layer; it is in our layout."""
         scheme, shape = source.layer.scheme, source.layer.shape
         stored_shape = source.read("weight_shape").tolist()
         if tuple(stored_shape) != shape:
             name = source.info("weight_shape").name
             raise CheckpointError(f"{name} is {stored_shape}, expected {list(shape)}; damaged export?")
         packed, (scales, scale_dtype) = source.read("weight_packed"), source.read_scales("weight_scale")
-        zero_points, order = None, self.read_order(source)
+        zero_points = None
         if not scheme.is_symmetric:
             zero_points = unpack_zero_points(source.read("weight_zero_point"), scheme.num_bits, shape[0])
             zero_points = np.ascontiguousarray(zero_points)
-        if order is not None:
-            packed = reorder_rows(packed, scheme.num_bits, order)
-        return StoredLayer(packed, scales, scale_dtype, zero_points, order)
+        return StoredLayer(packed, scales, scale_dtype, zero_points, self.read_order(source))
 
     def read_order(self, source: LayerSource) -> Array | None:
         """Read the order of the inputs."""

@@ -70,9 +70,8 @@ def load(
     with timeline.part("CUDA context"):
         device = device or Device.open(card)
         device.activate()
-    stored = StoredModel.of_model(model, dtype, kv_cache)
     translation = Translation(model)
-    model = translation.model
+    stored, model = StoredModel.of_translation(translation, dtype, kv_cache), translation.model
     plan = fit_memory(
         stored,
         str(model.checkpoint.folder),
@@ -166,11 +165,10 @@ def _send_orders(device: Device, weights: Weights[Any]) -> None:
 
 
 def needed_kernels(model: Model, plan: MemoryPlan, card: CardFacts) -> Mapping[str, Collection[str]]:
-    """The kernels that a model needs on such a card, loading included: name expressions by `.cu` stem."""
+    """The kernels that a model in our form needs on such a card, loading included: name expressions by `.cu` stem."""
     dry_model = DryModel(plan, card)
     started = dry_model.every_form()
     staging: Staging[Any] = phantoms(plan.staging, 6)
-    model = Translation(model).model
     for piece in WeightPieces(dry_model.device, model, plan.stored, dry_model.weights, staging).for_kernels():
         piece.take(staging.slots[0][: piece.num_bytes])
     return {**kernel_names(started + dry_model.take()), SAMPLE_TOKEN.stem: SAMPLE_TOKEN.variants}

@@ -60,14 +60,17 @@ class StoredModel:
 
     @classmethod
     def of_model(cls, model: Model, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
-        """A model whose files are there.
+        """A model whose files are there. Raises: as `of_translation`"""
+        return cls.of_translation(Translation(model), dtype, kv_cache)
+
+    @classmethod
+    def of_translation(cls, translation: Translation, dtype: str = "auto", kv_cache: str = "auto") -> StoredModel:
+        """A model whose tensors are read in our form.
 
         Raises: CheckpointError for an order of inputs that cannot be read, or contradicts something
         """
-        translation = Translation(model)
-        model = translation.model
+        model, orders = translation.model, translation.original.input_orders
         infos = model.tensors.tensors
-        orders = {module: order.astype(np.int32).tobytes() for module, order in translation.read_orders().items()}
         return cls(
             model.config,
             model.tensors.head,
@@ -75,7 +78,7 @@ class StoredModel:
             {name: STORED_DTYPES[info.dtype] for name, info in infos.items() if info.dtype in STORED_DTYPES},
             dtype,
             kv_cache,
-            orders,
+            {module: order.astype(np.int32).tobytes() for module, order in orders.items()},
         )
 
     @classmethod
