@@ -44,6 +44,12 @@ class DeviceError(LLMCliError):
     exit_code = 4
 
 
+class ServerError(LLMCliError):
+    """The server of `chat --server` cannot be reached, fails, or speaks another protocol (exit 4)."""
+
+    exit_code = 4
+
+
 class DifferentTextError(LLMCliError):
     """A replay told another text than its receipt holds; the message says from which token on (exit 6)."""
 

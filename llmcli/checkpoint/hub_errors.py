@@ -78,10 +78,12 @@ def _explain(error: BaseException, hub_id: HubId) -> str:
         return f"{hub} did not answer in time for {hub_id}; check the network, then {_AGAIN}"
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
         reason = str(error)[:_MAX_REASON]
-        return (
-            f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); check the spelling, or the "
-            f"network (or HF_ENDPOINT), then {_AGAIN}"
-        )
+        if isinstance(error, httpx2.ConnectError):  # what a folder's misspelt name comes to without a network
+            return (
+                f"{hub_id} is not a local folder, and {hub} cannot be reached ({reason}); check the spelling, or the "
+                f"network (or HF_ENDPOINT), then {_AGAIN}"
+            )
+        return f"cannot reach {hub} for {hub_id} ({reason}); check the network (or HF_ENDPOINT), then {_AGAIN}"
     assert isinstance(error, OSError)
     if error.errno == errno.ENOSPC:
         return f"the disk of {settings.cache} is full; free some space, then {_AGAIN}"

@@ -70,7 +70,7 @@ def _parse(value: str) -> AdapterChoice:
     except ValueError:
         weight = math.nan
     if not math.isfinite(weight) or weight == 0:
-        raise UsageError(f"--adapter is {value!r}: the weight {number!r} is not a number, or is 0")
+        raise UsageError(f"--adapter is {value!r}, expected a number other than 0 as the weight, not {number!r}")
     return AdapterChoice(name, weight)
 
 

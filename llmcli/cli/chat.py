@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 CONVERSATION_PANEL = "Conversation"
+KEY_VARIABLE = "LLMCLI_API_KEY"
 
 # What a chat with a server has of the options; the others are for a model that runs here.
 WITH_SERVER = frozenset(
@@ -83,7 +85,7 @@ class ConversationOptions:
         typer.Option(
             "--api-key",
             metavar="KEY",
-            envvar="LLMCLI_API_KEY",
+            envvar=KEY_VARIABLE,
             help="The key of --server.",
             rich_help_panel=CONVERSATION_PANEL,
         ),
@@ -126,6 +128,9 @@ class ConversationOptions:
     def __post_init__(self) -> None:
         if self.resume is not None and self.continue_:
             raise UsageError("--resume and --continue cannot be combined")
+        # The variable is for all runs, so it is no question for this one.
+        if self.server is None and self.api_key not in (None, os.environ.get(KEY_VARIABLE)):
+            raise UsageError("--api-key needs --server URL")
         for message in self.message or ():
             if not message.strip():
                 raise UsageError("--message is empty; give it a text")

@@ -9,11 +9,11 @@ from llmcli.resources import kernel_cache_folder
 def say_compiling(done: int, total: int) -> None:
     """Tell of kernels that are compiled before they can run; later starts find them in the cache."""
     if done == 0:
-        kernels, them, they = ("1 kernel", "it", "it is") if total == 1 else (f"{total} kernels", "them", "they are")
+        kernels, them = ("1 kernel", "it") if total == 1 else (f"{total} kernels", "them")
         folder = kernel_cache_folder()
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if existing.is_dir() and os.access(existing, os.W_OK):
             terminal.info(f"compiling {kernels}; the next start finds {them} compiled")
         else:
-            terminal.info(f"compiling {kernels}; {they} compiled at each start, as {folder} cannot be written")
+            terminal.info(f"compiling {kernels}; {folder} cannot be written, so each start compiles {them}")
     terminal.doing = f"compiling kernels {done}/{total}" if done < total else ""

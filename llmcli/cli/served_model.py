@@ -17,8 +17,8 @@ from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.template_variables import parse_template_variables
-from llmcli.errors import UsageError
 from llmcli.sampling.params import SamplingParams
+from llmcli.serve.refusal import Refusal
 
 if TYPE_CHECKING:
     from llmcli.engine.request import Request
@@ -58,17 +58,18 @@ class SessionModel:
         return self.run.session.tokenizer
 
     def answer(self, body: ChatBody) -> Request:
-        """Texts that answer a conversation. Raises: UsageError, TokenizerError"""
-        return self._request(body, self._encode_messages([message.model_dump() for message in body.messages]))
+        """Texts that answer a conversation. Raises: UsageError, TokenizerError, Refusal"""
+        prompt = self._encode_messages([message.model_dump() for message in body.messages])
+        return self._request(body, "messages", prompt)
 
     def completion(self, body: CompletionBody, prompt: str | Sequence[int]) -> Request:
-        """Texts that continue a prompt. Raises: UsageError"""
+        """Texts that continue a prompt. Raises: UsageError, Refusal"""
         if isinstance(prompt, str):
-            return self._request(body, self.run.session.encode_prompt(prompt))
+            return self._request(body, "prompt", self.run.session.encode_prompt(prompt))
         self._check_ids("prompt", prompt)
         special = self.tokenizer.special_token_ids
         is_empty = all(token_id in special for token_id in prompt)
-        return self._request(body, EncodedPrompt("", tuple(prompt), at_start=is_empty))
+        return self._request(body, "prompt", EncodedPrompt("", tuple(prompt), at_start=is_empty))
 
     def grammar(self, held_to: HeldTo) -> Grammar:
         """What texts are held to. Raises: UsageError, TokenizerError"""
@@ -93,7 +94,8 @@ class SessionModel:
     def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
         return self.run.session.message_encoder(self.chat_template, self.template_variables)
 
-    def _request(self, body: TextsBody, prompt: EncodedPrompt) -> Request:
+    def _request(self, body: TextsBody, key: str, prompt: EncodedPrompt) -> Request:
+        """Of the prompt that was given under `key`."""
         session, run = self.run.session, self.run
         assert body.seed is not None
         flags = replace(run.flags, logit_bias=self._biases(body), ignore_eos=run.flags.ignore_eos or body.ignore_eos)
@@ -102,18 +104,20 @@ class SessionModel:
             prompt,
             session.sampler(params, body.seed, prompt, flags),
             samples=tuple(range(body.n)),
-            max_new_tokens=self._limit(body, prompt, flags),
+            max_new_tokens=self._limit(body, key, prompt, flags),
             stop_strings=tuple(body.stop) or run.stop_strings,
             num_alternatives=body.num_alternatives,
         )
 
-    def _limit(self, body: TextsBody, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
+    def _limit(self, body: TextsBody, key: str, prompt: EncodedPrompt, flags: SamplerFlags) -> int | None:
         num_tokens, context = len(prompt.token_ids), self.run.context
         room, wanted = context - num_tokens, body.max_new_tokens
         if room < 1 or (wanted is not None and wanted > room):
             more = "" if wanted is None else f" and {wanted} new tokens are requested"
             remedy = "shorten the prompt" if room < 1 else f"request at most {room}"
-            raise UsageError(f"the prompt has {num_tokens} tokens{more}; the context limit is {context}; {remedy}")
+            limit_key = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+            message = f"the prompt has {num_tokens} tokens{more}; the context limit is {context}; {remedy}"
+            raise Refusal(400, message, param=key if room < 1 else limit_key)
         if wanted is None and self.max_new_tokens is not None:
             wanted = min(self.max_new_tokens, room)
         can_end = not flags.ignore_eos and self.run.session.can_end(prompt)
@@ -126,9 +130,9 @@ class SessionModel:
     def _check_ids(self, key: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
         vocab_size = self.run.session.model.config.vocab_size
         if not token_ids and key == "prompt":
-            raise UsageError("prompt is an empty list of token ids, expected at least one")
+            raise Refusal(400, "prompt is an empty list of token ids, expected at least one", param=key)
         if token_ids and (largest := max(token_ids)) >= vocab_size:
-            raise UsageError(f"{key} names token {largest}, expected 0 to {vocab_size - 1}")
+            raise Refusal(400, f"{key} names token {largest}, expected 0 to {vocab_size - 1}", param=key)
 
 
 def open_served_model(

@@ -14,16 +14,21 @@ import httpx2
 
 from llmcli import __version__
 from llmcli.differences import shown
-from llmcli.errors import LLMCliError, UsageError
+from llmcli.errors import LLMCliError, ServerError, UsageError
 from llmcli.reading import parse_json
 
 CONNECT_SECONDS = 10.0
 MODEL_SECONDS = 30.0  # for what needs no waiting for a turn
+_NOT_NOW = (408, 429)  # statuses below 500 that are not about what is asked
 _MAX_BYTES = 16 * 1024**2  # of an answer that is no stream, and of a line of one that is
 
 
 class ServerClient:
-    """See the module. Raises: LLMCliError, naming the address, from every method but `close`."""
+    """See the module.
+
+    Every method but `close` raises, naming the address: UsageError for what the server refuses, which is the caller's
+    fault as it would be here; ServerError for all else.
+    """
 
     def __init__(self, address: str, api_key: str | None):
         """`address` may end in /v1. Raises: UsageError for what is no address, or no key"""
@@ -39,8 +44,10 @@ class ServerClient:
         self.address = address.rstrip("/").removesuffix("/v1")
         headers = {"User-Agent": f"llmcli/{__version__}"}
         if api_key is not None:
-            if not api_key.isascii() or not api_key.isprintable():
-                raise UsageError("--api-key holds no usable key, expected visible ASCII characters")
+            if not api_key:
+                raise UsageError("--api-key is empty; give the server's key, or leave it out")
+            if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+                raise UsageError("--api-key holds no usable key, expected visible ASCII characters without spaces")
             headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.Client(headers=headers)
 
@@ -71,7 +78,7 @@ class ServerClient:
                     return
                 piece = self._json(content)
                 if piece.get("error"):
-                    raise LLMCliError(f"{self.address}: {_message(piece) or 'the answer failed'}")
+                    raise ServerError(f"{self.address}: {_message(piece) or 'the answer failed'}")
                 yield from self._texts(piece)
             raise self._odd("the answer ended early")
 
@@ -85,12 +92,14 @@ class ServerClient:
         try:
             with self._client.stream(method, f"{self.address}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise self._refused(response.status_code, self._content(response))
+                    raise self._refused(path, response.status_code, self._content(response))
                 yield response
         except httpx2.TimeoutException as error:
-            raise LLMCliError(f"{self.address} does not answer") from error
+            raise ServerError(f"{self.address} does not answer; try again, or check --server") from error
         except httpx2.HTTPError as error:
-            raise LLMCliError(f"{self.address} cannot be reached: {error}") from error
+            raise ServerError(
+                f"{self.address} cannot be reached: {error}; start `llmcli serve` there, or check --server"
+            ) from error
 
     def _content(self, response: httpx2.Response) -> bytes:
         content = b""
@@ -128,15 +137,21 @@ class ServerClient:
                 raise self._odd("a piece of its answer has no text")
             yield text or "", reason
 
-    def _refused(self, status: int, content: bytes) -> LLMCliError:
+    def _refused(self, path: str, status: int, content: bytes) -> LLMCliError:
         try:
             message = _message(self._json(content))
-        except LLMCliError:  # a page of a proxy, for one
+        except ServerError:  # a page of a proxy, for one
             message = None
-        return LLMCliError(f"{self.address}: {message or f'HTTP {status}'}")
+        remedy = ""
+        if status == 401:
+            remedy = "; give the server's key by --api-key or LLMCLI_API_KEY"
+        elif status == 404 and path == "/v1/models":
+            remedy = "; check the path of --server"
+        kind = ServerError if status in _NOT_NOW or status >= 500 else UsageError
+        return kind(f"{self.address}: {message or f'HTTP {status}'}{remedy}")
 
-    def _odd(self, what: str) -> LLMCliError:
-        return LLMCliError(f"{self.address}: {what}; is it a server of OpenAI's protocol?")
+    def _odd(self, what: str) -> ServerError:
+        return ServerError(f"{self.address}: {what}; is it a server of OpenAI's protocol?")
 
 
 def _message(answer: Mapping[str, Any]) -> str | None:

@@ -217,7 +217,7 @@ class HeldText:
                 (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
             )
         if not mask.any():
-            raise UsageError(f"{self._name} lets nothing follow, and the text is not complete: no text fits it")
+            raise UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
         return mask
 
 

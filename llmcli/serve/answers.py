@@ -28,9 +28,11 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's number for what JSON cannot say
 
 @dataclass
 class Choice:
-    """One text: what nobody has been told yet, and its end once that has come."""
+    """One text: what nobody has been told yet, all of it so far, and its end once that has come."""
 
     text: str = ""
+    parts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
     tokens: list[Token] = field(default_factory=list)
     num_told: int = 0  # characters
     has_begun: bool = False
@@ -75,10 +77,13 @@ class Answer(ABC):
         choice = self._choices[request * self._samples + event.sample]
         if isinstance(event, Token):
             choice.text += event.text
+            choice.parts.append(event.text)
+            choice.num_tokens += 1
             if self._has_logprobs and event.token_id not in self._requests[request].sampler.eos_token_ids:
                 choice.tokens.append(event)
         else:
             choice.text += event.tail
+            choice.parts.append(event.tail)
             choice.end = event
             self._computed[request] = event.timings.prefill_tokens
 
@@ -102,8 +107,13 @@ class Answer(ABC):
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens of the texts that have ended."""
-        return sum(len(end.token_ids) for end in self.ends)
+        """Tokens of all texts so far."""
+        return sum(choice.num_tokens for choice in self._choices)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts as far as they have come."""
+        return ["".join(choice.parts) for choice in self._choices]
 
     def whole(self) -> Object:
         """The answer; all its texts have ended."""

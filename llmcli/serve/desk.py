@@ -62,6 +62,10 @@ class Texts:
                     raise event.error
             yield events
 
+    def untaken(self) -> list[tuple[int, Event]]:
+        """What has come and was in no batch, for who leaves before the end."""
+        return self._events
+
     def take(self, key: int, event: Event) -> None:
         """Note an event of one of the requests."""
         if key not in self._keys or self._num_open == 0:  # one has failed, which ends all
@@ -129,8 +133,16 @@ class Desk:
             self.num_texts -= num_new
 
     def _refuse_too_many(self, requests: Sequence[Request]) -> int:
-        """The number of texts. Raises: Refusal"""
+        """The number of texts. Raises: Refusal; only one that waiting helps is a 429, which clients try again"""
         num_new = sum(len(request.samples) for request in requests)
+        if num_new > self._max_texts:
+            rows = self._max_texts - self._max_waiting
+            raise Refusal(
+                400,
+                f"the request asks for {num_new} texts, expected at most {self._max_texts}: {rows} that run and "
+                f"{self._max_waiting} that may wait (--max-queue); send several requests",
+                param="prompt" if len(requests) > 1 else "n",
+            )
         if self.num_texts + num_new > self._max_texts:
             raise Refusal(
                 429,

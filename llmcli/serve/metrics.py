@@ -58,7 +58,7 @@ class Metrics:
             ("preemptions_total", "Texts that had to give their pages back for a while", usage.preemptions),
             ("prompt_tokens_computed_total", "Tokens of prompts that were run", usage.prompt_tokens_computed),
             ("prompt_tokens_shared_total", "Tokens of prompts whose pages were there", usage.prompt_tokens_shared),
-            ("new_tokens_total", "New tokens of texts that have ended", self.new_tokens),
+            ("new_tokens_total", "New tokens of requests that have ended", self.new_tokens),
         ):
             yield from _metric(name, "counter", what, [("", count)])
         yield from _summary("request_seconds", "Time of a request for texts", self.request_seconds)

@@ -19,7 +19,7 @@ Messages = Sequence[Mapping[str, str]]
 class ServedModel(Protocol):
     """A model's way from a body to a request. Methods may take long, and one thread at a time calls each.
 
-    Each raises UsageError or TokenizerError for what this model cannot do.
+    Each raises UsageError or TokenizerError for what this model cannot do; Refusal where the wrong key is known.
     """
 
     @property

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from llmcli.engine.events import Finished, Token
+from llmcli.engine.events import Event, Finished, Token
 from llmcli.engine.request import Request
-from llmcli.errors import DeviceError
+from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.json_text import json_response, to_json
@@ -80,9 +80,7 @@ class TextsResponse:
 
     async def _answer(self, texts: Texts, scope: Scope, receive: Receive, send: Send) -> None:
         async for batch in texts.batches():
-            for request, event in batch:
-                if isinstance(event, Token | Finished):
-                    self.answer.take(request, event)
+            self._take(batch)
             if self.is_stream:
                 await self._send_pieces(self.answer.pieces(), send)
         if not self.is_stream:
@@ -92,6 +90,11 @@ class TextsResponse:
         if self.answer.includes_usage:
             await self._send_pieces([self.answer.usage_piece()], send)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    def _take(self, events: Sequence[tuple[int, Event]]) -> None:
+        for request, event in events:
+            if isinstance(event, Token | Finished):
+                self.answer.take(request, event)
 
     async def _send_pieces(self, pieces: Sequence[bytes], send: Send) -> None:
         if not pieces:
@@ -116,13 +119,20 @@ class TextsResponse:
         """Raises: what has failed; of a fault of the device it is said whether others are served"""
         try:
             answering.result()
+        except UsageError as error:
+            if self.grammar is None:
+                raise
+            key = self.grammar.name.partition(".")[0]  # as of response_format.json_schema.schema
+            raise Refusal(400, str(error), param=key) from error
         except DeviceError as error:
             is_over = self.service.desk.engine.fault is not None
             what = "the server cannot continue; restart it" if is_over else "other requests are served"
             raise Refusal(500, f"{error}; {what}", code="device_failed") from error
 
     def _count(self, texts: Texts, state: dict[str, Any]) -> None:
+        """Log and count what was generated, also for who has left before the end."""
         answer, metrics = self.answer, self.service.metrics
+        self._take(texts.untaken())
         if texts.first_token_time is not None:
             metrics.first_token_seconds.observe(texts.first_token_time - self._start_time)
         metrics.request_seconds.observe(time.perf_counter() - self._start_time)
@@ -131,7 +141,7 @@ class TextsResponse:
         reasons = " ".join(end.finish_reason for end in answer.ends) or "not finished"
         state["note"] = f"{prompt}, {answer.num_new_tokens} new tokens, {reasons}"
         if self.service.log_contents is not None:
-            self.service.log_contents("answer", [end.text for end in answer.ends])
+            self.service.log_contents("answer", answer.texts)
 
 
 async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:

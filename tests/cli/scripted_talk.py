@@ -39,7 +39,7 @@ def open_talk(llmcli: Callable[..., Result], talker: Path, home: Path, monkeypat
 
     def call(*lines: Line, flags: Sequence[object] = ()) -> tuple[Result, ScriptedEditor]:
         editor = ScriptedEditor(lines)
-        monkeypatch.setattr(chat_module, "open_line_editor", lambda path, state: editor)
+        monkeypatch.setattr(chat_module, "open_prompt_line", lambda path, state: editor)
         result = llmcli("chat", talker, "--seed", 1, "--max-new-tokens", 8, *LETTERS_ONLY, *flags)
         assert result.exit_code == 0, result.stderr
         return result, editor

@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", COMPILED], env=environment, stderr=subprocess.PIPE, text=True, check=True
     )
     place = home / "kernels"
-    assert process.stderr == f"compiling 2 kernels; they are compiled at each start, as {place} cannot be written\n"
+    assert process.stderr == f"compiling 2 kernels; {place} cannot be written, so each start compiles them\n"
 
 
 NARROW = """

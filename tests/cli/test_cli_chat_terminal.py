@@ -73,7 +73,7 @@ def test_a_terminal_that_only_shows_text_gets_no_control_codes(home: Path, talke
         terminal.expect("Saved to [^>]*> ")
         assert [turn.user for turn in load_conversation(path).conversation.turns] == ["one\ntwo"]
         terminal.enter("/edit")
-        terminal.expect("typed again: /edit one\r\ntwo\r\n> ")
+        terminal.expect("type it again: /edit one\r\ntwo\r\n> ")
         terminal.child.send(CTRL_C)
         terminal.expect("press Ctrl-C again, or Ctrl-D, to quit\r\n> ")
         terminal.child.send(CTRL_D)

@@ -357,7 +357,7 @@ def test_a_preset_with_an_unknown_key(generate: Callable[..., Result], tmp_path:
 
 
 def test_our_own_bugs_are_one_line_too(generate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcli.cli.run.open_session", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("llmcli.cli.run.open_session", lambda *arguments, **named: 1 / 0)
     generate("Hi").expect_error(1, "internal error, please report it: ZeroDivisionError", "--debug")
     assert "Traceback" in generate("Hi", "--debug").stderr
 

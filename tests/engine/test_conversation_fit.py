@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -183,14 +182,11 @@ def load_long(chat_model: Load, name: str) -> ChatModel:
 @pytest.mark.parametrize("with_ids", [True, False])
 @pytest.mark.parametrize("name", [STORYTELLER, "llama3.1"])
 def test_a_thousand_turns(chat_model: Load, monkeypatch: pytest.MonkeyPatch, name: str, with_ids: bool) -> None:
-    """In 2 s; what is counted makes it so on any machine: renderings, and characters that are encoded."""
+    """What takes the time is counted, on any machine the same: renderings, and characters that are encoded."""
     model = load_long(chat_model, name)
     conversation = long_conversation(model.tokenizer, 1000, with_ids=with_ids)
-    started = time.monotonic()
     fitted = fit(model, conversation, 1024)
-    seconds = time.monotonic() - started
     assert 950 < fitted.conversation.num_dropped < 990
-    assert seconds < 2
 
     num_characters = len(build_prompt(model.tokenizer, model.template, conversation).text)
     counts = {"renderings": 0, "characters": 0}

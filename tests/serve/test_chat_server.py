@@ -18,7 +18,7 @@ from server import ROOT, ServerProcess, running_server
 
 from llmcli.cli import server_client
 from llmcli.cli.server_client import ServerClient
-from llmcli.errors import LLMCliError, UsageError
+from llmcli.errors import LLMCliError, ServerError, UsageError
 
 KEY = "Zl7-secret"
 TALK = ("--message", "Tell me of a snail.", "--message", "And then?", "--seed", 5, "--max-new-tokens", 25)
@@ -38,9 +38,9 @@ def run_chat(home: Path, *arguments: object, key: str | None = KEY) -> subproces
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
-def refused(result: subprocess.CompletedProcess[str]) -> str:
+def refused(result: subprocess.CompletedProcess[str], code: int = 2) -> str:
     assert result.stdout == ""
-    assert result.returncode in (1, 2)
+    assert result.returncode == code
     (line,) = result.stderr.splitlines()
     return line.removeprefix("error: ")
 
@@ -57,11 +57,17 @@ def test_a_server_tells_what_the_model_here_tells(server: ServerProcess, tmp_pat
 def test_what_cannot_be_is_one_line(server: ServerProcess, tmp_path: Path) -> None:
     url = ("--server", server.url, "--message", "Hi")
     wrong_key = refused(run_chat(tmp_path, *url, key="wrong"))
-    assert wrong_key == f"{server.url}: the API key is missing or wrong"
+    remedy = "give the server's key by --api-key or LLMCLI_API_KEY"
+    assert wrong_key == f"{server.url}: the API key is missing or wrong; {remedy}"
     assert run_chat(tmp_path, *url, "--max-new-tokens", 1, "--api-key", KEY, key=None).returncode == 0
     assert (
         refused(run_chat(tmp_path, *url, "--top-p", 3)) == f"{server.url}: top_p is 3.0, expected a number > 0 and <= 1"
     )
+    too_long = refused(run_chat(tmp_path, "--server", server.url, "--message", "snail " * 3000))
+    assert too_long.endswith("shorten the prompt")
+    elsewhere = refused(run_chat(tmp_path, "--server", f"{server.url}/there", "--message", "Hi"))
+    assert elsewhere == f"{server.url}/there: there is nothing at '/there/v1/models'; check the path of --server"
+    assert refused(run_chat(tmp_path, "--api-key", "x", "--message", "Hi")) == "--api-key needs --server URL"
     for flag in (["--draft", "off"], ["--json"]):
         said = refused(run_chat(tmp_path, *url, *flag))
         assert said == f"{flag[0]} cannot be used with --server"
@@ -72,9 +78,12 @@ def test_an_address_must_lead_to_a_server() -> None:
     for address in ("here", "ftp://127.0.0.1", "http://", "http://[::1", "http://a..b:1"):
         with pytest.raises(UsageError, match=r"expected an address such as http://127\.0\.0\.1:8080"):
             ServerClient(address, None)
-    with pytest.raises(LLMCliError, match=r"^http://127\.0\.0\.1:9 cannot be reached: "):
+    words = r"^http://127\.0\.0\.1:9 cannot be reached: .*; start `llmcli serve` there, or check --server"
+    with pytest.raises(ServerError, match=words):
         ServerClient("http://127.0.0.1:9/v1/", None).model()
-    for key in ("schlüssel", "a\nb"):
+    with pytest.raises(UsageError, match="^--api-key is empty; give the server's key, or leave it out$"):
+        ServerClient("http://127.0.0.1:9", "")
+    for key in ("schlüssel", "a\nb", " ", "key "):
         with pytest.raises(UsageError, match="--api-key holds no usable key"):
             ServerClient("http://127.0.0.1:9", key)
 
@@ -83,7 +92,7 @@ def test_who_does_not_name_its_model_in_time_is_given_up(monkeypatch: pytest.Mon
     monkeypatch.setattr(server_client, "MODEL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(LLMCliError, match=f"^{address} does not answer$"):
+        with pytest.raises(LLMCliError, match=f"^{address} does not answer; try again"):
             ServerClient(address, None).model()
 
 
@@ -175,12 +184,13 @@ PIECE = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
         (200, PIECE + b"x" * 5000, "a line of its answer is too long"),
         (502, b"<html>oops</html>", ": HTTP 502$"),
         (400, b'{"error": {"code": 5}}', ": HTTP 400$"),
-        (401, b'{"detail": "Unauthorized"}', ": Unauthorized$"),
+        (401, b'{"detail": "Unauthorized"}', ": Unauthorized; give the server's key"),
         (400, b'{"object": "error", "message": "nope"}', ": nope$"),
         (200, b'data: {"choices": null}\n\n', "a piece of its answer has no text"),
         (200, b'data: {"choices": [{"delta": null}]}\n\n', "a piece of its answer has no text"),
         (200, b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', "a piece of its answer has no text"),
         (200, b'data: {"choices": [{"delta": {}, "finish_reason": {}}]}\n\n', "a piece of its answer has no text"),
+        (429, b'{"error": {"message": "too many texts"}}', ": too many texts$"),
         (500, b"x" * 5000, "its answer is too long"),
         (404, b'{"error": "no such model"}', ": no such model"),
     ],
@@ -189,8 +199,9 @@ def test_a_server_that_tells_nonsense(monkeypatch: pytest.MonkeyPatch, status: i
     monkeypatch.setattr(server_client, "_MAX_BYTES", 4000)
     with odd_server(status, content) as address:
         client = ServerClient(address, None)
-        with pytest.raises(LLMCliError, match=words.replace("?", r"\?")):
+        with pytest.raises(LLMCliError, match=words.replace("?", r"\?")) as caught:
             list(client.pieces({"messages": []}))
+        assert caught.value.exit_code == (2 if 400 <= status < 500 and status != 429 else 4)
         client.close()
 
 
@@ -217,7 +228,7 @@ def test_the_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
 
 def test_no_answer_is_an_error(tmp_path: Path) -> None:
     with odd_server(200, b"data: [DONE]\n\n") as address:
-        assert refused(run_chat(tmp_path, "--server", address, "--message", "Hi")) == f"{address} gave no answer"
+        assert refused(run_chat(tmp_path, "--server", address, "--message", "Hi"), 4) == f"{address} gave no answer"
 
 
 def test_ctrl_c_ends_a_script(server: ServerProcess, tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_too_many_are_refused_until_others_end(tokenizer: Tokenizer) -> None:
     run(test())
 
 
+def test_more_texts_than_ever_fit_are_no_matter_of_time(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with open_desk(open_scheduler(tokenizer, num_rows=2), max_waiting=3) as desk:
+            for requests, param in (
+                ([make_request([97], 1, num_samples=6)], "n"),
+                ([make_request([97], 1)] * 6, "prompt"),
+            ):
+                with pytest.raises(Refusal, match="6 texts, expected at most 5: 2 that run and 3 that may") as caught:
+                    desk.submit(requests)
+                assert (caught.value.status, caught.value.param) == (400, param)
+            with desk.submit([make_request([97], 1)] * 5):  # as many as fit
+                pass
+
+    run(test())
+
+
 def test_who_leaves_frees_rows_and_queue(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         scheduler = open_scheduler(tokenizer, num_rows=2)
@@ -178,7 +194,7 @@ def test_who_leaves_while_a_schema_waits_is_noticed(tokenizer: Tokenizer) -> Non
             while not model.num_read:
                 await asyncio.sleep(0.01)
             leaves.set()
-            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            first, second = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
             assert isinstance(first, ClientDisconnect)
             assert isinstance(second, ClientDisconnect)
             assert desk.num_texts == 0

@@ -137,13 +137,16 @@ def test_a_key_that_asks_for_nothing_goes_with_a_format() -> None:
             "response_format",
             "response_format and regex cannot be combined",
         ),
-        ({"extra_body": {"regex": "a", "ignore_eos": True}}, None, "ignore_eos and regex cannot be combined"),
-        ({"extra_body": {"regex": "a", "min_new_tokens": 3}}, None, "set min_new_tokens to 0"),
+        ({"extra_body": {"regex": "a", "ignore_eos": True}}, "regex", "ignore_eos and regex cannot be combined"),
+        (
+            {"response_format": as_format({}), "extra_body": {"ignore_eos": True}},
+            "response_format",
+            "ignore_eos and response_format",
+        ),
+        ({"extra_body": {"regex": "a", "min_new_tokens": 3}}, "regex", "set min_new_tokens to 0"),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_name(
-    client: Any, asked: dict[str, Any], param: str | None, words: str
-) -> None:
+def test_what_cannot_be_held_is_refused_by_name(client: Any, asked: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
     assert caught.value.param == param

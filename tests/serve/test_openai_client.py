@@ -191,8 +191,10 @@ def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
         ({"n": 0}, "n", "expected >= 1"),
         ({"n": 1000}, "n", "expected <= 128"),
         ({"logit_bias": {"one": 1}}, "logit_bias", "expected token ids and numbers"),
-        ({"logit_bias": {"999999": 1}}, None, "logit_bias names token 999999"),
-        ({"max_tokens": 5000}, None, "request at most"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "logit_bias names token 999999"),
+        ({"max_tokens": 5000}, "max_tokens", "request at most"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens", "request at most"),
+        ({"messages": [{"role": "user", "content": "snail " * 3000}]}, "messages", "shorten the prompt"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "give one of them"),
         ({"response_format": {"type": "xml"}}, "response_format", "expected an object of type text, json_object or"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
@@ -200,13 +202,24 @@ def test_the_next_turn_finds_the_pages_of_the_one_before(client: Any) -> None:
         ({"extra_body": {"sprinkles": 1}}, "sprinkles", "'sprinkles' is not supported"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
-    client: Any, asked: dict[str, Any], param: str | None, words: str
-) -> None:
+def test_what_is_not_supported_is_refused_by_name(client: Any, asked: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **asked})
     assert caught.value.param == param
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [[5, 999_999], [[5], []], "snail " * 3000])
+def test_a_prompt_that_cannot_be_is_refused_by_name(client: Any, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_a_path_takes_its_own_methods(client: Any) -> None:
+    with pytest.raises(openai.APIStatusError, match="'/v1/completions' does not take GET") as caught:
+        client.get("/completions", cast_to=object)
+    assert caught.value.status_code == 405
 
 
 def test_models_and_what_there_is_not(client: Any) -> None:

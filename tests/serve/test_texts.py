@@ -5,11 +5,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from paged import ENDLESS, ids_alone, make_request, open_desk, open_scheduler
 
+from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
 from llmcli.errors import DeviceError, InsufficientMemoryError
 from llmcli.serve.answers import CompletionAnswer
@@ -51,6 +52,11 @@ class Client:
         parts = self.body.split(b"\n\n")
         return [json.loads(part.removeprefix(b"data: ")) for part in parts if part.startswith(b"data: {")]
 
+    def text(self) -> str:
+        """What a stream has told of its first text."""
+        choices = [choice for piece in self.pieces() for choice in piece.get("choices", [])]
+        return "".join(choice["text"] for choice in choices if choice["index"] == 0)
+
 
 class Server:
     """A desk over a scheduler without a model, behind the gate."""
@@ -59,8 +65,22 @@ class Server:
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.desk = desk
-        self.service = Service(NoModel(), self.desk, Limits(1000, timeout))  # type: ignore[arg-type]
+        self.logged: list[object] = []
+        limits = Limits(1000, timeout)
+        self.service = Service(NoModel(), self.desk, limits, lambda _, it: self.logged.append(it))  # type: ignore[arg-type]
         self.lines: list[str] = []
+
+    def check_counts(self, request: Request, sent: str) -> None:
+        """What was generated is logged and counted, though it never ended; all that was sent is of it."""
+        ((text, *others),) = cast(list[list[str]], self.logged)
+        whole = bytes(ids_alone(request, 0)).decode()
+        assert text
+        assert whole.startswith(text)
+        assert text.startswith(sent)
+        num_tokens = len(text) + sum(map(len, others))  # each token is a letter
+        assert self.service.metrics.new_tokens == num_tokens
+        if sent or " 504 " not in self.lines[0]:  # else the line says why, as the client is told
+            assert f" {num_tokens} new tokens, not finished" in self.lines[0]
 
     async def serve(self, client: Client, requests: list[Any], *, is_stream: bool) -> None:
         answer = CompletionAnswer("pages", requests, self.tokenizer)
@@ -125,13 +145,15 @@ def test_a_client_that_leaves_ends_its_texts(
         step = server.scheduler.step
         monkeypatch.setattr(server.scheduler, "step", lambda: time.sleep(0.01) or step())  # it leaves before the end
         serving = asyncio.create_task(
-            server.serve(client, [make_request([97], ENDLESS, 2, most=900)], is_stream=is_stream)
+            server.serve(client, [request := make_request([97], ENDLESS, 2, most=900)], is_stream=is_stream)
         )
-        await until(lambda: server.scheduler.usage.steps > 0)
+        await until(lambda: server.scheduler.usage.steps > 5)
         client.leaves.set()
         await serving
         await until(lambda: server.scheduler.is_idle)
         assert " 499 " in server.lines[0]
+        server.check_counts(request, client.text())
+        assert bool(client.text()) == is_stream
 
     run_test(test)
 
@@ -144,7 +166,9 @@ def test_time_runs_out(run_test: Callable[..., None], monkeypatch: pytest.Monkey
         client.reads.set()
         step = server.scheduler.step
         monkeypatch.setattr(server.scheduler, "step", lambda: time.sleep(0.05) or step())
-        await server.serve(client, [make_request([97], ENDLESS, most=900)], is_stream=is_stream)
+        request = make_request([97], ENDLESS, most=900)
+        await server.serve(client, [request], is_stream=is_stream)
+        server.check_counts(request, client.text())
         assert client.status == (200 if is_stream else 504)
         error = (client.pieces()[-1] if is_stream else json.loads(client.body))["error"]
         assert error["message"] == "the answer took longer than 0.3 s (--timeout)"

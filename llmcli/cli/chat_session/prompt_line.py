@@ -15,7 +15,7 @@ from llmcli.cli.terminal import terminal
 if TYPE_CHECKING:
     from llmcli.cli.chat_session.state import Talk
 
-BARE_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would stand in the text
+TEXT_ONLY_TERMINALS = ("dumb", "unknown")  # Emacs' shell, the console of a build: control codes would stand in the text
 
 
 class PromptLine(Protocol):
@@ -36,10 +36,10 @@ class BareLine:
     def read(self, draft: str, facts: str) -> str:
         """As `PromptLine`; `draft` is shown to be typed again, `facts` are left out."""
         if draft:
-            terminal.info(f"to be changed and typed again: {draft}")
+            terminal.info(f"change this and type it again: {draft}")
         text, prompt = "", PROMPT
         while True:
-            print(prompt, end="", file=sys.stderr, flush=True)
+            terminal.show(prompt)
             line = sys.stdin.buffer.readline()
             if not line:
                 raise EOFError
@@ -51,6 +51,6 @@ class BareLine:
 
 def open_prompt_line(history_path: Path, state: Talk) -> PromptLine:
     """The prompt line that this terminal allows; `history_path` keeps what was typed."""
-    if os.environ.get("TERM", "").lower() in BARE_TERMINALS:
+    if os.environ.get("TERM", "").lower() in TEXT_ONLY_TERMINALS:
         return BareLine()
     return lazy.LineEditor({command.name: command.help for command in commands_of(state)}, history_path)

@@ -11,7 +11,7 @@ from llmcli.engine.chat_events import ChatEvent, TurnFinished, TurnStarted
 from llmcli.engine.conversation import Answer, Conversation
 from llmcli.engine.events import FinishReason, Timings
 from llmcli.engine.reasoning import ReasoningSplitter, split_reasoning
-from llmcli.errors import LLMCliError, UsageError
+from llmcli.errors import ServerError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.cli.server_client import ServerClient
@@ -43,7 +43,7 @@ class RemoteChat:
         self._conversation = conversation
 
     def send(self, message: str) -> Iterator[ChatEvent]:
-        """Answer a new message. Raises: LLMCliError if the server does not"""
+        """Answer a new message. Raises: as `ServerClient`"""
         return self._answer(self._conversation.ask(message), sample=0)
 
     def edit(self, message: str) -> Iterator[ChatEvent]:
@@ -77,7 +77,7 @@ class RemoteChat:
             reason = _REASONS.get(finish_reason, reason)
             yield from self._running.push(text)
         if self._running is None:
-            raise LLMCliError(f"{self.client.address} gave no answer")
+            raise ServerError(f"{self.client.address} gave no answer")
         running, self._running = self._running, None
         self._conversation = running.said(reason)
         yield from running.finish(reason)

@@ -1,0 +1,75 @@
+"""Kernels run thread by thread on the CPU, on machines without a card, and must come to the lab's float64."""
+
+from collections.abc import Iterator
+
+import pytest
+from emulated import COMPILER, EmulatedDevice, can_emulate, solve, translate
+
+from llmcli.lab.engine import CASES
+from llmcli.lab.problem import Problem, find_mismatch
+
+pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
+
+LEFT_OUT = {"sample_token"}  # its arithmetic of doubles and its messages to the host are not emulated
+MOST_BYTES, MOST_FLOPS = 300_000, 5_000_000
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+
+
+def some_cases(stem: str) -> list[Problem]:
+    """Two of the small cases: compiling takes most of the time."""
+    small = [one for one in CASES[stem].checks() if one.num_bytes <= MOST_BYTES and one.cost.flops <= MOST_FLOPS]
+    return [small[len(small) // 3], small[-1]]
+
+
+def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> Iterator[str]:
+    """With copies that land at once, and with copies that land late; threads go on in a random order."""
+    for problem in problems:
+        for emulated.is_late in (False, True):
+            mismatch = find_mismatch(problem, solve(emulated, problem))
+            if mismatch is not None:
+                yield f"{problem.label} {dict(problem.sizes)}, late {emulated.is_late}: {mismatch}"
+
+
+@pytest.mark.parametrize("stem", sorted(CASES.keys() - LEFT_OUT))
+def test_results_are_within_their_bounds(stem: str, emulated: EmulatedDevice) -> None:
+    problems = some_cases(stem)
+    emulated.compile_for(problems)
+    assert not list(mismatches(emulated, problems))
+
+
+@pytest.mark.parametrize(
+    ("stem", "right", "wrong"),
+    [
+        ("softmax", "__syncthreads();", ""),  # partial results that are not there yet
+        ("stage_halves", "eighth / PARTS % 4", "eighth % 4"),  # inputs of another lane
+        ("gemm_halves", "barrier_wait(&filled[stage], parity);", ""),  # a stage that has not arrived
+        ("gemm_halves", "wgmma_wait<0>();", ""),  # products that are not done
+    ],
+)
+def test_faults_of_a_kernel_are_found(stem: str, right: str, wrong: str, emulated: EmulatedDevice) -> None:
+    problems = some_cases(stem)
+
+    def change(text: str) -> str:
+        assert right in text
+        return text.replace(right, wrong)
+
+    emulated.compile_for(problems, change)
+    assert list(mismatches(emulated, problems))
+
+
+def test_a_deadlock_ends_with_a_message(emulated: EmulatedDevice) -> None:
+    """A thread that leaves the others waiting."""
+    problems = some_cases("stage_halves")[:1]
+    right, wrong = "__syncthreads();  // squares", "if (threadIdx.x > 0) __syncthreads();  // squares"
+    emulated.compile_for(problems, lambda text: text.replace(right, wrong))
+    with pytest.raises(RuntimeError, match="stage_halves: nobody goes on: a deadlock"):
+        list(mismatches(emulated, problems))
+
+
+def test_instructions_that_are_not_emulated_are_named() -> None:
+    with pytest.raises(ValueError, match="the emulator does not know: bar.red.popc.u32"):
+        translate('__global__ void kernel(int* out) { asm volatile("bar.red.popc.u32 %0, 0;" : "=r"(*out)); }')
