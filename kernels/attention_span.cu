@@ -23,10 +23,14 @@
 #include "common/arrival.cuh"
 #include "common/span_prepare.cuh"
 
-// Some warps copy the tiles of all pieces into the ring, ahead of those that attend.
+// Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
+// stages, and the tiles of a warp that attends to a part all come from one copier. So who waits for a stage knows that
+// the phase before is over: a parity says nothing of phases further back. With several copiers that did not share out
+// the stages evenly, one could be a whole ring ahead of another.
 template <typename Memory>
 __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
     constexpr int TILE = PAGE_TOKENS, STAGES = Memory::STAGES, COPIERS = Memory::COPIERS;
+    static_assert(STAGES % COPIERS == 0 && (COPIERS == 1 || COPIERS == WARPS), "a stage has one copier");
     const int lane = threadIdx.x % 32, copier = threadIdx.x / 32 - Memory::ATTENDING_WARPS;
     unsigned index = 0;  // of a tile
     SpanShare pieces(shared.table);

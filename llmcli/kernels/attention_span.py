@@ -45,7 +45,8 @@ class SpanForm:
         most = 1 if layout.head_dim > _WIDE_HEAD_DIM or columns == WIDE else 2 if layout.head_dim % 32 else 3
         for self.blocks in range(most, 0, -1):
             room = room_for_block(card, self.blocks)
-            self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+            some = range(0, _MAX_STAGES + 1, self._copiers)  # each stage has one copier: see copy_pieces
+            self.stages = max((n for n in some if self._shared_bytes(n) <= room), default=0)
             if self.stages >= MIN_STAGES:
                 break
 
