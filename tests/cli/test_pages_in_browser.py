@@ -29,6 +29,11 @@ HELPERS = """
 const find = (name) => document.querySelector(name);
 const all = (name) => [...document.querySelectorAll(name)];
 const key = (name) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+// A browser without a window may not have the focus itself yet: then it keeps the event for later.
+const focus = (element) => {
+  element.focus();
+  if (!document.hasFocus()) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
+};
 const text = () => find(".story[data-sample]").textContent;
 """
 
@@ -117,7 +122,7 @@ def test_keys_walk_the_text_and_its_roads(roads_page: Path) -> None:
     found = find_out(
         roads_page,
         """
-        find("#token-1").focus();
+        focus(find("#token-1"));
         key("Enter");
         const none = all(".road").length;
         key("ArrowRight");
@@ -174,7 +179,7 @@ def test_the_panel_of_a_diff_names_both_choices(tmp_path: Path) -> None:
     found = find_out(
         page,
         """
-        find("#token-1").focus();
+        focus(find("#token-1"));
         const agreed = find(".choices").textContent;
         key("ArrowRight");
         const rows = all(".alternatives li").map((row) => row.innerText.replace(/\\s+/g, " ").trim());
