@@ -16,10 +16,11 @@
 //           them all. Here pairs of a new token and a head are columns of one product. Some warps copy tiles into a
 //           ring of shared memory for others that attend. The new tokens' tiles are made in shared memory: blocks need
 //           not wait until others have appended them, and earlier tokens are asked for before the kernel in front has
-//           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
-//           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
-//           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
-//           a split has fewer columns, so that more blocks take part. Figures: docs/performance/attention.md
+//           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, four
+//           teams of warps of one large block take 8 columns each of the same tiles, so that the cache is read once.
+//           It goes through its share of all splits and copies ahead, as nothing else runs while a split ends. In
+//           short rows a split has fewer columns, so that more blocks take part. Two teams of 16 columns were slower:
+//           too few warps hide each other's waits. Figures: docs/performance/attention.md
 #include "common/arrival.cuh"
 #include "common/span_prepare.cuh"
 
