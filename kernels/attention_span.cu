@@ -149,7 +149,7 @@ __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>
             take_from_ring<true>(tile, shared.queries[team.first_column / TILE_COLUMNS], kept, begin, end, is_seen);
         }
         __syncwarp();
-        if (!is_new && lane == 0) barrier_arrive(&shared.emptied[stage]);
+        if (!is_new && number_here(threadIdx.x) % 32 == 0) barrier_arrive(&shared.emptied[stage]);
     }
     if (Memory::MIXES_IN_RING) sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody reads the ring
     const SpanTeam again;
