@@ -5,7 +5,7 @@
 // Requires: what attention_decode requires without is_cached, but for the rows: lanes of one row, at most MAX_SPAN of
 //           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
 //           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
-// Launch:   grid (num_blocks), block (160; with COLUMNS 32 640), SHARED_BYTES dynamic shared memory; may overlap the
+// Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory; may overlap the
 //           kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head
 // Traffic:  that of attention_decode for one lane of each row, times ceil(lanes of it * group / COLUMNS), the further
 //           ones mostly from L2
@@ -16,11 +16,10 @@
 //           them all. Here pairs of a new token and a head are columns of one product. Some warps copy tiles into a
 //           ring of shared memory for others that attend. The new tokens' tiles are made in shared memory: blocks need
 //           not wait until others have appended them, and earlier tokens are asked for before the kernel in front has
-//           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, four
-//           teams of warps of one large block take 8 columns each of the same tiles, so that the cache is read once.
-//           It goes through its share of all splits and copies ahead, as nothing else runs while a split ends. In
-//           short rows a split has fewer columns, so that more blocks take part. Two teams of 16 columns were slower:
-//           too few warps hide each other's waits. Figures: docs/performance/attention.md
+//           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
+//           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
+//           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
+//           a split has fewer columns, so that more blocks take part. Figures: docs/performance/attention.md
 #include "common/arrival.cuh"
 #include "common/span_prepare.cuh"
 
@@ -31,7 +30,7 @@
 template <typename Memory>
 __device__ __forceinline__ void copy_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
     constexpr int TILE = PAGE_TOKENS, STAGES = Memory::STAGES, COPIERS = Memory::COPIERS;
-    static_assert(STAGES % COPIERS == 0 && WARPS % COPIERS == 0, "a stage has one copier");
+    static_assert(STAGES % COPIERS == 0 && (COPIERS == 1 || COPIERS == WARPS), "a stage has one copier");
     const int lane = threadIdx.x % 32, copier = threadIdx.x / 32 - Memory::ATTENDING_WARPS;
     unsigned index = 0;  // of a tile
     SpanShare pieces(shared.table);
@@ -93,71 +92,58 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
     }
 }
 
-// Where the calling warp stands: which tiles of tokens it takes, and which column is its team's first.
-struct SpanTeam {
-    int warp, first_column;
-
-    __device__ __forceinline__ SpanTeam() {
-        const int number = number_here(threadIdx.x) / 32;
-        warp = number % WARPS, first_column = number / WARPS * TILE_COLUMNS;
-    }
-};
-
-// Each team of four warps attends from its columns to a part of a split. What they need for each tile lies in shared
-// memory: large blocks have 96 registers a thread.
+// Each team of four warps attends from its columns to a part of a split. `first_index` is that of its first tile.
 template <typename Memory>
 __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                            const SpanPiece& piece, const SpanPart& part, int split) {
-    constexpr int TILE = PAGE_TOKENS, COLUMNS = Memory::COLUMNS, STAGES = Memory::STAGES, STRIDE = Memory::STRIDE;
-    const int thread = number_here(threadIdx.x), lane = thread % 32;
-    const SpanTeam team;
-    if (thread < COLUMNS) {
-        const int token = shared.columns[thread].token;
+                                            const SpanPiece& piece, const SpanPart& part, int split,
+                                            unsigned first_index) {
+    using Tile = typename Memory::Tile;
+    constexpr int TILE = PAGE_TOKENS, COLUMNS = Memory::COLUMNS, TEAMS = Memory::TEAMS, STAGES = Memory::STAGES;
+    constexpr int TEAM_COLUMNS = COLUMNS / TEAMS, STRIDE = Memory::STRIDE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
+    const int first_place = team * TEAM_COLUMNS, new_begin = piece.span.new_begin();
+    const int tiles_of_columns = (piece.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const int its_tiles = (tiles_of_columns - team + TEAMS - 1) / TEAMS;
+    if (threadIdx.x < COLUMNS) {
+        const int token = shared.columns[threadIdx.x].token;
         const int count = token >= part.from && token < part.to ? piece.splits[token].count : 0;
-        shared.seen_end[thread] = split < count ? piece.span.position + token : 0;
-        shared.has_own[thread] = split == count - 1;
+        shared.seen_end[threadIdx.x] = split < count ? piece.span.position + token : 0;
+        shared.has_own[threadIdx.x] = split == count - 1;
     }
-    if (thread == 0) {
-        const unsigned first_index = shared.next_index;
-        shared.part = part;
-        shared.index_of_0 = first_index - part.begin / TILE;
-        shared.next_index = first_index + max(0, part.ring_end(piece.span) - part.begin) / TILE;
-    }
-    typename Memory::Tile tile;
+    Tile tile;
     tile.clear();
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the part is there, and what the columns see of it
-    if (team.warp == 0) {
+    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // what the columns see is there
+    if (warp == 0) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int column = team.first_column + 2 * (lane % 4) + i;
-            if (!shared.has_own[column]) continue;
-            tile.start_column_with(0, i, shared.own_scores[column], shared.own_values[shared.columns[column].token]);
+        for (int i = 0; i < TEAM_COLUMNS / 4; ++i) {
+            const int place = first_place + i / 2 * TILE_COLUMNS + 2 * (lane % 4) + i % 2;
+            if (!shared.has_own[place]) continue;
+            tile.start_column_with(i / 2, i % 2, shared.own_scores[place],
+                                   shared.own_values[shared.columns[place].token]);
         }
     }
-    for (int token = part.begin + team.warp * TILE; token < shared.part.end; token += WARPS * TILE) {
-        const int new_begin = piece.span.new_begin();
+    for (int token = part.begin + warp * TILE; token < part.end; token += WARPS * TILE) {
         const bool is_new = token >= new_begin;
-        const unsigned index = shared.index_of_0 + token / unsigned(TILE), stage = index % STAGES;
+        const unsigned index = first_index + (token - part.begin) / TILE, stage = index % STAGES;
         if (!is_new) barrier_wait(&shared.filled[stage], index / STAGES % 2);
-        if (team.first_column < piece.columns) {
-            const unsigned char* kept = is_new ? shared.new_tiles[(token - new_begin) / TILE] : shared.stage(index);
-            const int begin = max(0, shared.part.visible - token), end = min(shared.part.end - token, TILE);
-            const auto is_seen = [&](int, int i, int place) {
-                const int seen_end = shared.seen_end[team.first_column + 2 * (lane % 4) + i];
-                return token + place < seen_end && token + place > seen_end - call.window;
-            };
-            take_from_ring<true>(tile, shared.queries[team.first_column / TILE_COLUMNS], kept, begin, end, is_seen);
+        const unsigned char* kept = is_new ? shared.new_tiles[(token - new_begin) / TILE] : shared.stage(index);
+        const auto is_seen = [&](int column, int i, int place) {
+            const int seen_end = shared.seen_end[first_place + column * TILE_COLUMNS + 2 * (lane % 4) + i];
+            return token + place < seen_end && token + place > seen_end - call.window;
+        };
+        const int begin = max(0, part.visible - token), end = min(part.end - token, TILE);
+        if (TEAM_COLUMNS == TILE_COLUMNS || its_tiles > 1) {
+            take_from_ring<TEAM_COLUMNS, true>(tile, shared.queries[team], kept, begin, end, is_seen);
+        } else if (its_tiles == 1) {
+            take_from_ring<TILE_COLUMNS, true>(tile, shared.queries[team], kept, begin, end, is_seen);
         }
         __syncwarp();
-        if (!is_new && number_here(threadIdx.x) % 32 == 0) barrier_arrive(&shared.emptied[stage]);
+        if (!is_new && lane == 0) barrier_arrive(&shared.emptied[stage]);
     }
     if (Memory::MIXES_IN_RING) sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody reads the ring
-    const SpanTeam again;
-    if (again.first_column < piece.columns) {
-        float* weighted = shared.weighted_values() + (again.warp * COLUMNS + again.first_column) * STRIDE;
-        tile.template publish<STRIDE>(shared.maxima[again.warp] + again.first_column,
-                                      shared.sums[again.warp] + again.first_column, weighted);
-    }
+    tile.template publish<STRIDE>(shared.maxima[warp] + first_place, shared.sums[warp] + first_place,
+                                  shared.weighted_values() + (warp * COLUMNS + first_place) * STRIDE,
+                                  its_tiles * TILE_COLUMNS);
     sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // every warp's part is there
     mix_part(call, shared, piece, part, split);
 }
@@ -189,8 +175,9 @@ __device__ __forceinline__ void merge_piece(const SpanCall<typename Memory::KvT>
 
 template <typename Memory>
 __device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::KvT>& call, Memory& shared) {
+    unsigned index = 0;  // of a tile in the ring
     const SpanPiece& piece = shared.piece;
-    if (threadIdx.x == 0) shared.pieces = SpanShare(shared.table), shared.next_index = 0;
+    if (threadIdx.x == 0) shared.pieces = SpanShare(shared.table);
     do {
         sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody needs the piece before
         if (threadIdx.x < 32) {
@@ -203,7 +190,8 @@ __device__ __forceinline__ void attend_pieces(const SpanCall<typename Memory::Kv
         for (int split = piece.first_split; split < piece.end_split; ++split) {
             for (int from = 0; from < piece.span.num_tokens;) {
                 const SpanPart part(piece, from, split);
-                attend_part(call, shared, piece, part, split);
+                attend_part(call, shared, piece, part, split, index);
+                index += max(0, part.ring_end(piece.span) - part.begin) / PAGE_TOKENS;
                 from = part.to;
                 if (Memory::MIXES_IN_RING) sync_threads_of<Memory::THREADS>(BLOCK_BARRIER);  // the ring is free again
             }
@@ -222,9 +210,6 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
                    int num_key_value_heads, int max_splits, float* partials, unsigned* __restrict__ counters,
                    float* __restrict__ out) {
     using Memory = SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>;
-#if __CUDA_ARCH__ != 900  // the launcher takes large blocks on no other architecture: their registers do not suffice
-    if (COLUMNS > TILE_COLUMNS) return;
-#endif
     static_assert(Memory::Tile::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
     extern __shared__ __align__(128) unsigned char dynamic[];

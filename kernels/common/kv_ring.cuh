@@ -108,14 +108,14 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
 // Adds a tile in the ring, of which the tokens `begin` to `end` - 1 may be read: operation by operation what Attend's
 // `take` does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen`
 // says whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none;
-// nothing of it changes then.
-template <bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
+// nothing of it changes then. Only the first HEADS heads are there.
+template <int HEADS, bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
                                                const unsigned char* tile, int begin, int end, Seen is_seen) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using MmaT = typename Tile::MmaT;
-    constexpr int COLUMNS = Tile::COLUMNS;
+    constexpr int COLUMNS = HEADS / 8;
     const RingTokens<KvT, HEAD_DIM, true> keys(tile);
     const RingTokens<KvT, HEAD_DIM, false> values(tile);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

@@ -135,13 +135,18 @@ struct SpanPart {
     __device__ __forceinline__ int ring_end(const Span& span) const { return min(end, span.new_begin()); }
 };
 
-// A column as the block keeps it; token -1 where there is none.
+// A column as the block keeps it; token -1 where there is none. The first tile of columns goes to the first team of
+// warps, the second to the second, and so on in turns; a team's columns lie side by side.
 struct SpanColumn {
     int token, head;  // of the span's tokens, of all query heads
 
+    template <int COLUMNS, int TEAMS>
     static __device__ __forceinline__ SpanColumn at(int place, const SpanPiece& piece, int group) {
-        const int column = piece.first_column + place, token = column / group;
-        if (place >= piece.columns) return {-1, 0};
+        constexpr int TEAM_TILES = COLUMNS / TEAMS / TILE_COLUMNS;
+        const int tile = place / TILE_COLUMNS;
+        const int number = (tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS;
+        const int column = piece.first_column + number, token = column / group;
+        if (number >= piece.columns) return {-1, 0};
         return {token, piece.kv_head * group + column - token * group};
     }
 };
@@ -151,13 +156,13 @@ struct SpanShared {
     using KvT = KvType;
     using Ring = RingTile<KvT, HEAD_SIZE>;
     static constexpr int HEAD_DIM = HEAD_SIZE, COLUMNS = MOST_COLUMNS, STAGES = NUM_STAGES;
-    // Each team of WARPS warps takes TILE_COLUMNS columns, all from the same tiles of tokens.
-    static constexpr int TEAMS = COLUMNS / TILE_COLUMNS, COPIERS = TEAMS > 1 ? 4 : 1;
+    // Teams of WARPS warps share each tile of tokens, and take different columns.
+    static constexpr int TEAMS = COLUMNS > TILE_COLUMNS ? 2 : 1, COPIERS = COLUMNS > TILE_COLUMNS ? 4 : 1;
     static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
     static constexpr int THREADS = ATTENDING + 32 * COPIERS;
-    using Tile = Attend<KvT, HEAD_DIM, TILE_COLUMNS>;
+    using Tile = Attend<KvT, HEAD_DIM, COLUMNS / TEAMS>;
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
-    static constexpr int MIXED = WARPS * COLUMNS * STRIDE;
+    static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;
     // Blocks that share a multiprocessor have no room to copy while the warps' parts are put together.
     static constexpr bool MIXES_IN_RING = TEAMS == 1;
     static constexpr int RING_BYTES = STAGES * Ring::BYTES;
@@ -173,8 +178,6 @@ struct SpanShared {
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
     SpanTable table;
     SpanShare pieces;  // behind `piece`
-    SpanPart part;     // that the warps attend to
-    unsigned index_of_0, next_index;  // in the ring: of the tile of token 0 of this part; of the first tile behind it
     SpanColumn columns[COLUMNS];
     int seen_end[COLUMNS];  // the end of what a column sees of a part, 0 if it sees nothing
     int has_own[COLUMNS];   // whether the part ends with the column's own token

@@ -49,14 +49,14 @@ template <typename Memory>
 __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                         const SpanPiece& piece) {
     constexpr int HEAD_DIM = Memory::HEAD_DIM, COLUMNS = Memory::COLUMNS, ATTENDING = Memory::ATTENDING;
-    constexpr int NUM_WARPS = Memory::ATTENDING_WARPS;
+    constexpr int NUM_WARPS = Memory::ATTENDING_WARPS, TEAM_COLUMNS = COLUMNS / Memory::TEAMS;
     constexpr int NEW = 2 * MAX_SPAN / NUM_WARPS, QUERIES = COLUMNS / NUM_WARPS;
     using Pairs = Head<HEAD_DIM>;
     const int thread = number_here(threadIdx.x), warp = thread / 32, lane = thread % 32, kv_head = piece.kv_head;
     const Span& span = piece.span;
     const bool has_new = piece.has_new();
     const auto column_at = [&](int place) {
-        return SpanColumn::at(place, piece, shared.table.group);
+        return SpanColumn::at<COLUMNS, Memory::TEAMS>(place, piece, shared.table.group);
     };
     const auto place_of = [&](int i) { return warp + i * NUM_WARPS; };
     const auto new_token = [&](int i) { return (warp + i * NUM_WARPS) % MAX_SPAN; };
@@ -130,14 +130,14 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
         if (token < 0) continue;
         Pairs& query = queries[i];
         query.norm_and_rotate(call.q_norm, call.eps, query_angles[i]);
-        typename Memory::Tile::Queries& of_team = shared.queries[place / TILE_COLUMNS];
+        typename Memory::Tile::Queries& of_team = shared.queries[place / TEAM_COLUMNS];
 #pragma unroll
         for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
             query.first[pair] *= call.scale;
             query.second[pair] *= call.scale;
             if (!Pairs::has(pair)) continue;
-            of_team.store(place % TILE_COLUMNS, Pairs::index(pair), query.first[pair]);
-            of_team.store(place % TILE_COLUMNS, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
+            of_team.store(place % TEAM_COLUMNS, Pairs::index(pair), query.first[pair]);
+            of_team.store(place % TEAM_COLUMNS, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
         }
         if (piece.has_split(piece.splits[token].count - 1)) {
             Pairs own_key;

@@ -41,8 +41,7 @@ class SpanForm:
         self._layout = layout
         self._itemsize = itemsize
         self.columns = columns
-        self._can_be_wide = card.can_wgmma  # elsewhere, registers do not suffice
-        self._teams, self._copiers = (1, 1) if columns == NARROW else (4, 4)
+        self._teams, self._copiers = (1, 1) if columns == NARROW else (2, 4)
         most = 1 if layout.head_dim > _WIDE_HEAD_DIM or columns == WIDE else 2 if layout.head_dim % 32 else 3
         for self.blocks in range(most, 0, -1):
             room = room_for_block(card, self.blocks)
@@ -54,9 +53,7 @@ class SpanForm:
     @property
     def is_possible(self) -> bool:
         """Whether there are enough registers, and a block's shared memory has room for it."""
-        if self.columns == WIDE and not (self._can_be_wide and self._layout.head_dim in _WIDE_FORM_HEAD_DIMS):
-            return False
-        return self.stages >= MIN_STAGES
+        return self.stages >= MIN_STAGES and (self.columns == NARROW or self._layout.head_dim in _WIDE_FORM_HEAD_DIMS)
 
     @property
     def shared_bytes(self) -> int:
@@ -78,7 +75,7 @@ class SpanForm:
         mixed = 4 * _WARPS * columns * (head_dim + 2)
         ring = lines(max(stages * tile, mixed if columns == NARROW else 0))
         merging = 16 if columns == NARROW else mixed
-        walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8 + 7 * 4  # barriers, the piece, all rows
+        walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8  # barriers, the piece, all rows
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
         of_columns = 2 * 4 * _WARPS * columns + 4 * 4 * columns
         queries = query_bytes(self._layout, columns)
@@ -89,7 +86,7 @@ class SpanPlan:
     """The forms in which blocks may work with one cache."""
 
     def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
-        self._group_size, self._head_dim = layout.group_size, layout.head_dim
+        self._group_size = layout.group_size
         self._itemsize = itemsize
         self._num_multiprocessors = card.num_multiprocessors
         self._narrow, self._wide = (SpanForm(card, layout, itemsize, columns) for columns in (NARROW, WIDE))
@@ -99,11 +96,9 @@ class SpanPlan:
         """Whether the kernel is for this cache on this card."""
         return self._itemsize in (1, 2) and self._narrow.is_possible
 
-    def form(self, most_lanes: int, dtype: np.dtype[Any]) -> SpanForm:
-        """That for rows of so many lanes at most, and for a cache of this type."""
-        has_registers = dtype != np.uint16 or self._head_dim < _WIDE_HEAD_DIM  # bfloat16 takes some more
-        is_wide = self._wide.is_possible and has_registers and most_lanes * self._group_size > NARROW
-        return self._wide if is_wide else self._narrow
+    def form(self, most_lanes: int) -> SpanForm:
+        """That for rows of so many lanes at most."""
+        return self._wide if self._wide.is_possible and most_lanes * self._group_size > NARROW else self._narrow
 
     def num_blocks(self, form: SpanForm, most_lanes: int, num_rows: int, num_splits: int, num_heads: int) -> int:
         """Narrow blocks have a split each at most; wide ones, of which one is on a multiprocessor, share them out."""
@@ -173,7 +168,7 @@ def attention_span(
     if min(partials.shape[0], counters.shape[0]) < num_lanes:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     most_lanes, num_splits = min(num_lanes - num_spans + 1, MAX_SPAN), partials.shape[2]
-    form = plan.form(most_lanes, keys.dtype)
+    form = plan.form(most_lanes)
 
     def cost() -> DecodeAttentionCost:
         seen: dict[int, list[int]] = {}
@@ -220,7 +215,7 @@ SPEC = KernelSpec(
             (np.uint16, NARROW, (80, 128)),
             (np.uint8, NARROW, (24, 96, 128, 256)),
             (np.float16, WIDE, (64, 128)),
-            (np.uint16, WIDE, (32, 64)),
+            (np.uint16, WIDE, (32, 128)),
             (np.uint8, WIDE, (64, 128)),
         )
         for head_dim in head_dims

@@ -28,7 +28,6 @@ def launch(kernel: Any, **changes: Any) -> dict[str, Any]:
     device = Recorder()
     device.num_multiprocessors = TYPICAL_CARD.num_multiprocessors
     device.shared_bytes_per_block = TYPICAL_CARD.shared_bytes_per_block
-    device.can_wgmma = TYPICAL_CARD.can_wgmma
     arguments: dict[str, Any] = {
         "qkv": host((9, 768), F32),
         "layout": QkvLayout(8, 2, 64),

@@ -209,25 +209,20 @@ def test_forms() -> None:
     """One multiprocessor has three small blocks or a large one, with room for their shared memory."""
     layout = QkvLayout(32, 8, 128)
     plan = SpanPlan(TYPICAL_CARD, layout, 2)
-    assert [plan.form(lanes, F16).columns for lanes in (1, 2, 3, 8)] == [8, 8, 32, 32]
-    assert [SpanPlan(TYPICAL_CARD, QkvLayout(8, 8, 128), 2).form(lanes, F16).columns for lanes in (1, 8)] == [8, 8]
-    assert (plan.form(2, F16).blocks, plan.form(8, F16).blocks) == (3, 1)
-    assert plan.num_blocks(plan.form(2, F16), 2, 1, 49, 8) == 49 * 8  # a block for each split
-    assert plan.num_blocks(plan.form(8, F16), 8, 1, 49, 8) == TYPICAL_CARD.num_multiprocessors
-    assert plan.num_blocks(plan.form(8, F16), 8, 1, 2, 8) == 2 * 8 * 4
+    assert [plan.form(lanes).columns for lanes in (1, 2, 3, 8)] == [8, 8, 32, 32]
+    assert [SpanPlan(TYPICAL_CARD, QkvLayout(8, 8, 128), 2).form(lanes).columns for lanes in (1, 8)] == [8, 8]
+    assert (plan.form(2).blocks, plan.form(8).blocks) == (3, 1)
+    assert plan.num_blocks(plan.form(2), 2, 1, 49, 8) == 49 * 8  # a block for each split
+    assert plan.num_blocks(plan.form(8), 8, 1, 49, 8) == TYPICAL_CARD.num_multiprocessors
+    assert plan.num_blocks(plan.form(8), 8, 1, 2, 8) == 2 * 8 * 4
     for head_dim, columns in ((32, 32), (64, 32), (128, 32), (80, 8), (256, 8)):
-        form = SpanPlan(TYPICAL_CARD, QkvLayout(8, 2, head_dim), 2).form(8, F16)
+        form = SpanPlan(TYPICAL_CARD, QkvLayout(8, 2, head_dim), 2).form(8)
         assert form.columns == columns
         assert columns == 8 or form.stages % 4 == 0  # four warps copy, each into its own stages
         assert form.blocks * (form.shared_bytes + 1024) <= TYPICAL_CARD.shared_bytes_per_block + 1024
     small = SpanPlan(replace(TYPICAL_CARD, shared_bytes_per_block=99 * 1024), layout, 2)
-    assert (small.form(8, F16).columns, small.is_possible) == (8, True)
+    assert (small.form(8).columns, small.is_possible) == (8, True)
     assert not SpanPlan(TYPICAL_CARD, layout, 4).is_possible
-    assert (
-        plan.form(8, BF16).columns
-        == SpanPlan(replace(TYPICAL_CARD, can_wgmma=False), layout, 2).form(8, F16).columns
-        == 8
-    )
 
 
 @pytest.mark.cuda
