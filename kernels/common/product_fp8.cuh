@@ -76,8 +76,8 @@ struct Fp8Product {
             float low_scale = scale, high_scale = scale;
             if constexpr (G::IS_GROUPED) {
                 const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
-                low_scale = __fmul_rn(scale, to_float(scales[g]));
-                high_scale = __fmul_rn(scale, to_float(scales[g + 8]));
+                low_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g)]));
+                high_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g + 8)]));
             }
             sums[2 * c] = __fmaf_rn(low_scale, __fadd_rn(d[c][0], d[c][1]), sums[2 * c]);
             sums[2 * c + 1] = __fmaf_rn(high_scale, __fadd_rn(d[c][2], d[c][3]), sums[2 * c + 1]);
