@@ -8,6 +8,9 @@ are as many rows as clients. Prompts are random tokens and differ each time, so 
 half to one and a half times --tokens. `batch` is that command's loop over a scheduler. The first texts of the server
 are compared with what `batch` makes of the same requests.
 
+In life clients run elsewhere. So here they have one half of the processor's cores to themselves, and the server and
+`batch` the other half. Fewer than four cores are shared by all.
+
 The floor of the first tokens is the time in which a scheduler runs a prompt for each client with one new token each;
 "scheduler" are the first tokens of texts that are submitted to it together, "server" those of clients that come
 together.
@@ -42,7 +45,7 @@ from llmcli.batch.run import Progress, run_batch
 from llmcli.checkpoint.random_weights import write_shape
 from llmcli.cli.held_texts import Schemas
 from llmcli.cli.options import SamplerOptions
-from llmcli.cli.run import LoadedRunner, check_run, open_run
+from llmcli.cli.run import LoadedRunner, check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
@@ -56,6 +59,7 @@ from llmcli.serve.front import FrontWork, ServerOptions
 from llmcli.serve.model import ServedModel
 from llmcli.serve.server import Server
 from llmcli.serve.service import Limits
+from scripts.core_halves import core_halves
 from scripts.steady_device import SteadyDevice
 
 CLIENTS_PER_PROCESS = 32
@@ -92,6 +96,7 @@ class Bench:
     num_clients: int
     num_prompt_tokens: int
     hold: Hold
+    client_cores: set[int]
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def bodies(self, count: int, num_tokens: int) -> list[Body]:
@@ -161,7 +166,7 @@ class Bench:
             nonlocal front_seconds
             try:
                 begin = processor_seconds_of_front()
-                for index, answers in enumerate(run_processes(port, shares, self.num_clients)):
+                for index, answers in enumerate(run_processes(port, shares, self.num_clients, self.client_cores)):
                     results[index::num_processes] = answers
                 front_seconds = processor_seconds_of_front() - begin
             finally:
@@ -223,12 +228,13 @@ def processor_seconds_of_front() -> float:
     return time.clock_gettime(~front.pid << 3 | 2)  # as clock_getcpuclockid of the C library: to the nanosecond
 
 
-def run_processes(port: int, shares: Sequence[Sequence[Body]], num_clients: int) -> list[list[Any]]:
-    """Run the clients, and return what each of their processes tells."""
+def run_processes(port: int, shares: Sequence[Sequence[Body]], num_clients: int, cores: set[int]) -> list[list[Any]]:
+    """Run the clients on these cores, and return what each of their processes tells."""
     command = [sys.executable, "-m", "scripts.serve_clients"]
     processes = []
     for index, share in enumerate(shares):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        os.sched_setaffinity(process.pid, cores)
         work = {"port": port, "clients": len(range(index, num_clients, len(shares))), "bodies": share}
         assert process.stdin is not None
         process.stdin.write(json.dumps(work) + "\n")
@@ -265,7 +271,8 @@ def summary(values: Sequence[float]) -> str:
 def measure(bench: Bench, num_texts: int, num_tokens: int, num_rounds: int) -> None:
     """Run both in turns, and print."""
     print(f"{bench.loaded.runner.description}; {bench.num_clients} clients and rows, {num_texts} texts, prompts of "
-          f"{bench.num_prompt_tokens}, {num_tokens} new tokens on average")  # fmt: skip
+          f"{bench.num_prompt_tokens}, {num_tokens} new tokens on average; {len(os.sched_getaffinity(0))} logical "
+          f"processors, and {len(bench.client_cores)} for clients")  # fmt: skip
     bench.batch(bench.bodies(2 * bench.num_clients, WARM_UP_TOKENS))
     begin = time.perf_counter()
     bench.batch([{**body, "max_tokens": 1} for body in bench.bodies(bench.num_clients, 1)])
@@ -329,6 +336,8 @@ def main() -> None:
             parent = options.scratch or Path(scratch)
             model = str(write_model(options.shape, options.format, options.tokenizer, parent))
         context = options.prompt + 2 * options.tokens
+        cores, client_cores = core_halves(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores)
         request = check_run(RunOptions(context=context, draft=options.draft), {}, SamplerOptions(), None)
         run, open_model = open_run(request, model), partial(open_served_model, request, model, None, None, None)
         if options.step_ms is None:
@@ -341,12 +350,17 @@ def main() -> None:
                 step_seconds=options.step_ms / 1e3,
             )
             loaded = LoadedRunner(SteppingRunner(device), 0.0)
-        measure(
-            Bench(open_model(), open_model, loaded, options.clients, options.prompt, Schemas(run.session).hold),
-            options.texts or 3 * options.clients,
-            options.tokens,
-            options.rounds,
+        bench = Bench(
+            open_model(),
+            open_model,
+            loaded,
+            options.clients,
+            options.prompt,
+            Schemas(run.session).hold,
+            client_cores,
         )
+        with loaded_objects_set_aside():
+            measure(bench, options.texts or 3 * options.clients, options.tokens, options.rounds)
 
 
 if __name__ == "__main__":

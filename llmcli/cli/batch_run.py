@@ -19,6 +19,7 @@ from llmcli.cli.batch_report import show_stats
 from llmcli.cli.held_texts import CompletenessNotice
 from llmcli.cli.output.batch import result_json
 from llmcli.cli.progress import progress as draw_progress
+from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.cli.terminal import json_line, terminal
 from llmcli.engine.events import Failed, Finished
 from llmcli.errors import EXIT_INTERRUPTED, FailedLinesError
@@ -45,7 +46,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     terminal.info(f"{counted}, {how}")
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     start_time = time.perf_counter()
-    with _Sink(job) as sink:
+    with _Sink(job) as sink, loaded_objects_set_aside():
 
         def take(task: Task, event: Finished | Failed) -> None:
             seed = run.seed if task.line.seed is None else task.line.seed

@@ -22,7 +22,7 @@ from llmcli.cli.options import (
     chosen_model,
     parse_rows,
 )
-from llmcli.cli.run import check_run, open_run
+from llmcli.cli.run import check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
@@ -82,13 +82,15 @@ def serve(
         with lazy.Server(listener, work) as front:
             runner, _ = run.session.load_runner(run.devices, run.context, num_rows, host_rows=num_rows or HOST_ROWS)
             drafting = run.draft.load(runner, run.devices, run.context)
-            signals = front.run(
-                lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting),
-                Schemas(run.session).hold,
-                log=_log,
-                log_contents=_log_contents,
-                on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),
-            )
+            scheduler = lazy.Scheduler(runner, run.session.tokenizer, drafting=drafting)
+            with loaded_objects_set_aside():
+                signals = front.run(
+                    scheduler,
+                    Schemas(run.session).hold,
+                    log=_log,
+                    log_contents=_log_contents,
+                    on_ready=lambda: terminal.info(_start_line(run.session.name, runner, run.context, address)),
+                )
     if signal.SIGINT in signals:
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -10,27 +10,29 @@ from llmcli.engine.held_guesses import HeldGuesses
 from llmcli.engine.step_masks import StepMasks
 from llmcli.engine.texts import Queued, Text
 from llmcli.errors import LLMCliError
-from llmcli.runners.base import Chosen, Runner, Span
+from llmcli.runners.base import Chosen, Logits, Runner, Span
 
 
 def next_spans(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> list[Span]:
     """The spans that choose the next token of each text, in one step."""
     masks = StepMasks()
+    drafting = drafting if len(texts) <= MAX_DRAFT_ROWS else None
     return [_next_span(runner, text, drafting, len(texts), masks) for text in texts]
 
 
 def _next_span(runner: Runner, text: Text, drafting: Drafting | None, num_rows: int, masks: StepMasks) -> Span:
     assert text.row is not None
     sample = text.sample
-    if text.num_queued == 0 and text.shared is not None:
-        return Span(text.row, logits=text.shared.logits, masks=masks.of(sample))
+    logits: Logits | None = None
+    drafts: tuple[int, ...] = ()
     is_read = 0 < text.num_queued <= len(sample.token_ids)
-    if not is_read:
-        return Span(text.row, masks=masks.of(sample, text.read_ahead))
-    if drafting is None:
-        return Span(text.row, masks=masks.of(sample))
-    drafts = sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
-    return Span(text.row, drafts=drafts, masks=masks.of(sample, drafts=drafts))
+    if text.num_queued == 0 and text.shared is not None:
+        logits = text.shared.logits
+    elif is_read and drafting is not None:
+        drafts = sample.fitting(_drafts(runner, text, text.row, drafting, num_rows))
+    if sample.held_text is None:
+        return Span(text.row, (), "last", logits, drafts)
+    return Span(text.row, (), "last", logits, drafts, masks.of(sample, text.read_ahead, drafts))
 
 
 def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting | None) -> bool:
@@ -40,6 +42,8 @@ def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting |
     """
     if drafting is None:
         return False
+    if len(texts) > MAX_DRAFT_ROWS:
+        return any(one.has_unread_drafts for one in texts)
     waiting = [one.has_unread_drafts or _repeats_itself(runner, one, drafting, len(texts)) for one in texts]
     return any(waiting)
 
@@ -47,7 +51,7 @@ def wait_for_choices(runner: Runner, texts: Sequence[Text], drafting: Drafting |
 def _repeats_itself(runner: Runner, text: Text, drafting: Drafting, num_rows: int) -> bool:
     """Whether drafts would follow the text's tokens, though the next of them is chosen already and not read."""
     sample = text.sample
-    if len(sample.token_ids) >= text.num_queued or num_rows > MAX_DRAFT_ROWS:
+    if len(sample.token_ids) >= text.num_queued:
         return False
     drafts = _text_drafts(text, drafting)  # before the first token: the prompt is looked through while it runs
     most = min(runner.limits.max_drafts, sample.max_tokens - text.num_queued - 1)
@@ -100,11 +104,11 @@ def take_choices(runner: Runner, text: Text, chosen: Chosen, queued: Queued, pla
         logits = queued.step.logits(place, queued.last_tokens[place])
     text.num_queued += len(chosen) - 1
     events: list[Event] = []
-    for number, choice in enumerate(chosen):
+    for number, (token_id, _, mirostat_mu) in enumerate(chosen):
         inspect = None if logits is None else sample.inspection(logits[number])
-        inspection = inspect(choice.token_id) if inspect else None
-        new_text = sample.push(choice.token_id, choice.mirostat_mu)
-        events.append(Token(sample.index, choice.token_id, new_text, inspection, sample.number))
+        inspection = inspect(token_id) if inspect else None
+        new_text = sample.push(token_id, mirostat_mu)
+        events.append(Token(sample.index, token_id, new_text, inspection, sample.number))
         if sample.finish_reason is not None:
             if number + 1 < len(chosen) and text.row is not None:
                 runner.keep(text.row, len(sample.request.prompt_token_ids) + len(sample.token_ids) - 1)

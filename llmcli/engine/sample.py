@@ -47,12 +47,12 @@ class Sample:
         self._stop_strings = StopStrings(request.stop_strings)
         for token_id in request.said:
             self.push(token_id, None)
+        self._first_token_time = 0.0
 
     def push(self, token_id: int, mirostat_mu: float | None) -> str:
         """Take the next token; return the text that it makes certain. Set `finish_reason` if the sample is over."""
         self._last_token_time = time.perf_counter()
-        if len(self.token_ids) <= len(self.request.said):
-            self._first_token_time = self._last_token_time
+        self._first_token_time = self._first_token_time or self._last_token_time
         self.token_ids.append(token_id)
         if self.held_text is not None:
             self.held_text.push(token_id)
@@ -65,10 +65,8 @@ class Sample:
         self.text += text
         if is_stopped:
             self.finish_reason = "stop"
-        elif len(self.token_ids) == self.request.max_new_tokens:
-            self.finish_reason = "length"
         elif len(self.token_ids) == self.max_tokens:
-            self.finish_reason = "context"
+            self.finish_reason = "length" if self.max_tokens == self.request.max_new_tokens else "context"
         return text
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:

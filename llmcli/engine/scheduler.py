@@ -264,7 +264,7 @@ class Scheduler:
             else:
                 owner.take_queued(step, 0)
                 insort(self._running, owner)
-                self._queued.append(Queued(step, [(0, owner, owner.turn)], [len(span.token_ids) - 1], []))
+                self._queued.append(Queued(step, [(owner, owner.turn)], [len(span.token_ids) - 1], []))
                 if not owner.sample.token_ids:
                     owner.sample.prefill_tokens = fill.num_computed
                     if not self.runner.limits.works_ahead:
@@ -296,9 +296,9 @@ class Scheduler:
         step = self.runner.queue(spans)
         for place, (text, span) in enumerate(zip(ready, spans, strict=True)):
             text.take_queued(step, place, has_drafts=bool(span.drafts))
-        places = [(place, text, text.turn) for place, text in enumerate(ready)]
+        turns = [(text, text.turn) for text in ready]
         drafts, begun = sum(len(span.drafts) for span in spans), start_time if is_timed else None
-        self._queued.append(Queued(step, places, [0] * len(ready), self._filled, drafts, begun))
+        self._queued.append(Queued(step, turns, [0] * len(ready), self._filled, drafts, begun))
         self._filled = []
         self._close_prompts(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
@@ -328,10 +328,10 @@ class Scheduler:
         for step, num_tokens in queued.fills:
             self._budget.learn(num_tokens, step.prompt_seconds())
         with interrupts_held_back():
-            for place, text, turn in queued.texts:
-                if text.turn == turn and text.row is not None:
-                    events += take_choices(self.runner, text, chosen[place], queued, place)
-                    if text.sample.finish_reason is not None or isinstance(events[-1], Failed):
+            for place, ((text, turn), of_text) in enumerate(zip(queued.texts, chosen, strict=True)):
+                if text.turn == turn:  # it still has the row
+                    events += take_choices(self.runner, text, of_text, queued, place)
+                    if text.sample.finish_reason is not None or isinstance(of_text, LLMCliError):
                         self._end(text, events)
 
     def _end(self, text: Text, events: list[Event]) -> None:

@@ -101,10 +101,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Queued:
-    """A queued step, and the texts that it chooses for, each with the place of its span."""
+    """A queued step, and the texts that it chooses for."""
 
     step: Step
-    texts: Sequence[tuple[int, Text, int]]  # place, text, the text's turn
+    texts: Sequence[tuple[Text, int]]  # of each span: the text, and its turn
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
     num_drafts: int = 0

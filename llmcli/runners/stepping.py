@@ -24,8 +24,9 @@ class _Row:
     prompt: list[int]
     num_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    known_token_ids: list[int] = field(default_factory=list)  # its first tokens, as far as the host has seen them
-    chosen_token_id: int | None = None  # what the last span chose, if the host has seen it
+    # Its first tokens, as far as the host has seen them. Behind all of them comes what the last span chose, once seen.
+    seen_token_ids: list[int] = field(default_factory=list)
+    num_writable: int = 0  # tokens up to which it may write: it has the pages, alone from its end on; 0 if not known
     num_indexed: int = 0  # pages that were offered to the prompt index
     is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
     num_changes: int = 0  # counts roll-backs, to tell steps that were queued before them
@@ -33,27 +34,22 @@ class _Row:
 
     def take(self, work: Work) -> None:
         """Add the tokens of a queued span, without its drafts."""
-        if len(self.known_token_ids) == self.num_tokens:
-            if work.token_ids:
-                self.known_token_ids += work.token_ids
-            elif work.num_tokens and self.chosen_token_id is not None:
-                self.known_token_ids.append(self.chosen_token_id)
-        self.chosen_token_id = None
-        self.num_tokens += work.num_tokens - len(work.drafts)
+        if (work.token_ids or work.logits is not None) and len(self.seen_token_ids) >= self.num_tokens:
+            self.seen_token_ids[self.num_tokens :] = work.token_ids  # in place of what was chosen
+        if work.logits is None:
+            self.num_tokens += len(work.token_ids) or 1
         self.has_unread_drafts = bool(work.drafts)
 
     def keep_drafts(self, token_ids: Sequence[int]) -> None:
         """Add the drafts that equal what was chosen."""
         self.has_unread_drafts = False
-        self.known_token_ids += token_ids
+        self.seen_token_ids += token_ids
         self.num_tokens += len(token_ids)
 
     def learn(self, token_id: int, place: int) -> None:
         """Note the token that was chosen behind the first `place` tokens. The row may hold it already."""
-        if len(self.known_token_ids) == place < self.num_tokens:
-            self.known_token_ids.append(token_id)
-        elif place == self.num_tokens:
-            self.chosen_token_id = token_id
+        if len(self.seen_token_ids) == place:
+            self.seen_token_ids.append(token_id)
 
 
 class _Ran(NamedTuple):
@@ -100,7 +96,7 @@ class SteppingRunner:
                     row.num_tokens = self._device.cut(row.num_tokens, len(prompt))
                 row.pages = found[: -(-row.num_tokens // PAGE_TOKENS)]
                 row.num_indexed = row.num_tokens // PAGE_TOKENS
-                row.known_token_ids = token_ids[: row.num_tokens]
+                row.seen_token_ids = token_ids[: row.num_tokens]
                 if sampler is not None and row.slot is not None:
                     self._device.set_slot(row.slot, sampler, token_ids)
             except BaseException:
@@ -113,11 +109,11 @@ class SteppingRunner:
     def fork(self, row: int, num_tokens: int, sampler: Sampler | None = None) -> int:
         """Open a row that shares the first tokens of another one; see `Runner.fork`."""
         origin = self._rows[row]
-        if not 0 < num_tokens <= min(origin.num_tokens, len(origin.known_token_ids)):
+        if not 0 < num_tokens <= min(origin.num_tokens, len(origin.seen_token_ids)):
             raise ValueError(f"fork of {num_tokens} of {origin.num_tokens} tokens")
         with interrupts_held_back():
-            token_ids = origin.known_token_ids[:num_tokens]
-            new = _Row(self._take_slot(sampler), origin.prompt[:num_tokens], num_tokens, known_token_ids=token_ids)
+            token_ids = origin.seen_token_ids[:num_tokens]
+            new = _Row(self._take_slot(sampler), origin.prompt[:num_tokens], num_tokens, seen_token_ids=token_ids)
             new.is_mixed = origin.is_mixed or num_tokens < len(origin.prompt)
             try:
                 if sampler is not None and new.slot is not None:
@@ -129,6 +125,7 @@ class SteppingRunner:
             new.num_indexed = min(origin.num_indexed, num_tokens // PAGE_TOKENS)
             for page in new.pages:
                 self._pool.hold(page)
+            origin.num_writable = 0
             return self._add(new)
 
     def change_prompt(self, row: int, prompt: Sequence[int], sampler: Sampler | None = None) -> None:
@@ -140,7 +137,8 @@ class SteppingRunner:
                 raise ValueError("a row keeps its place among those that choose, or stays without one")
             if sampler is not None and this.slot is not None:
                 self._device.set_slot(this.slot, sampler, list(prompt))
-            self._shorten(this, min(common_prefix(this.known_token_ids, prompt), len(prompt) - 1))
+            num_common = common_prefix(this.seen_token_ids, prompt)
+            self._shorten(this, min(num_common, this.num_tokens, len(prompt) - 1))
             this.prompt = list(prompt)
             this.is_mixed = True  # an answer's tokens have other bits than a prompt's
 
@@ -162,7 +160,8 @@ class SteppingRunner:
     def offer(self, row: int) -> None:
         """Let later rows find the full pages of the row's prompt and answer; see `Runner.offer`."""
         with interrupts_held_back():
-            self._offer_pages(self._rows[row], len(self._rows[row].known_token_ids))
+            this = self._rows[row]
+            self._offer_pages(this, min(this.num_tokens, len(this.seen_token_ids)))
 
     def close(self, row: int) -> None:
         """Give the row's pages and its place back."""
@@ -173,7 +172,8 @@ class SteppingRunner:
 
     def token_ids(self, row: int) -> Sequence[int]:
         """The row's first tokens, as far as the host has seen them."""
-        return self._rows[row].known_token_ids
+        this = self._rows[row]
+        return this.seen_token_ids[: this.num_tokens]
 
     def num_tokens(self, row: int) -> int:
         """Tokens that the row holds, or that a queued step runs in it."""
@@ -186,24 +186,25 @@ class SteppingRunner:
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; see `Runner.reserve`."""
+        this = self._rows[row]
+        if num_tokens <= this.num_writable or num_tokens <= this.num_tokens:
+            return True
         if num_tokens > self.limits.max_seq_len:
             raise ValueError(f"a row has room for {self.limits.max_seq_len} tokens, not for {num_tokens}")
-        this = self._rows[row]
         num_new = max(-(-num_tokens // PAGE_TOKENS) - len(this.pages), 0)
-        copies_last = self._writes_into_shared_page(this, num_tokens)
-        if num_new == 0 and not copies_last:
-            return True
+        copies_last = self._ends_in_shared_page(this)
         with interrupts_held_back():
             while self._pool.num_free < num_new + copies_last:
                 if not self._index.give_up_one():
                     return False
-            if copies_last and self._writes_into_shared_page(this, num_tokens):
+            if copies_last and self._ends_in_shared_page(this):
                 place = this.num_tokens // PAGE_TOKENS
                 shared, own = this.pages[place], self._pool.take()
                 self._device.copy_page(shared, own)
                 self._pool.release(shared)
                 this.pages[place] = own
             this.pages += [self._pool.take() for _ in range(num_new)]
+            this.num_writable = min(len(this.pages) * PAGE_TOKENS, self.limits.max_seq_len)
             return True
 
     def queue(self, spans: Sequence[Span]) -> Step:
@@ -213,11 +214,7 @@ class SteppingRunner:
         works = [self._work(span) for span in spans]
         step = self._device.run(works)
         with interrupts_held_back():
-            ran = []
-            for span, work in zip(spans, works, strict=True):
-                row = self._take(span, work)
-                ran.append(_Ran(row, row.num_tokens, row.num_changes, bool(work.drafts)))
-            return _SteppingStep(step, ran)
+            return _SteppingStep(step, [self._take(span, work) for span, work in zip(spans, works, strict=True)])
 
     def hidden_states(self, span: Span, inputs: HiddenStates | None = None) -> HiddenStates:
         """Run a span and return the hidden states between its layers; see `Runner.hidden_states`."""
@@ -229,12 +226,13 @@ class SteppingRunner:
             self._take(span, work)
         return states
 
-    def _take(self, span: Span, work: Work) -> _Row:
-        """Add the tokens of a queued span to its row, and return the row."""
+    def _take(self, span: Span, work: Work) -> _Ran:
+        """Add the tokens of a queued span to its row."""
         row = self._rows[span.row]
         row.take(work)
-        self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
-        return row
+        if work.token_ids:  # those of a prompt are always named
+            self._offer_pages(row, min(row.num_tokens, len(row.prompt)))
+        return _Ran(row, row.num_tokens, row.num_changes, row.has_unread_drafts)
 
     def _work(self, span: Span) -> Work:
         row = self._rows[span.row]
@@ -246,36 +244,27 @@ class SteppingRunner:
             self._check_drafts(row, span)
         if span.masks is not None and not self.limits.takes_masks:
             raise ValueError("this runner takes no masks")
-        work = Work(
-            slot=row.slot,
-            pages=row.pages,
-            position=row.num_tokens,
-            token_ids=span.token_ids,
-            method=SINGLE,
-            choose=span.choose,
-            logits=span.logits,
-            drafts=span.drafts,
-            masks=span.masks,
-        )
-        end = row.num_tokens + work.num_tokens
-        if span.logits is None and row.num_tokens < len(row.prompt):
-            if end > len(row.prompt) or list(span.token_ids) != row.prompt[row.num_tokens : end]:
+        method, begin, num_prompt = SINGLE, row.num_tokens, len(row.prompt)
+        num_tokens = 0 if span.logits is not None else (len(span.token_ids) or 1) + len(span.drafts)
+        end = begin + num_tokens
+        if num_tokens and begin < num_prompt:
+            if end > num_prompt or list(span.token_ids) != row.prompt[begin:end]:
                 raise ValueError("the span is not what comes next in the row's prompt")
-            if end != self._device.span_end(row.num_tokens, work.num_tokens, len(row.prompt)):
-                raise ValueError(f"a prompt of {len(row.prompt)} tokens may not be cut at {end}")
-            work = work._replace(method=self._device.method(row.num_tokens, len(row.prompt)))
-        elif work.num_tokens > MAX_SPAN:
-            raise ValueError(f"a span of {work.num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
-        else:
+            if end != self._device.span_end(begin, num_tokens, num_prompt):
+                raise ValueError(f"a prompt of {num_prompt} tokens may not be cut at {end}")
+            method = self._device.method(begin, num_prompt)
+        elif num_tokens > MAX_SPAN:
+            raise ValueError(f"a span of {num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
+        elif span.token_ids:
             self._check_ids(span.token_ids)
         if not self.reserve(span.row, end):
             raise ValueError(f"no page is free for row {span.row}")
-        return work
+        return Work(row.slot, row.pages, begin, span.token_ids, method, *span[2:])
 
     def _check_drafts(self, row: _Row, span: Span) -> None:
         if span.token_ids or span.logits is not None or span.choose != "last":
             raise ValueError("drafts follow the token that the row chose last, and the last one's successor is chosen")
-        if row.chosen_token_id is None:
+        if len(row.seen_token_ids) <= row.num_tokens:
             raise ValueError("drafts follow a choice that has been read")
         if len(span.drafts) > self.limits.max_drafts:
             raise ValueError(f"a span of {len(span.drafts)} drafts, {self.limits.max_drafts} is the most")
@@ -285,7 +274,7 @@ class SteppingRunner:
         """Let other rows find the full pages among the row's first tokens."""
         num_full = num_tokens // PAGE_TOKENS
         if num_full > row.num_indexed and not row.is_mixed:
-            stamps = self._stamps(row.known_token_ids[: num_full * PAGE_TOKENS], len(row.prompt))
+            stamps = self._stamps(row.seen_token_ids[: num_full * PAGE_TOKENS], len(row.prompt))
             found = self._index.add(stamps, row.pages[:num_full])
             for page in found:
                 self._pool.hold(page)
@@ -302,10 +291,10 @@ class SteppingRunner:
             stamps += [token_id + method for token_id in token_ids[begin : min(begin + PAGE_TOKENS, prompt_len)]]
         return [*stamps, *(token_id + vocab_size * SINGLE for token_id in token_ids[prompt_len:])]
 
-    def _writes_into_shared_page(self, row: _Row, num_tokens: int) -> bool:
+    def _ends_in_shared_page(self, row: _Row) -> bool:
+        """Whether the row's next token goes into a page that others hold."""
         place = row.num_tokens // PAGE_TOKENS
-        is_written = num_tokens > row.num_tokens and place < len(row.pages)
-        return is_written and self._pool.num_holders(row.pages[place]) > 1
+        return place < len(row.pages) and self._pool.num_holders(row.pages[place]) > 1
 
     def _shorten(self, row: _Row, num_tokens: int) -> None:
         num_pages = -(-num_tokens // PAGE_TOKENS)
@@ -314,10 +303,10 @@ class SteppingRunner:
         row.pages = row.pages[:num_pages]
         row.num_tokens = num_tokens
         row.num_changes += 1
-        row.chosen_token_id = None
+        row.num_writable = 0
         row.has_unread_drafts = False
         row.num_indexed = min(row.num_indexed, num_tokens // PAGE_TOKENS)
-        del row.known_token_ids[num_tokens:]
+        del row.seen_token_ids[num_tokens:]
 
     def _add(self, row: _Row) -> int:
         self._next_row += 1

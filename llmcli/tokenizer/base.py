@@ -4,6 +4,7 @@ Refuses text that has no UTF-8 form. How text is cut into tokens is left to the 
 """
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
 
 from llmcli.errors import TokenizerError, UsageError
@@ -11,7 +12,7 @@ from llmcli.tokenizer.settings import MAX_TOKEN_ID, TokenizerSettings
 
 
 class Tokenizer(ABC):
-    """Turns text into token ids and token ids into bytes. It holds no state between calls.
+    """Turns text into token ids and token ids into bytes. No call changes what another one gives.
 
     `vocab_size` is one more than the highest token id. `special_token_ids` are never shown in output.
     `strips_leading_space` says that a text decodes without the first space of its first token, because the encoder
@@ -87,6 +88,20 @@ class Tokenizer(ABC):
 
         Models pad their embedding, so such ids do occur.
         """
+
+    def token_text(self, token_id: int) -> str | None:
+        """What a token adds to decoded text if its bytes are whole characters, else None. It is worked out once."""
+        texts = self._texts
+        if token_id not in texts:
+            try:
+                texts[token_id] = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                texts[token_id] = None
+        return texts[token_id]
+
+    @cached_property
+    def _texts(self) -> dict[int, str | None]:
+        return {}
 
     def _checked_vocab_size(self, size: int) -> int:
         """Raises: TokenizerError for a vocabulary so large that a loop over its ids would not end."""

@@ -19,11 +19,16 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, *, at_start: bool) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_within_character = False
         self._strips_next_space = at_start and tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" if its bytes end within a character."""
-        return self._strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        text = None if self._is_within_character else self._tokenizer.token_text(token_id)
+        if text is None:
+            text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+            self._is_within_character = bool(self._utf8.getstate()[0])
+        return self._strip(text) if self._strips_next_space else text
 
     def flush(self) -> str:
         """The rest, at the end of the tokens: a replacement character if a character was left incomplete."""

@@ -7,7 +7,7 @@ What kernels do inside, alignment and timing it does not show: tests/kernels and
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -142,6 +142,9 @@ class SimulatedSampler:
         for slot, mask in masks.items():
             self.allow(slot, mask)
 
+    def allow_any(self, slots: Sequence[int]) -> None:
+        self._masks.update(dict.fromkeys(slots))
+
     def num_runs(self, slot: int) -> int:
         return self._num_counted[slot]
 
@@ -194,6 +197,9 @@ class SimulatedSampler:
         if isinstance(result, LLMCliError):
             raise result
         return result
+
+    def choices(self, runs: Sequence[tuple[int, int, int]]) -> list[Choice | LLMCliError]:
+        return [self._results[slot, run] for slot, run, _ in runs]
 
 
 def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> SimulatedDevice:

@@ -78,7 +78,7 @@ def test_masks_of_slots_side_by_side_go_together():
     sampler = object.__new__(sampling.DeviceSampler)
     layout = sampler._layout = sampling.RowLayout(100)
     state = sampler._state = np.zeros((9, layout.row_bytes), np.uint8)
-    sampler._mailbox, sampler._uses_mask = Mailbox(), [False] * 9
+    sampler._mailbox, sampler._masked = Mailbox(), set()
     masks = {slot: np.random.default_rng(slot).integers(1, 2**32, 4, np.uint32) for slot in (7, 0, 1, 2, 5, 8)}
     sampler.allow_all(masks)
     sampler.allow(5, None)

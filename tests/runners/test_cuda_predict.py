@@ -79,6 +79,8 @@ class CountingSampler:
     def allow(self, slot: int, mask: Any) -> None:
         assert mask is None  # no text here is held to a schema
 
+    def allow_any(self, slots: Any) -> None: ...
+
     def count_run(self, slot: int) -> int:
         return 1
 

@@ -221,3 +221,27 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
         history.append(choice.token_id)
     device.synchronize()
     assert rows.positions.get().tolist() == [200, 200]
+
+
+def test_choices_of_many_runs_are_read_together(monkeypatch):
+    """Late ones are waited for; a failed one leaves its error; a slot with mirostat tells its mu."""
+    sampler = object.__new__(sampling.DeviceSampler)
+    sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
+    sampler._has_mu = np.array([False, True, False, False])
+    runs = [sampling.Run(slot, number, 5) for slot, number in ((2, 40), (0, 7), (1, 2**31 + 3), (3, 9), (2, 41))]
+    words = [123, 2**31 - 1, 77, sampling.IS_PROBLEM | 3, 5]
+    late = list(zip(runs, words, strict=True))
+
+    def arrive(_):
+        (slot, number, _), word = late.pop(0)
+        sampler._results[slot, :, number % NUM_RESULTS] = number << 32 | word, np.float64(1.5 + slot).view(np.uint64)
+
+    arrive(0)
+    sampler._results[0, 0, 7] = 6 << 32 | 1  # what the slot's run before has left
+    monkeypatch.setattr(sampling.time, "sleep", arrive)
+    choices = sampler.choices(runs)
+    with pytest.raises(CheckpointError) as error:
+        sampling.raise_problem(3, 5)
+    assert str(choices.pop(3)) == str(error.value)
+    assert choices == [(123, None, None), (2**31 - 1, None, None), (77, None, 2.5), (5, None, None)]
+    assert sampler.choices([]) == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import LLMCliError
 from llmcli.kernels.device import Moment
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
@@ -16,7 +17,7 @@ from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_draft
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.products import WAYS, way_of
-from llmcli.runners.cuda.sampling import DeviceSampler
+from llmcli.runners.cuda.sampling import DeviceSampler, Run
 from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
 from llmcli.runners.interrupts import interrupts_held_back
@@ -64,6 +65,7 @@ class CudaDevice:
         self._mailbox = mailbox
         self._is_free = is_free
         self._tables: list[list[int]] = [[] for _ in range(limits.num_rows)]  # each slot's pages, as the card has them
+        self._no_masks = StepMasks(None, self.config.vocab_size)
         self._drafted: dict[int, DraftChoices] = {}  # each slot's latest, if its latest run had drafts
 
     def method(self, position: int, prompt_len: int) -> int:
@@ -122,24 +124,26 @@ class CudaDevice:
 
     def _run(self, works: Sequence[Work]) -> CudaStep:
         self.num_steps += 1
-        runs: list[list[tuple[int, int, int]]] = [[] for _ in works]
-        masks = [StepMasks(work, self.config.vocab_size) for work in works]
+        runs: list[Sequence[Run]] = [()] * len(works)
+        masks = [self._masks_of(work) for work in works]
         # Sorted by slot: the lanes then change only when rows join or leave.
         lanes = [place for place, work in enumerate(works) if _is_lane(work)]
+        others = sorted(set(range(len(works))).difference(lanes))
         lanes.sort(key=lambda place: works[place].slot or 0)
         lanes, passes = with_drafts(works, lanes)
         if lanes:
             self._run_lanes([works[place] for place in lanes], [masks[place] for place in lanes])
             for place in lanes:
-                runs[place].append(self._count_run(works[place], works[place].position + 1))
-        for place, work in enumerate(works):
+                runs[place] = (self._count_run(works[place], works[place].position + 1),)
+        for place in others:
+            work = works[place]
             if work.logits is not None:
                 self._choose_from(work, work.logits, masks[place])
-                runs[place].append(self._count_run(work, work.position))
+                runs[place] = (self._count_run(work, work.position),)
         drafted: dict[int, DraftChoices] = {}
         for places in passes:
             drafted |= self._run_drafts({place: works[place] for place in places}, masks)
-        spans = [place for place, work in enumerate(works) if _is_span(work)]
+        spans = [place for place in others if works[place].logits is None and not works[place].drafts]
         if not spans:  # a moment takes the host some microseconds, and decoding is not timed
             return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], None, None, self.num_steps)
         begin = self._forward.device.now()
@@ -151,13 +155,11 @@ class CudaDevice:
     def _run_lanes(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         slots = [self._prepare_slot(work) for work in works]
         held = [work.masks is not None for work in works]
-        for slot, is_held in zip(slots, held, strict=True):
-            if not is_held:
-                self._sampler.allow(slot, None)
+        self._sampler.allow_any([slot for slot, is_held in zip(slots, held, strict=True) if not is_held])
         self._lanes.queue(slots, [work.position for work in works], held)
-        made = {slot: one.mask(0) for slot, one in zip(slots, masks, strict=True)}  # the card works meanwhile
-        if of_held := {slot: mask for slot, mask in made.items() if mask is not None}:
-            self._sampler.allow_all(of_held)
+        if any(held):
+            made = {slot: one.mask(0) for slot, one in zip(slots, masks, strict=True)}  # the card works meanwhile
+            self._sampler.allow_all({slot: mask for slot, mask in made.items() if mask is not None})
             self._lanes.choose_held()
 
     def _run_drafts(self, works: Mapping[int, Work], masks: Sequence[StepMasks]) -> dict[int, DraftChoices]:
@@ -173,14 +175,18 @@ class CudaDevice:
         """Let a slot have its pages, and the token that runs next; returns the slot."""
         assert work.slot is not None
         self._count_drafted(work.slot)
-        self._send_table(work.slot, work.pages)
+        if self._tables[work.slot] != work.pages:
+            self._send_table(work.slot, work.pages)
         if work.token_ids:
             token_ids = np.array(work.token_ids, np.int32)
             self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
             self._send_history(work.slot, work.position, work.token_ids)
         return work.slot
 
-    def _run_span(self, work: Work, masks: StepMasks) -> list[tuple[int, int, int]]:
+    def _masks_of(self, work: Work) -> StepMasks:
+        return self._no_masks if work.masks is None else StepMasks(work.masks, self.config.vocab_size)
+
+    def _run_span(self, work: Work, masks: StepMasks) -> list[Run]:
         """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
         workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
         for _ in self._span_by_layer(work):
@@ -229,6 +235,7 @@ class CudaDevice:
     def _sample(self, work: Work, logits: Any, positions: Any, mask: TokenMask | None) -> None:
         assert work.slot is not None
         workspace = self._workspace
+        self._count_drafted(work.slot)
         self._sampler.allow(work.slot, mask)
         self._sampler.enqueue(
             logits=logits,
@@ -244,15 +251,13 @@ class CudaDevice:
         if drafted is not None:
             drafted.read()
 
-    def _count_run(self, work: Work, position: int) -> tuple[int, int, int]:
+    def _count_run(self, work: Work, position: int) -> Run:
         assert work.slot is not None
-        self._count_drafted(work.slot)
-        return work.slot, self._sampler.count_run(work.slot), position
+        return Run(work.slot, self._sampler.count_run(work.slot), position)
 
     def _send_table(self, slot: int, pages: Sequence[int]) -> None:
-        if self._tables[slot] != pages:
-            self._tables[slot] = list(pages)
-            self._mailbox.send(self._workspace.page_table[slot, : len(pages)], np.array(pages, np.int32))
+        self._tables[slot] = list(pages)
+        self._mailbox.send(self._workspace.page_table[slot, : len(pages)], np.array(pages, np.int32))
 
     def _send_history(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
         place = self._workspace.history[slot, position : position + len(token_ids)]
@@ -263,13 +268,15 @@ class CudaDevice:
 
     # Called by CudaStep to read results
 
-    def read_choices(self, runs: Sequence[tuple[int, int, int]]) -> Chosen:
-        """The choices of these sampler runs, or the error of the first one that failed."""
-        try:
-            return tuple(self._sampler.choice(slot, run, position) for slot, run, position in runs)
-        except (CheckpointError, UsageError) as error:
+    def read_choices(self, runs: Sequence[Sequence[Run]]) -> list[Chosen]:
+        """The choices of each work's sampler runs, or the error of its first one that failed."""
+        found = self._sampler.choices([run for of_work in runs for run in of_work])
+        rest = iter(found)
+        chosen: list[Any] = [tuple(islice(rest, len(of_work))) for of_work in runs]
+        if any(isinstance(one, LLMCliError) for one in found):
             self._lanes.forget_positions()
-            return error
+            chosen = [next((one for one in of_work if isinstance(one, LLMCliError)), of_work) for of_work in chosen]
+        return chosen
 
     def wait(self) -> None:
         """Wait for all queued work."""
@@ -295,7 +302,7 @@ class CudaStep:
         self,
         device: CudaDevice,
         works: Sequence[Work],
-        runs: Sequence[Sequence[tuple[int, int, int]]],
+        runs: Sequence[Sequence[Run]],
         drafted: Mapping[int, DraftChoices],
         masks: Sequence[StepMasks],
         lanes: Sequence[int],
@@ -306,7 +313,7 @@ class CudaStep:
     ):
         """What was queued.
 
-        `runs`: each work's sampler runs (slot, number, position); `drafted`: the choices of those with drafts, by
+        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by
         place. `lanes`: places of the works that are lanes; `last_pass`: those of the last pass with drafts, if nothing
         has run behind it. `timed`: the moments before and behind all other spans; None if there are none.
         """
@@ -327,10 +334,9 @@ class CudaStep:
         if not any(self._runs) and not self._drafted:
             self._device.wait()
         if self._chosen is None:
-            chosen = [
-                self._drafted[place].read() if place in self._drafted else self._device.read_choices(runs)
-                for place, runs in enumerate(self._runs)
-            ]
+            chosen = self._device.read_choices(self._runs)
+            for place, drafted in self._drafted.items():
+                chosen[place] = drafted.read()
             self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
         return self._chosen
 
@@ -362,8 +368,3 @@ def _is_lane(work: Work) -> bool:
     if work.slot is None or work.logits is not None or work.choose == "none":
         return False
     return len(work.token_ids) <= 1 and not work.drafts and work.method == SINGLE
-
-
-def _is_span(work: Work) -> bool:
-    """Whether a work runs by itself."""
-    return work.logits is None and not work.drafts and not _is_lane(work)

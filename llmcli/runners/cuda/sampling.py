@@ -8,15 +8,15 @@ token's mu as `Sampler.mirostat_mu`.
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.errors import DeviceError
+from llmcli.errors import CheckpointError, DeviceError, LLMCliError, UsageError
 from llmcli.kernels.device import Device, device_errors
 from llmcli.kernels.sample_token import IS_PROBLEM, NUM_RESULTS, SPEC, RowLayout, sample_token
 from llmcli.runners.cuda.arena import Mailbox, allocate
@@ -29,6 +29,14 @@ from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit
 from llmcli.sampling.sampler import Sampler
 
 _POLLS_BETWEEN_CHECKS = 10_000
+
+
+class Run(NamedTuple):
+    """A run of a slot's sampler: its number, and the position of the token that it chooses, for messages."""
+
+    slot: int
+    number: int
+    position: int
 
 
 class DeviceSampler:
@@ -47,8 +55,8 @@ class DeviceSampler:
             self._state.data.memset_async(0, self._state.nbytes, device.stream)
             self._results, self._results_on_card = _allocate_results(device, num_rows)
         self._mailbox = mailbox
-        self._has_mu = [False] * num_rows
-        self._uses_mask = [False] * num_rows  # as each slot's header has it
+        self._has_mu = np.zeros(num_rows, np.bool_)
+        self._masked: set[int] = set()  # slots that use their masks, as their headers have it
         self._num_runs = [0] * num_rows
         self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
 
@@ -67,23 +75,29 @@ class DeviceSampler:
         for start, values in packed.places(self._layout):
             self._mailbox.send(self._state[slot, start : start + values.nbytes], values)
         self._has_mu[slot] = sampler.params.mirostat_tau != 0 and sampler.params.temperature > 0
-        self._uses_mask[slot] = False
+        self._masked.discard(slot)
 
     def allow(self, slot: int, mask: TokenMask | None) -> None:
         """Let a slot choose what the mask allows, from its next run on; without one any token.
 
         The mask is copied behind all queued work, so the card has it once it needs it.
         """
-        if mask is not None:
+        if mask is None:
+            self.allow_any([slot])
+        else:
             self.allow_all({slot: mask})
-        elif self._uses_mask[slot]:
+
+    def allow_any(self, slots: Sequence[int]) -> None:
+        """Let each slot choose any token, from its next run on."""
+        for slot in sorted(self._masked.intersection(slots)):
             self._send_use(slot, uses_mask=False)
+            self._masked.remove(slot)
 
     def allow_all(self, masks: Mapping[int, TokenMask]) -> None:
         """Let each slot choose what its mask allows, as `allow` does. Slots side by side have one copy."""
-        for slot in masks:
-            if not self._uses_mask[slot]:
-                self._send_use(slot, uses_mask=True)
+        for slot in sorted(masks.keys() - self._masked):
+            self._send_use(slot, uses_mask=True)
+            self._masked.add(slot)
         places = slice(self._layout.mask_start, self._layout.mask_start + mask_words(self._layout.vocab_size) * 4)
         slots = sorted(masks)
         # Slots side by side have the same distance from their index.
@@ -94,7 +108,6 @@ class DeviceSampler:
     def _send_use(self, slot: int, *, uses_mask: bool) -> None:
         start, flag = self._layout.uses_mask_start, np.array([uses_mask], np.int32)
         self._mailbox.send(self._state[slot, start : start + flag.nbytes], flag)
-        self._uses_mask[slot] = uses_mask
 
     def num_runs(self, slot: int) -> int:
         """The number of a slot's latest run that has been counted."""
@@ -113,6 +126,27 @@ class DeviceSampler:
         token_id = self.wait(slot, run, position)
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
+
+    def choices(self, runs: Sequence[Run]) -> list[Choice | LLMCliError]:
+        """Wait for the choices of runs; in place of one that failed comes its error, as of `choice`.
+
+        A step has many. They are read together: one by one they would take the host longer than the rest of a step.
+        Raises: DeviceError if the card failed
+        """
+        slots, numbers, _ = np.fromiter(chain.from_iterable(runs), np.int64, 3 * len(runs)).reshape(-1, 3).T
+        places, expected = (slots, 0, numbers % NUM_RESULTS), numbers.astype(np.uint64)
+        words = self._results[places]
+        while len(late := np.flatnonzero(words >> np.uint64(32) != expected)):
+            self._wait_for(*runs[late[-1]][:2])
+            words = self._results[places]
+        tokens = (words & np.uint64(0xFFFFFFFF)).tolist()
+        choices: list[Choice | LLMCliError] = [Choice(token_id, None, None) for token_id in tokens]
+        for place in np.flatnonzero((words & np.uint64(IS_PROBLEM) != 0) | self._has_mu[slots]).tolist():
+            try:
+                choices[place] = self.choice(*runs[place])
+            except (CheckpointError, UsageError) as error:
+                choices[place] = error
+        return choices
 
     def enqueue(
         self,
@@ -140,16 +174,19 @@ class DeviceSampler:
 
         Raises: as `choice`
         """
+        self._wait_for(slot, run)
+        word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
+        if word & IS_PROBLEM:
+            raise_problem(word & ~IS_PROBLEM, position)
+        return word
+
+    def _wait_for(self, slot: int, run: int) -> None:
         polls = 0
         while not self.has_result(slot, run):
             polls += 1
             if polls % _POLLS_BETWEEN_CHECKS == 0:
                 self._check_alive(slot, run)
             time.sleep(0)
-        word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
-        if word & IS_PROBLEM:
-            raise_problem(word & ~IS_PROBLEM, position)
-        return word
 
     def _check_alive(self, slot: int, run: int) -> None:
         with device_errors():

@@ -4,19 +4,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import LLMCliError
-from llmcli.runners.step_device import Work
+from llmcli.runners.base import Masks
 from llmcli.sampling.mask import TokenMask, mask_words
 
 
 class StepMasks:
-    """The masks of a work's choices. They are made once they are asked for: the card then works on the step.
+    """The masks of a work's choices; None for a work without. They are made once asked for: the card works meanwhile.
 
     Attributes: error: what they raised; then no choice is allowed anything
     """
 
-    def __init__(self, work: Work, vocab_size: int):
+    def __init__(self, masks: Masks | None, vocab_size: int):
         self.error: LLMCliError | None = None
-        self._make = work.masks
+        self._make = masks
         self._masks: NDArray[np.uint32] | None = None
         self._num_words = mask_words(vocab_size)
 

@@ -1,0 +1,32 @@
+"""While many rows run, Python's collector leaves alone what was loaded before; afterwards it looks at all again."""
+
+import gc
+import weakref
+from contextlib import suppress
+
+from llmcli.cli.run import loaded_objects_set_aside
+
+
+class Ring:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_loaded_is_passed_by_and_no_garbage_is_kept() -> None:
+    unused = weakref.ref(Ring())
+    loaded = Ring()
+    with loaded_objects_set_aside():
+        assert unused() is None
+        later = weakref.ref(Ring())
+        assert all(one is not loaded for one in gc.get_objects())
+        gc.collect()
+        assert later() is None
+    assert any(one is loaded for one in gc.get_objects())
+
+
+def test_an_interrupt_ends_it() -> None:
+    with suppress(KeyboardInterrupt), loaded_objects_set_aside():
+        raise KeyboardInterrupt
+    assert gc.get_freeze_count() == 0
