@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
 from llmcli.sampling.mask import mask_words
-from llmcli.schema.side_by_side import run_side_by_side
 from llmcli.tokenizer.pieces import TokenPieces
 
 _END = b"\xff<end>"  # the first byte says that a token is no text
@@ -176,12 +175,13 @@ class Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:
-        """`fill_mask` for many, side by side in threads; those that cannot have an error then.
+        """`fill_mask` for many, one after the other; those that cannot have an error then.
 
         Shapes: masks [matchers, num_words of their tokens], contiguous
         """
         begin, width = masks.ctypes.data, masks.strides[0]
-        run_side_by_side([(matcher._fill, (begin + place * width, width)) for place, matcher in enumerate(matchers)])
+        for place, matcher in enumerate(matchers):
+            matcher._fill(begin + place * width, width)
 
     def _fill(self, address: int, num_bytes: int) -> None:
         code = self._functions.slow.llg_matcher_compute_mask_into(self._handle, address, num_bytes)
