@@ -54,7 +54,7 @@ class WideShape(ctypes.Structure):
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes and 8-bit floats, in groups that a lane has whole, scaled by row."""
+    """Whether the kernel is for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole."""
     has_row_scales = layout.weight_type in _TYPES and layout.scale_type != BLOCK_SCALE
     return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
 
