@@ -106,11 +106,13 @@ struct RowScale {
     float inverse;
 };
 
+constexpr float LARGEST_UNSCALED = 32768.0f;
+
 // The scale is 1 unless the row's largest magnitude exceeds 2^15; then magnitude / scale is in [2^14, 2^15). NaN gives
 // 1.
 template <typename T>
 __device__ __forceinline__ RowScale row_scale_for(float largest) {
-    if (!NEEDS_ROW_SCALE<T> || !(largest > 32768.0f)) return RowScale{1.0f, 1.0f};
+    if (!NEEDS_ROW_SCALE<T> || !(largest > LARGEST_UNSCALED)) return RowScale{1.0f, 1.0f};
     const int exponent = __float_as_int(largest) >> 23;  // biased: 142 to 255
     return RowScale{__int_as_float((exponent - 14) << 23), __int_as_float((268 - exponent) << 23)};
 }

@@ -180,3 +180,24 @@ __device__ __forceinline__ void copy_bulk_to_sharers(unsigned destination, const
 #endif
     }
 }
+
+// Copies from shared to global memory, a multiple of 16 bytes. What threads wrote there before needs fence_async_side
+// and a barrier. One thread calls it, and later waits: until all of these have been read, or are in memory too.
+__device__ __forceinline__ void store_bulk(void* destination, unsigned source, int num_bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source),
+                 "r"(num_bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void store_bulk_wait_read() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void store_bulk_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}

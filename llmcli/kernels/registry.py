@@ -13,6 +13,7 @@ from llmcli.kernels import (
     gemm_codes,
     gemm_halves,
     gemm_packed,
+    gemm_wide,
     gemv,
     head_norm,
     kv_append,
@@ -29,6 +30,7 @@ from llmcli.kernels import (
     softmax,
     stage_digits,
     stage_halves,
+    stage_wide,
     swiglu,
 )
 from llmcli.kernels.spec import KernelSpec
@@ -46,6 +48,7 @@ _SPECS = (
     gemm_codes.SPEC,
     gemm_halves.SPEC,
     gemm_packed.SPEC,
+    gemm_wide.SPEC,
     gemv.SPEC,
     head_norm.SPEC,
     kv_append.SPEC,
@@ -62,6 +65,7 @@ _SPECS = (
     softmax.SPEC,
     stage_digits.SPEC,
     stage_halves.SPEC,
+    stage_wide.SPEC,
     swiglu.SPEC,
 )
 

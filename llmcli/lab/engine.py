@@ -13,6 +13,7 @@ from llmcli.lab.cases import (
     gemm_codes,
     gemm_halves,
     gemm_packed,
+    gemm_wide,
     gemv,
     head_norm,
     kv_append,
@@ -28,6 +29,7 @@ from llmcli.lab.cases import (
     softmax,
     stage_digits,
     stage_halves,
+    stage_wide,
     swiglu,
 )
 from llmcli.lab.problem import KernelCases
@@ -48,6 +50,8 @@ CASES: dict[str, KernelCases] = {
         gemm_codes.CASES,
         gemm_halves.CASES,
         gemm_packed.CASES,
+        gemm_wide.CASES,
+        gemm_wide.CASES,
         gemv.CASES,
         head_norm.CASES,
         kv_append.CASES,
@@ -64,6 +68,7 @@ CASES: dict[str, KernelCases] = {
         softmax.CASES,
         stage_digits.CASES,
         stage_halves.CASES,
+        stage_wide.CASES,
         swiglu.CASES,
     )
 }

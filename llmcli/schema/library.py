@@ -170,9 +170,22 @@ class Matcher:
 
         Shapes: mask [num_words of the tokens], contiguous
         """
-        return self._went_well(
-            self._functions.slow.llg_matcher_compute_mask_into(self._handle, mask.ctypes.data, mask.nbytes)
-        )
+        self._fill(mask.ctypes.data, mask.nbytes)
+        return not self.has_error
+
+    @staticmethod
+    def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:
+        """`fill_mask` for many, one after the other; those that cannot have an error then.
+
+        Shapes: masks [matchers, num_words of their tokens], contiguous
+        """
+        begin, width = masks.ctypes.data, masks.strides[0]
+        for place, matcher in enumerate(matchers):
+            matcher._fill(begin + place * width, width)
+
+    def _fill(self, address: int, num_bytes: int) -> None:
+        code = self._functions.slow.llg_matcher_compute_mask_into(self._handle, address, num_bytes)
+        self.has_error |= code != 0
 
     def _went_well(self, code: int) -> bool:
         self.has_error |= code != 0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from functools import cache
 from itertools import takewhile
 
 import numpy as np
@@ -19,9 +16,7 @@ from llmcli.schema.grammar import Grammar, first_line
 from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
-# Where one takes so long, near the end of a bounded string, the next will. A thread costs a third of it.
-SLOW_MASK_SECONDS = 100e-6
-MAX_THREADS = 8
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
 MAX_FORCED_BYTES = 64  # more than a step has drafts for
 
 
@@ -48,6 +43,8 @@ class Schema:
                 held.push(token_id)
         except ValueError:
             raise UsageError(f"the text so far does not fit {self.grammar.name}, so it cannot be continued") from None
+        if held._given_up is not None:
+            raise held._given_up
         rest = copy(self)
         rest._matcher, rest._spelled = held._matcher, held.spelled()
         return rest
@@ -77,20 +74,22 @@ class HeldText:
         self._taken: list[int] = []  # the tokens that the matcher has had
         self._num_told = 0  # those of them that `push` was told; masks were made behind the others, ahead of it
         self._mask: TokenMask | None = None
-        self._mask_seconds = 0.0  # what the last one took
         self._has_ended = False
+        self._given_up: UsageError | None = None  # by llguidance, at a token that was told; the next mask tells of it
 
     @property
     def is_complete(self) -> bool:
         """Whether the text may end here."""
         self._go_back(self._num_told)
-        return self._has_ended or self._matcher.is_accepting
+        return self._has_ended or (self._given_up is None and self._matcher.is_accepting)
 
     def mask(self) -> TokenMask:
         """What the next token may be. Shapes: result [ceil(vocab_size / 32)] uint32
 
         Raises: UsageError if nothing may come, or llguidance gives up.
         """
+        if self._given_up is not None:
+            raise self._given_up
         if self._mask is None:
             self._go_back(self._num_told)
             self._mask = self._compute_mask()
@@ -98,7 +97,7 @@ class HeldText:
 
     def num_fitting(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens may follow, one behind the other. None of them ends the text."""
-        if self._first_token_ids is not None:
+        if self._first_token_ids is not None or self._given_up is not None:
             return 0  # a text's first token may stand for another one
         self._go_back(self._num_told)
         ends = self._vocabulary.eos_token_ids
@@ -135,6 +134,8 @@ class HeldText:
         masks = np.zeros((len(drafts) + 1, mask_words(self._vocabulary.vocab_size)), np.uint32)
         if chosen is None or self._ends(chosen):
             return ~masks
+        if self._given_up is not None:
+            raise self._given_up
         first_token_ids = self._first_token_ids
         try:
             self._advance(chosen)
@@ -151,11 +152,16 @@ class HeldText:
 
     @staticmethod
     def masks_of_all(wanted: Sequence[Wanted]) -> list[NDArray[np.uint32] | UsageError]:
-        """What `masks` gives for each text, or what it raises. Masks that will take long are made side by side."""
-        slow = [index for index, (held, _, _) in enumerate(wanted) if held._mask_seconds > SLOW_MASK_SECONDS]
-        beside = {index: _threads().submit(_made, *wanted[index]) for index in slow[1:]}
-        made = {index: _made(*one) for index, one in enumerate(wanted) if index not in beside}
-        return [made[index] if index in made else beside[index].result() for index in range(len(wanted))]
+        """What `masks` gives for each text, or what it raises. Masks behind tokens without drafts are made together."""
+        vocabulary = wanted[0][0]._vocabulary
+        together: dict[int, HeldText] = {}
+        for index, (held, chosen, drafts) in enumerate(wanted):
+            if chosen and not drafts and held._vocabulary is vocabulary and held._goes_on(chosen):
+                with suppress(UsageError):  # it is told by the text alone
+                    held._advance(chosen)
+                    together[index] = held
+        masks = iter(_masks_together([*together.values()], vocabulary) if together else ())
+        return [next(masks) if index in together else _made(*one) for index, one in enumerate(wanted)]
 
     def push(self, token_id: int) -> None:
         """Take the next token. Raises: ValueError for one that the mask does not allow"""
@@ -168,8 +174,15 @@ class HeldText:
             self._num_told += 1
         else:
             self._go_back(self._num_told)
-            self._take(token_id)
+            try:
+                self._take(token_id)
+            except UsageError as error:
+                self._given_up = error
             self._num_told = len(self._taken)
+
+    def _goes_on(self, chosen: Sequence[int]) -> bool:
+        """Whether the text has begun and does not end with `chosen`."""
+        return self._first_token_ids is None and self._given_up is None and not self._ends(chosen)
 
     def _ends(self, chosen: Sequence[int]) -> bool:
         return not self._vocabulary.eos_token_ids.isdisjoint(chosen)
@@ -187,7 +200,13 @@ class HeldText:
         stands_for = token_id if first_token_ids is None else int(first_token_ids[token_id])
         if stands_for == NOTHING:
             return
-        if stands_for == NOT_ALLOWED or not self._matcher.consume(stands_for):
+        if stands_for == NOT_ALLOWED:
+            raise ValueError(f"the schema does not allow token {token_id}")
+        if not self._matcher.consume(stands_for):
+            error = self._too_complex(first_line(self._matcher.error))
+            self._go_back(len(self._taken))
+            if self._matcher.num_fitting([stands_for]):
+                raise error
             raise ValueError(f"the schema does not allow token {token_id}")
         self._taken.append(stands_for)
 
@@ -203,22 +222,29 @@ class HeldText:
                 self._matcher.consume(token_id)
 
     def _compute_mask(self) -> TokenMask:
-        found, begin = np.empty(self._vocabulary.tokens.num_words, np.uint32), time.perf_counter()
-        is_filled = self._matcher.fill_mask(found)
-        self._mask_seconds = time.perf_counter() - begin
-        if not is_filled:
-            raise UsageError(
-                f"{self._name} is too complex: {first_line(self._matcher.error)}; give one with fewer alternatives"
-            )
-        mask = self._vocabulary.as_mask(found)
+        found = np.empty((1, self._vocabulary.tokens.num_words), np.uint32)
+        self._matcher.fill_mask(found[0])
+        mask: TokenMask = self._vocabulary.as_masks(found)[0]
         if self._first_token_ids is not None:
             is_allowed = unpack_mask(mask)[: self._vocabulary.vocab_size]
             mask = pack_mask(
                 (is_allowed[self._first_token_ids] & (self._first_token_ids >= 0)) | (self._first_token_ids == NOTHING)
             )
-        if not mask.any():
-            raise UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
+        if (error := self._fault(is_empty=not mask.any())) is not None:
+            raise error
         return mask
+
+    def _fault(self, *, is_empty: bool) -> UsageError | None:
+        """What is wrong with a mask, if it has no token or could not be made."""
+        error = first_line(self._matcher.error) if self._matcher.has_error else ""
+        if error and error != NO_TOKEN:
+            return self._too_complex(error)
+        if error or is_empty:
+            return UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
+        return None
+
+    def _too_complex(self, error: str) -> UsageError:
+        return UsageError(f"{self._name} is too complex: {error}; give one with fewer alternatives")
 
 
 def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -> NDArray[np.uint32] | UsageError:
@@ -228,6 +254,11 @@ def _made(held: HeldText, chosen: Sequence[int] | None, drafts: Sequence[int]) -
         return error
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, "masks")
+def _masks_together(texts: Sequence[HeldText], vocabulary: Vocabulary) -> list[NDArray[np.uint32] | UsageError]:
+    """The mask of each text where its matcher stands, or what is wrong with it. Shapes: each [1, words]"""
+    found = np.empty((len(texts), vocabulary.tokens.num_words), np.uint32)
+    Matcher.fill_masks([held._matcher for held in texts], found)
+    masks = vocabulary.as_masks(found)
+    are_empty = (np.bitwise_or.reduce(masks, axis=1) == 0).tolist()
+    faults = [held._fault(is_empty=is_empty) for held, is_empty in zip(texts, are_empty, strict=True)]
+    return [mask[None] if fault is None else fault for mask, fault in zip(masks, faults, strict=True)]

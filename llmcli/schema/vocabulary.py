@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
-from llmcli.sampling.mask import TokenMask, pack_mask
+from llmcli.sampling.mask import pack_mask
 from llmcli.schema.library import Tokens
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.pieces import TokenPieces
@@ -44,15 +44,21 @@ class Vocabulary:
         pieces = self.tokens.pieces
         self.first_token_ids = _first_token_ids(pieces, vocab_size) if tokenizer.strips_leading_space else None
 
-    def as_mask(self, found: NDArray[np.uint32]) -> TokenMask:
-        """What llguidance has found, with the model's end tokens in place of its own. Shapes: found [num_words]"""
+    def as_masks(self, found: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """What llguidance has found, with the model's end tokens in place of its own. Changes `found`.
+
+        Shapes: found [texts, num_words of the tokens], result [texts, ceil(vocab_size / 32)]
+        """
         end_id, num_words = self.tokens.end_id, len(self.ends)
-        may_end = bool(found[end_id // 32] >> np.uint32(end_id % 32) & np.uint32(1))
-        found[end_id // 32] &= ~np.uint32(1 << end_id % 32)
-        mask = found[:num_words] & ~self.ends[: len(found)]
-        if len(mask) < num_words:
-            mask = np.concatenate([mask, np.zeros(num_words - len(mask), np.uint32)])
-        return mask | self.ends if may_end else mask
+        bit = np.uint32(1 << end_id % 32)
+        may_end = (found[:, end_id // 32] & bit) != 0
+        found[:, end_id // 32] &= ~bit
+        masks = found[:, :num_words]
+        if masks.shape[1] < num_words:
+            masks = np.pad(masks, ((0, 0), (0, num_words - masks.shape[1])))
+        masks &= ~self.ends
+        masks[may_end] |= self.ends
+        return masks
 
 
 def _first_token_ids(pieces: TokenPieces, vocab_size: int) -> NDArray[np.int64]:

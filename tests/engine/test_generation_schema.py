@@ -23,10 +23,9 @@ from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.numpy.load import load
 from llmcli.runners.stepping import SteppingRunner
-from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
-from llmcli.schema.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmcli.schema.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llmcli.schema.schema import HeldText, Schema
 from llmcli.schema.vocabulary import Vocabulary
 from llmcli.tokenizer.base import Tokenizer
@@ -173,14 +172,12 @@ def test_rows_with_and_without_a_schema_side_by_side(model: Model) -> None:
 
 def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.texts(model.load(), model.request())[0]
-    compute, after = HeldText._compute_mask, whole.token_ids[:9]
+    after = whole.token_ids[:9]
 
-    def fail(held: HeldText) -> TokenMask:
-        if tuple(held._taken[:9]) == after:
-            raise UsageError("too complex")
-        return compute(held)
+    def fault(held: HeldText, **_: bool) -> UsageError | None:
+        return UsageError("too complex") if tuple(held._taken[:9]) == after else None
 
-    monkeypatch.setattr(HeldText, "_compute_mask", fail)
+    monkeypatch.setattr(HeldText, "_fault", fault)
     scheduler = Scheduler(model.load(2), model.tokenizer)
     free = model.request(schema=None, max_new_tokens=40)
     numbers = [scheduler.submit(request) for request in (model.request(), free)]
@@ -191,6 +188,21 @@ def test_a_schema_that_fails_in_the_middle_ends_its_text_only(model: Model, monk
     assert told[numbers[0]] == list(after)
     assert [event.request for event in events if isinstance(event, Failed)] == numbers[:1]
     assert tuple(told[numbers[1]]) == model.texts(model.load(), free)[0].token_ids
+
+
+def test_a_text_that_llguidance_gives_up_fails_alone(model: Model) -> None:
+    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+    endless = replace(WARM, logit_bias={EOS_ID: -50.0})
+    lost = model.request(schema=Schema(grammar, model.vocabulary), sampler=endless)
+    scheduler, events = Scheduler(model.load(2), model.tokenizer), list[Event]()
+    numbers = [scheduler.submit(request) for request in (lost, model.request())]
+    while not scheduler.is_idle:
+        events += scheduler.step()
+    assert [event.request for event in events if isinstance(event, Failed)] == numbers[:1]
+    text = "".join(event.text for event in events if isinstance(event, Token) and event.request == numbers[0])
+    assert text == "x" * len(text) != ""
+    whole = next(event for event in events if isinstance(event, Finished))
+    assert whole.token_ids == model.texts(model.load(), model.request())[0].token_ids
 
 
 def test_drafts_change_no_text(model: Model) -> None:

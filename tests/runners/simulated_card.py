@@ -19,6 +19,7 @@ cupy = pytest.importorskip("cupy")
 
 import simulated_attention  # noqa: E402
 import simulated_kernels  # noqa: E402
+import simulated_wide  # noqa: E402
 from simulated_kernels import allocate, floats, on_host, store  # noqa: E402
 
 from llmcli.errors import LLMCliError  # noqa: E402
@@ -215,6 +216,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
         row_products,
         upload,
         weight_pieces,
+        wide_layer,
     )
     from llmcli.runners.cuda import device as card
 
@@ -231,6 +233,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
         row_products,
         upload,
         weight_pieces,
+        wide_layer,
     ):
         for name in vars(module).keys() & _REPLACEMENTS.keys():
             monkeypatch.setattr(module, name, _REPLACEMENTS[name])
@@ -257,6 +260,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
     "scale_bias residual_add swiglu gather_columns gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
+    simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu",
     simulated_attention: "rotary kv_append append_tokens attention_prefill attention_decode attention_rows "
     "attention_span",
 }

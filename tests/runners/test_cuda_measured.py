@@ -1,4 +1,4 @@
-"""What `plan` predicts for a decoding step and for a prompt's attention, beside what was measured on cards."""
+"""What `plan` predicts for decoding steps, prompts and their attention, beside what was measured on cards."""
 
 from dataclasses import replace
 
@@ -79,6 +79,19 @@ def test_steps_as_measured(
     )
     predicted = CardPredictor(plan, Rates(1e9 * gbps, {}), card).decode_seconds(depth, num_rows)
     assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
+
+
+# Tokens of a prompt of Llama-3.1-8B in int8, and milliseconds on an H200 whose large fp16 products reach 720 TFLOP/s.
+PROMPTS = [(128, 12.0), (300, 17.0), (1024, 29.3), (2048, 59.8), (8000, 247.7)]
+
+
+@pytest.mark.parametrize(("num_tokens", "milliseconds"), PROMPTS)
+def test_prompts_as_measured(num_tokens: int, milliseconds: float) -> None:
+    stored = StoredModel.of_model(shape_model("Llama-3.1-8B", "int8"))
+    plan = plan_memory(stored, max_seq_len=8448, num_rows=1, card=H200)
+    predicted = CardPredictor(plan, Rates(4.5e12, {"float16": 7.2e14}, 4e-6), H200).prefill_seconds(num_tokens)
+    assert predicted is not None
+    assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.08)
 
 
 # Tokens of a span, those before it, microseconds of a layer's attention: 32 query heads and 8 key-value heads of 128,

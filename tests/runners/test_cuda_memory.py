@@ -224,7 +224,7 @@ def test_how_products_are_made() -> None:
     codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
     small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
     assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
-    forward: Any = SimpleNamespace(chunk_tokens=2048, config=None)
+    forward: Any = SimpleNamespace(chunk_tokens=2048, config=SimpleNamespace(vocab_size=256))
     nothing: Any = None
     device = CudaDevice(
         forward, nothing, nothing, nothing, nothing, nothing,

@@ -226,7 +226,7 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
 
 
-def shape_7b(num_rows: int = 8) -> MemoryPlan:
+def shape_7b(num_rows: int = 8, card: CardFacts = TYPICAL_CARD) -> MemoryPlan:
     config = LlamaConfig.from_dict(
         {
             **CONFIG,
@@ -241,7 +241,7 @@ def shape_7b(num_rows: int = 8) -> MemoryPlan:
         "config",
     )
     stored = StoredModel.of_config(config, stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    return plan_memory(stored, max_seq_len=8192, num_rows=num_rows)
+    return plan_memory(stored, max_seq_len=8192, num_rows=num_rows, card=card)
 
 
 def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
@@ -307,9 +307,11 @@ def test_rows_as_digits_take_far_less_than_steps_of_eight() -> None:
 
 
 def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
-    plan = shape_7b()
+    """On cards whose products cannot do it themselves."""
+    other = replace(TYPICAL_CARD, can_wgmma=False)
+    plan = shape_7b(card=other)
     fast, slow = (
-        CardPredictor(plan, replace(RATES, read_bytes=rate), TYPICAL_CARD).prefill_seconds(65) for rate in (2e12, 1e12)
+        CardPredictor(plan, replace(RATES, read_bytes=rate), other).prefill_seconds(65) for rate in (2e12, 1e12)
     )
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     # Codes with scales are read and fp16 weights written, then those are read at 70 %; and a few activations.
@@ -317,16 +319,21 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
     assert moved / 2e12 < slow - fast < 1.1 * moved / 2e12
 
 
-def test_a_prompts_launches_declare_the_operations_of_the_model() -> None:
+@pytest.mark.parametrize("can_wgmma", [True, False])
+def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool) -> None:
     """Whatever kernels make the products: two operations a token and weight, and what causal attention needs."""
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
-    model = DryModel(shape_7b(), TYPICAL_CARD)
+    card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
+    model = DryModel(shape_7b(card=card), card)
     for num_tokens in (8, 64, 65, 2048):
         flops: Counter[str] = Counter()
         for one in model.span(num_tokens, 100):
             assert one.launch.cost is not None
             flops[one.launch.stem] += one.count * one.launch.cost().flops
-        assert flops["gemv"] + flops["gemm_packed"] + flops[PRODUCT] == 2 * num_tokens * weights
+        products = {"gemv", "gemm_packed", "gemm_wide", PRODUCT} & flops.keys()
+        assert sum(flops[stem] for stem in products) == 2 * num_tokens * weights
+        assert len(products) == 1
+        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 64)
         num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
         attention = sum(count for stem, count in flops.items() if stem.startswith("attention_"))
         assert attention == 32 * 4 * num_seen * 4096
@@ -345,13 +352,15 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
     assert flops["attention_decode"] == 32 * 4 * num_rows * 101 * 4096
 
 
-def test_every_kernel_of_many_rows_is_known_before_the_first_step() -> None:
-    """Of codes and, for the head, of floats; any number of rows takes kernels that some power of two takes."""
-    plan = shape_7b(num_rows=256)
-    known = {(one.launch.stem, one.launch.name) for one in DryModel(plan, TYPICAL_CARD).every_form()}
-    for num_rows in (9, 17, 40, 72, 136, 256):
-        started = DryModel(plan, TYPICAL_CARD).step(num_rows, 100)
-        assert {(one.launch.stem, one.launch.name) for one in started} <= known
+def test_every_kernel_is_known_before_the_first_step() -> None:
+    """Of many rows, with codes and, for the head, floats; of long prompts, with few tokens a block and with many."""
+    model = DryModel(shape_7b(num_rows=256), TYPICAL_CARD)
+    known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
+    steps = [model.step(num_rows, 100) for num_rows in (9, 17, 40, 72, 136, 256)]
+    spans = [model.span(num_tokens, 0) for num_tokens in (65, 128, 129, 300, 700, 1000, 2047, 2048)]
+    used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
+    assert used <= known
+    assert {name.split(", ")[2] for stem, name in used if stem == "gemm_wide"} == {"128", "256"}
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:

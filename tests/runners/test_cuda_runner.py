@@ -212,7 +212,7 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
     runner.queue([Span(row) for row in rows]).choices()
     launched |= {stem for stem, _ in card.trace}
     card.trace = None
-    staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves"}
+    staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves", "stage_wide", "gemm_wide"}
     assert launched == KERNELS.keys() - NOT_IN_RUNS - (set() if card.can_wgmma else staged)
 
 

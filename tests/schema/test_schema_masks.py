@@ -5,7 +5,16 @@ import json
 import llguidance
 import numpy as np
 import pytest
-from held_walks import EOS_ID, OTHER_EOS_ID, SPECIAL_ID, VOCAB_SIZE, allowed_ids, awkward_tokenizer, awkward_vocabulary
+from held_walks import (
+    EOS_ID,
+    OTHER_EOS_ID,
+    SPECIAL_ID,
+    VOCAB_SIZE,
+    ListedTokenizer,
+    allowed_ids,
+    awkward_tokenizer,
+    awkward_vocabulary,
+)  # fmt: skip
 from made_schemas import make_regexes, make_schemas
 
 from llmcli.errors import UsageError
@@ -130,13 +139,9 @@ def test_texts_of_one_schema_do_not_meet() -> None:
     assert ord("a") in allowed_ids(schema.begin(at_start=False))
 
 
-@pytest.mark.parametrize("slow_seconds", [-1.0, 1.0], ids=["in threads", "one by one"])
 @pytest.mark.parametrize("number", range(0, len(GRAMMARS), 4))
-def test_a_text_that_was_looked_ahead_is_where_it_was_told(
-    number: int, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_was_looked_ahead_is_where_it_was_told(number: int) -> None:
     """Masks behind choices that are not told, alone and of all texts; then these are told, or others."""
-    monkeypatch.setattr("llmcli.schema.schema.SLOW_MASK_SECONDS", slow_seconds)
     schema, generator = Schema(GRAMMARS[number], awkward_vocabulary()), np.random.default_rng(number)
     texts, told = [schema.begin(at_start=False) for _ in range(3)], [list[int]() for _ in range(3)]
 
@@ -184,3 +189,46 @@ def test_a_text_that_was_looked_ahead_is_where_it_was_told(
                 before.append(token_id)
             if generator.random() < 0.3:
                 assert held.mask().tolist() == plain(before).mask().tolist()
+
+
+def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks made together: of a text that goes on, one that nothing may follow, and one that llguidance gives up."""
+    letters = ListedTokenizer([b"a", b"c", b"</s>"], frozenset({2}))
+    vocabulary = Vocabulary(letters, {2}, 3)
+    going, dead, lost, last = (
+        Schema(choice_grammar("--choice", [choice]), vocabulary).begin(at_start=False)
+        for choice in ("aca", "ab", "ac", "a")
+    )
+    monkeypatch.setattr(lost._matcher, "_fill", lambda *_: lost._matcher.consume(0))
+    made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last)])
+    shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
+    assert shown[:2] == [[[0b010]], "no text fits --choice: this one is not complete, and nothing may follow it"]
+    assert str(shown[2]).startswith("--choice is too complex: ")
+    assert shown[3] == [[0b100]]
+
+
+def test_a_text_at_whose_token_llguidance_gives_up_says_so_with_its_next_mask() -> None:
+    grammar = lark_grammar("--grammar", f'start: s\ns: {"s " * 80}| "x" | ""\n')
+    schema = Schema(grammar, awkward_vocabulary())
+    held, x = schema.begin(at_start=False), ord("x")
+    while held._given_up is None:
+        assert x in allowed_ids(held)
+        before = len(held._taken)
+        held.push(x)
+        assert before < 1000
+    said = r"--grammar is too complex: .*max is 2000.*; give one with fewer alternatives"
+    with pytest.raises(UsageError, match=said):
+        held.mask()
+    with pytest.raises(UsageError, match=said):
+        schema.behind([x] * (before + 1))
+    assert (held.is_complete, held.num_fitting([x]), held.forced_tokens()) == (False, 0, ())
+    other, ahead = (schema.begin(at_start=False) for _ in range(2))
+    for _ in range(before):
+        ahead.push(x)
+    other.push(x)
+    good, bad, told = HeldText.masks_of_all([(other, [x], ()), (ahead, [x], ()), (held, [x], ())])
+    assert not isinstance(good, UsageError)
+    assert str(bad) == str(told)
+    assert ahead.is_complete  # it was not told of the token
+    with pytest.raises(ValueError, match="the schema does not allow token 121"):
+        other.push(ord("y"))

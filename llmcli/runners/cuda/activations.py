@@ -3,6 +3,8 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
+
 from llmcli.runners.cuda.weight_layout import Projection
 from llmcli.runners.cuda.workspace import Workspace
 
@@ -11,7 +13,7 @@ class Activations:
     """The arrays that the layers read and write for `count` tokens of one chunk or of lanes.
 
     Shapes: hidden float32 [count, hidden_size]; qkv float32 [count, qkv_width], in the memory of `outputs`; mixed
-            float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]
+            float32 [count, q_size]; row_scale, gated_scale, unit_scale float32 [count]; largest uint32 [count]
     """
 
     def __init__(self, workspace: Workspace[Any], count: int, qkv_width: int):
@@ -24,6 +26,7 @@ class Activations:
         self.row_scale = workspace.row_scale[:count]
         self.gated_scale = workspace.gated_scale[:count]
         self.unit_scale = workspace.unit_scale[:count]
+        self.largest = workspace.largest[:count]
 
     @property
     def gated(self) -> Any:
@@ -42,6 +45,16 @@ class Activations:
         return self._view(
             ("inputs", width, dtype), lambda: self._workspace.inputs[:size].view(dtype).reshape(self.count, width)
         )
+
+    @property
+    def image(self) -> Any:
+        """Memory of `inputs` for the image of a product's input. Shapes: uint8, flat."""
+        return self._workspace.inputs
+
+    @property
+    def gated_image(self) -> Any:
+        """Memory of `outputs` for the image of the MLP's inner activations. Shapes: uint8, flat."""
+        return self._view("gated image", lambda: self._workspace.outputs.view(np.uint8))
 
     def gathered(self, x: Any) -> Any:
         """Memory for the columns of x in another order; like x. Shapes: x, result [count, width]"""

@@ -18,6 +18,7 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
+from llmcli.kernels.stage_wide import IMAGE_TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
 from llmcli.runners.cuda.memory import MemoryPlan
@@ -190,7 +191,8 @@ class DryModel:
             for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
                 started += self.step(min(count, self._num_rows), 0) + self.head(min(count, LOGIT_ROWS, self._longest))
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
-        for way, count in [*ways, ("widened", 1), ("widened", self._longest)]:
+        ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
+        for way, count in ways:
             if count <= self._longest:
                 self._run_chunk(count, 0, way)
         return started + self.take()

@@ -37,7 +37,8 @@ from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
-from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, qkv_layout
+from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
+from llmcli.runners.cuda.wide_layer import run_wide
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
@@ -152,7 +153,10 @@ class Forward:
 
         def run(layer: _Layer) -> None:
             attend = functools.partial(self._attend_chunk, layer, chunk, activations)
-            self._many_tokens(layer.weights, activations, chunk.way, attend)
+            if chunk.way == "widened" and is_wide(self.device, layer.weights):
+                run_wide(self.device, layer.weights, activations, self.config.rms_norm_eps, attend)
+            else:
+                self._many_tokens(layer.weights, activations, chunk.way, attend)
 
         return self._each_layer(run, activations.hidden)
 
@@ -162,6 +166,7 @@ class Forward:
         It loads a kernel when the card has nothing else to do. Later, rows would wait for that.
         """
         firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
+        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights)}
         most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
         for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
             activations = Activations(self._workspace, count, self._qkv.width)

@@ -13,6 +13,7 @@ from llmcli.kernels.attention_decode import DecodeAttentionCost
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_codes import BLOCK_TILES, SPLITS, CodesCost
 from llmcli.kernels.gemm_halves import HalvesCost, plan_clocks, plan_halves
+from llmcli.kernels.gemm_wide import WideCost, plan_wide
 from llmcli.kernels.gemv import GemvCost
 from llmcli.kernels.launches import Launch
 from llmcli.kernels.spec import KernelCost
@@ -60,6 +61,7 @@ SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
+# (gemm_wide: plan_wide in kernels/gemm_wide.py.)
 # Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.
 # Fitted to 512 to 8,192 tokens of Llama-3.1-8B at depths up to 30,000.
 WGMMA_ATTENTION_SHARE, WGMMA_ATTENTION_CLOCKS = 0.8, 16000
@@ -98,6 +100,8 @@ class Pricing:
             return self._gemm_codes(cost)
         if isinstance(cost, HalvesCost):
             return self._gemm_halves(cost)
+        if isinstance(cost, WideCost):
+            return self._gemm_wide(cost)
         if launch.stem in ("stage_digits", "stage_halves"):
             moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
             return moving + DIGITS_CLOCKS / self._card.clock_hertz
@@ -139,6 +143,12 @@ class Pricing:
         plan = plan_halves(cost.layout, cost.num_rows, num_multiprocessors)
         multiplying = plan_clocks(cost.layout, plan, num_multiprocessors) / self._card.clock_hertz
         return max(cost.stored_bytes / self._rates.read_bytes, multiplying)
+
+    def _gemm_wide(self, cost: WideCost) -> float:
+        plan = plan_wide(cost.layout, cost.num_tokens, self._card.num_multiprocessors)
+        multiplying = plan.library_flops / self._flops("float16")
+        moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
+        return max(moving, multiplying) + KERNEL_CLOCKS / self._card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE

@@ -14,6 +14,9 @@ import numpy as np
 from llmcli.checkpoint.layout import WEIGHT_SUFFIX
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import UnsupportedModelError
+from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_wide import takes as takes_wide
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.tiles import HALF_ROWS, TILE_ROWS, TileLayout, segment_offsets, tile_layout
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, FLOAT32, INT32, Region, TiledRegion
@@ -153,6 +156,14 @@ class Weights(Generic[A]):
                     yield f"{prefix}.self_attn.{name}.weight", norm
             yield f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm
         yield "model.norm.weight", self.norm
+
+
+def is_wide(card: CardFacts | Device, layer: LayerWeights[Any]) -> bool:
+    """Whether gemm_wide is for this card and for all matrices of the layer."""
+    return card.can_wgmma and all(
+        takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16
+        for part in layer.projections
+    )
 
 
 def qkv_layout(config: LlamaConfig) -> QkvLayout:

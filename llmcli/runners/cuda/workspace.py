@@ -7,12 +7,13 @@ from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_split
 from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
-from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, qkv_layout
+from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
 
 # Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
 LANES_A_PASS = MAX_SPAN
@@ -59,7 +60,7 @@ class Workspace(Generic[A]):
     - For a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
       zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
       float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
-      [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+      [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
@@ -85,6 +86,7 @@ class Workspace(Generic[A]):
     row_scale: A
     gated_scale: A
     unit_scale: A
+    largest: A
     widened: A
     score_logits: A
     staged: A | None
@@ -120,8 +122,9 @@ def plan_workspace(
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
     widest = max(qkv.width, *(matrix.num_rows for matrix in matrices))
-    # The largest input of a product for one token, in the type that the product takes.
-    input_bytes = max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
+    # The largest input of a product, in the type that the product takes.
+    input_bytes = chunk * max(matrix.layout.num_inputs * matrix.activation_dtype.itemsize for matrix in matrices)
+    wide_bytes = _wide_bytes(weights, chunk, card)
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
@@ -137,13 +140,14 @@ def plan_workspace(
         pages=Region((1, pages_of(max_seq_len)), INT32),
         no_rows=Region((MAX_SPAN,), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
-        outputs=Region((chunk * widest,), FLOAT32),
+        outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),
         gated=Region((lanes, config.intermediate_size), FLOAT32),
-        inputs=Region((chunk * input_bytes,), BYTE),
+        inputs=Region((max(input_bytes, wide_bytes),), BYTE),
         row_scale=scales,
         gated_scale=scales,
         unit_scale=scales,
+        largest=Region((chunk,), UINT32),
         widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
@@ -189,6 +193,13 @@ def _plan_gathered(weights: Weights[Space], lanes: int, chunk: int) -> Region | 
     of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
     num_bytes = max((num_bytes * matrix.layout.num_inputs for num_bytes, matrix in of_token), default=0)
     return Region((num_bytes,), BYTE) if num_bytes else None
+
+
+def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
+    """Bytes of the largest image of a chunk, of which there may be one in `inputs` and one in `outputs`."""
+    layers = (layer for layer in weights.layers if is_wide(card, layer))
+    sizes = {matrix.layout.num_inputs for layer in layers for matrix in layer.projections}
+    return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 
 
 def _widened_bytes(matrix: Projection[Space]) -> int:

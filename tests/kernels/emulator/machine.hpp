@@ -32,6 +32,7 @@ struct Fiber {
     bool is_done = false;
     std::vector<Action> copies;            // asked for, and not yet in a group
     std::deque<std::vector<Action>> groups;
+    std::vector<Action> stores;    // to global memory, in bulk
     std::vector<Action> products;  // of the tensor cores: they take effect when somebody waits for them
     std::deque<std::vector<Action>> product_groups;
     int num_products = 0;

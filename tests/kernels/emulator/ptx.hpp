@@ -17,6 +17,16 @@ inline float to_float(bool is_half, unsigned bits) {
 // Loads, atomics, arithmetic
 template <typename T, typename Address>
 void load(T& value, const Address* address) { value = *reinterpret_cast<const T*>(address); }
+inline void load_words(unsigned& a, unsigned& b, const void* address) {
+    if (reinterpret_cast<uintptr_t>(address) % 8) emulator::fail("a load that is not aligned");
+    a = static_cast<const unsigned*>(address)[0], b = static_cast<const unsigned*>(address)[1];
+}
+inline void load_words(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* address) {
+    if (reinterpret_cast<uintptr_t>(address) % 16) emulator::fail("a load that is not aligned");
+    load_words(a, b, address);
+    load_words(c, d, static_cast<const unsigned*>(address) + 2);
+}
+inline void load_byte(unsigned& value, const unsigned char* address) { value = *address; }
 inline void atomic_inc(unsigned& before, unsigned* counter, unsigned last) {
     before = *counter;
     *counter = before >= last ? 0 : before + 1;
@@ -261,6 +271,19 @@ inline void copy_bulk(unsigned destination, const void* source, int num_bytes, u
 }
 inline void copy_bulk(unsigned destination, const void* source, int num_bytes, unsigned barrier) {
     copy_bulk(destination, source, num_bytes, barrier, 1u << current->rank);
+}
+
+// Copies to global memory, which read shared memory when somebody waits for them
+inline void store_bulk(void* destination, unsigned source, int num_bytes) {
+    if (source % 16 || num_bytes % 16 || reinterpret_cast<uintptr_t>(destination) % 16) {
+        emulator::fail("a bulk copy that is not aligned");
+    }
+    const unsigned char* place = emulator::at(source, current->rank);
+    current->stores.push_back([=] { std::memcpy(destination, place, num_bytes); });
+}
+inline void store_bulk_wait() {
+    for (const Action& store : current->stores) store();
+    current->stores.clear();
 }
 
 // Barriers of some warps and of a cluster

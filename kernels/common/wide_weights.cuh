@@ -1,0 +1,117 @@
+// wide_weights: what a lane has of a tile's step of 64 inputs: loaded early, and widened to fp16 when it is needed.
+//
+// Lane 4g + t has 16 neighbours of the rows g and g + 8. They have one scale each, as groups are of 16 inputs or more.
+// Widened they are what dequantize writes, bit for bit: exact codes times the scale, rounded to fp32, then to fp16.
+// Products are made in fp16, two in one instruction, where that comes to the same.
+#pragma once
+
+#include "common/load.cuh"
+#include "common/tile.cuh"
+#include "common/wide_image.cuh"
+
+// Whether fp16 has a scale of this type. It then multiplies as fp32 does: 8 bits of a code times 11 of the scale are
+// exact there, so the only rounding is that to fp16.
+template <typename ScaleT>
+__device__ __forceinline__ bool is_half(float scale);
+template <>
+__device__ __forceinline__ bool is_half<float>(float) {
+    return false;  // hardly ever
+}
+template <>
+__device__ __forceinline__ bool is_half<__half>(float) {
+    return true;
+}
+template <>
+__device__ __forceinline__ bool is_half<__nv_bfloat16>(float scale) {
+    const float size = fabsf(scale);
+    return size >= 0x1p-17f && size < 0x1p16f;
+}
+
+// Which tile, and where its scales and zero points begin.
+template <typename ScaleT>
+struct WideSource {
+    const unsigned char* weights;  // of this lane
+    const ScaleT* scales;          // of row g
+    const unsigned char* zero_points;
+};
+
+template <typename WeightT, typename ScaleT>
+struct WideWeights {
+    static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    static constexpr bool IS_INT4 = UNIT_INPUTS == 128;
+    static constexpr int WORDS = IS_INT4 ? 2 : 4;
+    static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
+
+    unsigned words[2][WORDS];  // of the rows g and g + 8
+    ScaleT scales[2];  // not yet floats: that would wait for them
+    int zeros[2];
+
+    __device__ __forceinline__ void load(const WideSource<ScaleT>& source, int step, int group_shift) {
+        const int unit = IS_INT4 ? step / 2 : step, part = IS_INT4 ? step % 2 : 0;
+        const unsigned char* place = source.weights + static_cast<size_t>(unit) * UNIT_BYTES + part * 8;
+        load_words_here(place, words[0]);
+        load_words_here(place + UNIT_BYTES / 2, words[1]);
+        const int t = threadIdx.x % 4, first = unit * UNIT_INPUTS + t * (UNIT_INPUTS / 4) + part * 16;
+        const int group = (first >> group_shift) * TILE_ROWS;
+        scales[0] = load_stored_here(source.scales + group);
+        scales[1] = load_stored_here(source.scales + group + 8);
+        zeros[0] = zeros[1] = OFFSET;
+        if (source.zero_points != nullptr) {
+            zeros[0] = load_stored_here(source.zero_points + group);
+            zeros[1] = load_stored_here(source.zero_points + group + 8);
+        }
+    }
+
+    // As a of the four k-steps.
+    __device__ __forceinline__ void widen(unsigned (&a)[4][4]) const {
+        const float scale = to_float(scales[0]), scale_of_8 = to_float(scales[1]);
+        if (is_half<ScaleT>(scale) && is_half<ScaleT>(scale_of_8)) {
+            widen_by(a, __float2half2_rn(scale), __float2half2_rn(scale_of_8));
+        } else {
+            widen_by(a, scale, scale_of_8);
+        }
+    }
+
+private:
+    template <typename T>
+    __device__ __forceinline__ void widen_by(unsigned (&a)[4][4], T scale, T scale_of_8) const {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            widen_four(0, step, scale, a[step][0], a[step][2]);
+            widen_four(1, step, scale_of_8, a[step][1], a[step][3]);
+        }
+    }
+
+    // The four inputs of a k-step, two and two.
+    template <typename T>
+    __device__ __forceinline__ void widen_four(int v, int step, T scale, unsigned& first, unsigned& last) const {
+        if constexpr (IS_INT4) {
+            // A byte of two codes in both halves: 1024 + the low one, and 1024 + 16 times the high one.
+            const unsigned word = words[v][step / 2] >> (step % 2 * 16);
+            // Those times 1/16 and 1, less 64 + z and 1024 + z.
+            const unsigned zero = 0xd400e400u + static_cast<unsigned>(zeros[v]) * 0x00100001u;
+            const __half2 parts = as_half2(0x2c003c00u);
+            const __half2 low = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4040)));
+            const __half2 high = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4141)));
+            first = scaled(__hfma2(low, parts, as_half2(zero)), scale);
+            last = scaled(__hfma2(high, parts, as_half2(zero)), scale);
+        } else if constexpr (OFFSET == 0) {
+            widen_fp8(words[v][step], first, last);
+            first = scaled(as_half2(first), scale);
+            last = scaled(as_half2(last), scale);
+        } else {
+            const __half2 zero = as_half2(0x64006400u + static_cast<unsigned>(zeros[v]) * 0x00010001u);  // 1024 + z
+            const unsigned word = words[v][step];
+            first = scaled(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4140)), zero), scale);
+            last = scaled(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4342)), zero), scale);
+        }
+    }
+
+    __device__ __forceinline__ static unsigned scaled(__half2 numbers, float scale) {
+        const float2 wide = __half22float2(numbers);
+        return as_bits(__floats2half2_rn(__fmul_rn(wide.x, scale), __fmul_rn(wide.y, scale)));
+    }
+    __device__ __forceinline__ static unsigned scaled(__half2 numbers, __half2 scale) {
+        return as_bits(__hmul2(numbers, scale));
+    }
+};

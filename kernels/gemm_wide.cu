@@ -1,0 +1,225 @@
+// gemm_wide: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) for many tokens, W in 8 or 4 bits
+//           Source: CUTLASS, sm90 mixed-input products; PTX ISA, wgmma and cp.async.bulk
+// Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][num_groups][16] ScaleT; zero_points alike uint8 or
+//           null (common/tile.cuh); image fp16 as common/wide_image.cuh has it, of whole blocks of TOKENS; row_scales
+//           [num_tokens] float; biases [16 * num_tiles] float or null. STORE, ADD: out [num_tokens, out_stride] float,
+//           into which ADD adds. SWIGLU, whose tiles have gate and up in their halves: out is the next product's image;
+//           largest [num_tokens] bits of floats, zeros before; out_scales [num_tokens] float
+// Requires: sm_90a; tiles, image and SWIGLU's out 16-byte aligned; groups of 16 inputs or more, group_shift = log2 of
+//           them, 31 for one group a row
+// Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py.
+//           SWIGLU twice, the second time with `repeats`
+// Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
+//           serves all but the first
+// Numerics: the weights of dequantize and the activations of round_rows; fp32 sums (truncated, not rounded, in the
+//           tensor cores), one chain over all inputs in a fixed order. So a token's bits do not depend on how many
+//           tokens run beside it. ADD takes numbers below 2^-126 for zero
+// Choice:   A block multiplies 8 tiles with TOKENS tokens. Two groups of four warps hold all sums in registers; a warp
+//           loads its own tile's weights two steps early, and widens a step while the tensor cores work on the one
+//           before. One group runs two steps ahead and never waits for the other: while one writes results, the tensor
+//           cores have the other's steps. ADD sends its numbers to be added in L2, since a load would be waited for.
+//           One thread copies tokens, which the two blocks of a cluster share: half comes from each, to both. Another
+//           one copies what SWIGLU leaves in shared memory.
+//           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
+//           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
+//           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)
+#include "common/cluster.cuh"
+#include "common/wide_output.cuh"
+#include "common/wide_weights.cuh"
+
+constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
+
+template <typename WeightT, typename ScaleT, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
+__global__ void __launch_bounds__(BLOCK_SIZE, 1)
+#if __CUDA_ARCH__ >= 900
+    __cluster_dims__(SHARERS, 1, 1)
+#endif
+        gemm_wide(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
+                  const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
+                  const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, WideShape shape) {
+    using Weights = WideWeights<WeightT, ScaleT>;
+    constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
+    constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;  // of a thread that multiplies and one that copies
+    static_assert(HOST_SHARED_BYTES == (STAGES + 1) * STEP_BYTES, "gemm_wide.py plans another size");
+
+    alignas(1024) extern __shared__ uint4 shared[];
+    unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
+    unsigned char* staging = memory + STAGES * STEP_BYTES;  // of SWIGLU
+    __shared__ unsigned long long filled[STAGES], emptied[STAGES], staged, written;
+    __shared__ float token_scales[2][TOKENS];  // each group of warps has its own
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank<SHARERS>();
+    const int num_steps = wide_steps(shape.num_inputs), num_tiles = shape.num_tiles();
+    const int num_token_blocks = (shape.num_tokens + TOKENS - 1) / TOKENS;
+    const int num_items = num_token_blocks * ((num_tiles + SHARERS * MULTIPLIERS - 1) / (SHARERS * MULTIPLIERS));
+    const int first_item = blockIdx.x / SHARERS, item_step = gridDim.x / SHARERS;
+
+    if (shape.repeats) {
+        bool needs_scale = false;
+        for (int token = threadIdx.x; token < shape.num_tokens; token += BLOCK_SIZE) {
+            const float most = __uint_as_float(largest[token]);
+            needs_scale |= most > LARGEST_UNSCALED;
+            if (blockIdx.x == 0) out_scales[token] = row_scale_for<__half>(most).scale;
+        }
+        if (!__syncthreads_or(needs_scale)) return;
+    }
+    if (threadIdx.x < STAGES) {
+        barrier_init(&filled[threadIdx.x], 1);
+        barrier_init(&emptied[threadIdx.x], MULTIPLIERS * SHARERS);
+    }
+    if (threadIdx.x == 0) {
+        barrier_init(&staged, MULTIPLIERS);
+        barrier_init(&written, 1);
+    }
+    barrier_init_fence();
+    __syncthreads();  // barriers stand, here
+    cluster_arrive();
+    cluster_wait();  // and in the block that shares tokens
+
+    const auto copy_tokens = [&] {
+        int stage = 0;
+        unsigned parity = 1;
+#pragma unroll 1
+        for (int item = first_item; item < num_items; item += item_step) {
+            const int first_byte = item % num_token_blocks * STEP_BYTES + rank * PART_BYTES;  // of a step
+            const unsigned char* source = image + static_cast<size_t>(first_byte / IMAGE_STEP_BYTES) * num_steps *
+                                                      IMAGE_STEP_BYTES + first_byte % IMAGE_STEP_BYTES;
+#pragma unroll 1
+            for (int step = 0; step < num_steps; ++step, source += IMAGE_STEP_BYTES) {
+                barrier_wait(&emptied[stage], parity);
+                barrier_expect(&filled[stage], STEP_BYTES);
+                copy_bulk_to_sharers<SHARERS>(shared_address(memory + stage * STEP_BYTES + rank * PART_BYTES), source,
+                                              PART_BYTES, &filled[stage], (1 << SHARERS) - 1);
+                barrier_arrive(&filled[stage]);
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+        }
+    };
+    const auto copy_results = [&] {
+        const int out_steps = wide_steps(shape.num_outputs);
+        unsigned parity = 0;
+#pragma unroll 1
+        for (int item = first_item; item < num_items; item += item_step, parity ^= 1) {
+            const int out_step = item / num_token_blocks * SHARERS + rank;
+            const size_t first_block = item % num_token_blocks * (TOKENS / IMAGE_TOKENS);
+            barrier_wait(&staged, parity);
+#pragma unroll
+            for (int i = 0; i < TOKENS / IMAGE_TOKENS; ++i) {
+                const size_t place = ((first_block + i) * out_steps + out_step) * IMAGE_STEP_BYTES;
+                store_bulk(static_cast<unsigned char*>(out) + place, shared_address(staging + i * IMAGE_STEP_BYTES),
+                           IMAGE_STEP_BYTES);
+            }
+            store_bulk_wait_read();
+            barrier_arrive(&written);
+        }
+        store_bulk_wait();
+    };
+    if (warp >= MULTIPLIERS) {
+        registers_down_to<FEWEST_REGISTERS>();
+        if (warp == MULTIPLIERS && lane == 0) copy_tokens();
+        if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) copy_results();
+        cluster_arrive();  // as the other warps
+        cluster_wait();
+        return;
+    }
+
+    registers_up_to<MOST_REGISTERS>();
+    const auto tile_of = [&](int item) {
+        const int block = item / num_token_blocks;
+        // The 64 results of SWIGLU are to be a step of the next product's inputs.
+        const bool is_split = shape.epilogue == SWIGLU && shape.down_unit_inputs == 128;
+        return block * SHARERS * MULTIPLIERS +
+               (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
+    };
+    // Weights are loaded in one go over all items, ahead of the products.
+    WideSource<ScaleT> source;
+    int ahead_item = first_item, ahead_step = 0;
+    const auto seek = [&] {
+        const size_t tile = min(tile_of(ahead_item), num_tiles - 1);
+        const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
+        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
+        const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
+        source.scales = scales + groups;
+        source.zero_points = zero_points != nullptr ? zero_points + groups : nullptr;
+    };
+    const auto load = [&](Weights& weights) {
+        weights.load(source, ahead_step, shape.group_shift);
+        if (++ahead_step == num_steps) {
+            ahead_step = 0;
+            ahead_item = min(ahead_item + item_step, num_items - 1);
+            seek();
+        }
+    };
+    const auto release = [&](int stage) {
+        if (lane < SHARERS) barrier_arrive_at(&emptied[stage], lane);
+    };
+
+    const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
+    int stage = 0;
+    unsigned parity = 0, written_parity = 1;
+    float sums[TOKENS / 2];
+    unsigned a[2][4][4];
+    Weights weights[2];
+    if (first_item < num_items) {
+        seek();
+        load(weights[0]);
+        load(weights[1]);
+        weights[0].widen(a[0]);
+        load(weights[0]);
+        if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
+    }
+#pragma unroll 1
+    for (int item = first_item; item < num_items; item += item_step) {
+        const int first_token = item % num_token_blocks * TOKENS;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
+        // Multiplies a step by `now`, and meanwhile makes `next` of the weights of the step behind it.
+        const auto multiply = [&](int step, unsigned (&now)[4][4], unsigned (&next)[4][4], Weights& loaded) {
+            const unsigned long long columns = swizzled_at(shared_address(memory + stage * STEP_BYTES), 0);
+            barrier_wait(&filled[stage], parity);
+            wgmma_begin();
+#pragma unroll
+            for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (step > 0) release(stage == 0 ? STAGES - 1 : stage - 1);
+            loaded.widen(next);
+            load(loaded);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        };
+#pragma unroll 1
+        for (int step = 0; step < num_steps; step += 2) {
+            multiply(step, a[0], a[1], weights[1]);
+            multiply(step + 1, a[1], a[0], weights[0]);
+            if (group == 0 && step == 0 && item == first_item) arrive_threads_of<NUM_THREADS>(1);
+        }
+        float loaded_scales[TOKENS / GROUP_THREADS];
+#pragma unroll
+        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
+            const int token = first_token + i * GROUP_THREADS + thread;
+            loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
+        }
+        wgmma_wait<0>();
+        release(stage == 0 ? STAGES - 1 : stage - 1);
+
+        const int tile = tile_of(item);
+        sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
+#pragma unroll
+        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
+            token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
+        }
+        sync_threads_of<GROUP_THREADS>(2 + group);
+        if (shape.epilogue != SWIGLU) {
+            write_floats<TOKENS>(sums, token_scales[group], biases, static_cast<float*>(out), shape, tile, first_token);
+            continue;
+        }
+        barrier_wait(&written, written_parity);
+        written_parity ^= 1;
+        write_gated<TOKENS>(sums, token_scales[group], biases, staging, largest, shape, tile, first_token);
+        fence_async_side();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&staged);
+    }
+    cluster_arrive();  // nobody writes into a block that has ended
+    cluster_wait();
+}

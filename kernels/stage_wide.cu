@@ -1,0 +1,80 @@
+// stage_wide: image[t] = round(w * x[t] / sqrt(mean(x[t]^2) + eps) / row_scale[t]); without a norm w and the root are 1
+//           Source: kernels/rms_norm.cu, kernels/round_rows.cu
+// Shapes:   x [num_tokens, num_inputs] float; norm_weight [num_inputs] float or null (no norm); image fp16 as
+//           common/wide_image.cuh has it; row_scales [num_tokens] float, a power of two (1 unless the row's largest
+//           magnitude exceeds 2^15); largest [num_tokens] or null
+// Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
+// Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp
+// Traffic:  x once from memory and once from L1, 2 bytes an input to image
+// Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
+// Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
+//           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
+//           unwritten: nobody reads their products
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+#include "common/wide_image.cuh"
+
+constexpr int BLOCK_SIZE = 256;
+
+// Neighbouring inputs of a token from `column` on: one, or two pairs.
+template <int UNIT_INPUTS, int VECTOR>
+__device__ __forceinline__ void store_inputs(unsigned char* image, int token, int column, int num_steps,
+                                             const float (&values)[VECTOR]) {
+    if constexpr (VECTOR == 1) {
+        unsigned char* pair = image + wide_place<UNIT_INPUTS>(token, column / 2 * 2, num_steps);
+        reinterpret_cast<__half*>(pair)[column % 2] = __float2half_rn(values[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i += 2) {
+            *reinterpret_cast<__half2*>(image + wide_place<UNIT_INPUTS>(token, column + i, num_steps)) =
+                __floats2half2_rn(values[i], values[i + 1]);
+        }
+    }
+}
+
+template <int UNIT_INPUTS, int VECTOR>
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    stage_wide(const float* __restrict__ x, const float* __restrict__ norm_weight, unsigned char* __restrict__ image,
+               float* __restrict__ row_scales, unsigned* __restrict__ largest, int num_inputs, float eps) {
+    const int token = blockIdx.x, num_steps = wide_steps(num_inputs);
+    x += static_cast<size_t>(token) * num_inputs;
+    // The products with the norm's weights; zeros past the last input.
+    const auto load = [&](int column, float (&values)[VECTOR], float& squares) {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) values[v] = 0.0f;
+        if (column >= num_inputs) return;
+        load_columns(x + column, values);
+        float weights[VECTOR] = {};
+        if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+            squares = fmaf(values[v], values[v], squares);
+            if (norm_weight != nullptr) values[v] *= weights[v];
+        }
+    };
+
+    SumMax found = {0.0f, 0.0f};
+    for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {
+        float values[VECTOR];
+        load(column, values, found.sum);
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) found.maximum = reduce::Max::combine(found.maximum, fabsf(values[v]));
+    }
+    found = reduce::over_row<reduce::SumAndMax, BLOCK_SIZE>(found);
+    const float inverse_rms =
+        norm_weight != nullptr ? rsqrtf(found.sum / static_cast<float>(num_inputs) + eps) : 1.0f;
+    const RowScale scale = row_scale_for<__half>(found.maximum * inverse_rms);
+    if (threadIdx.x == 0) {
+        row_scales[token] = scale.scale;
+        if (largest != nullptr) largest[token] = 0;
+    }
+
+    const float factor = inverse_rms * scale.inverse;
+    for (int column = threadIdx.x * VECTOR; column < num_steps * STEP_INPUTS; column += BLOCK_SIZE * VECTOR) {
+        float values[VECTOR], squares = 0.0f;
+        load(column, values, squares);
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) values[v] *= factor;
+        store_inputs<UNIT_INPUTS>(image, token, column, num_steps, values);
+    }
+}

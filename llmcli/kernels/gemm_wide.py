@@ -1,0 +1,245 @@
+"""y = f(x @ W.T + bias) of many tokens, staged in fp16, and a tiled matrix of 8 or 4 bits, which it widens itself."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from llmcli.kernels.arguments import check
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemv import EPILOGUES, Epilogue
+from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.stage_wide import STEP_INPUTS, TOKENS, check_image, image_bytes, num_steps
+from llmcli.kernels.tiles import (
+    HALF_ROWS,
+    SCALE_C_TYPES,
+    TILE_ROWS,
+    WEIGHT_BITS,
+    WEIGHT_C_TYPES,
+    TiledMatrix,
+    TileLayout,
+)
+
+BLOCK_SIZE = 384
+STATIC_SHARED_BYTES = 3 * 1024
+_CLUSTER = 2  # blocks that share tokens
+_BLOCK_TILES = 8
+_STAGES = {128: 12, 256: 6}  # steps of tokens under way
+# The share of the rate of a large product of the matrix library at which blocks of so many tokens compute. Fitted to
+# prompts of 128 to 8,000 tokens of Llama-3.1-8B, int8, on an H200 (docs/performance/wide.md).
+_SHARES = {128: 0.62, 256: 0.81}
+_LEAST_GROUP = 16  # inputs; a lane has one scale
+_ONE_GROUP = 31  # a shift that takes every input to group 0
+_TYPES = ("int8", "int4", "fp8")
+
+
+class WideShape(ctypes.Structure):
+    """The struct of the same name in the kernel."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("group_shift", ctypes.c_int32),
+        ("out_stride", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+        ("down_unit_inputs", ctypes.c_int32),
+        ("repeats", ctypes.c_int32),
+    )
+
+
+def takes(layout: TileLayout) -> bool:
+    """Whether the kernel is for such a matrix: codes and 8-bit floats, in groups that a lane has whole."""
+    return layout.weight_type in _TYPES and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
+
+
+def gemm_wide(
+    device: Device,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    row_scales: Any,
+    out: Any,
+    bias: Any | None = None,
+    epilogue: Literal["store", "add"] = "store",
+) -> None:
+    """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
+
+    Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
+            rows may be further apart; bias float32 [16 * num_tiles]
+    Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
+    """
+    num_tokens, layout = row_scales.shape[0], matrix.layout
+    check("gemm_wide", "out", out, dtype=np.float32, shape=(num_tokens, layout.num_rows), row_stride=True, aligned=4)
+    shape = _shape(device, matrix, image, row_scales, bias, layout.num_rows, epilogue)
+    shape.out_stride = out.strides[0] // 4
+    _launch(device, matrix, (image, row_scales, bias, out, None, None), shape)
+
+
+def gemm_wide_swiglu(
+    device: Device,
+    *,
+    matrix: TiledMatrix,
+    image: Any,
+    row_scales: Any,
+    down: TileLayout,
+    out: Any,
+    out_scales: Any,
+    largest: Any,
+    bias: Any | None = None,
+) -> None:
+    """Write silu(gate) * up over `out_scales` as the image that is multiplied with a matrix of the layout `down`.
+
+    `out_scales` become as swiglu writes them. `matrix` has gate in the first halves of its tiles and up in the others.
+    Shapes: image as in gemm_wide; out uint8 [at least image_bytes of down's inputs], not `image`; row_scales,
+            out_scales float32 [num_tokens]; largest uint32 [num_tokens], zeros; bias float32 [16 * num_tiles]
+    Raises: ValueError, as gemm_wide
+    """
+    num_tokens, layout = row_scales.shape[0], matrix.layout
+    if -(-down.num_inputs // HALF_ROWS) != layout.num_tiles:
+        raise ValueError(f"gemm_wide: {layout.num_tiles} tiles do not give {down.num_inputs} outputs")
+    check("gemm_wide", "out_scales", out_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
+    check("gemm_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
+    check_image("gemm_wide", "out", out, down.num_inputs, num_tokens)
+    shape = _shape(device, matrix, image, row_scales, bias, down.num_inputs, "swiglu")
+    shape.down_unit_inputs = down.unit_inputs
+    arguments = image, row_scales, bias, out, largest, out_scales
+    _launch(device, matrix, arguments, shape)
+    again = WideShape.from_buffer_copy(shape)
+    again.repeats = 1
+    _launch(device, matrix, arguments, again)
+
+
+def _shape(
+    device: Device,
+    matrix: TiledMatrix,
+    image: Any,
+    row_scales: Any,
+    bias: Any | None,
+    num_outputs: int,
+    epilogue: Epilogue,
+) -> WideShape:
+    layout = matrix.layout
+    if not takes(layout):
+        raise ValueError(f"gemm_wide: does not take {layout}")
+    if not device.can_wgmma:  # compiled for it, the kernel would multiply nothing
+        raise ValueError("gemm_wide: the card has no wgmma; only those of compute capability 9.0 have")
+    num_tokens = row_scales.shape[0]
+    check("gemm_wide", "row_scales", row_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
+    check_image("gemm_wide", "image", image, layout.num_inputs, num_tokens)
+    if bias is not None:
+        check("gemm_wide", "bias", bias, dtype=np.float32, shape=(layout.padded_rows,), aligned=4)
+    return WideShape(
+        num_tokens=num_tokens,
+        num_inputs=layout.num_inputs,
+        num_outputs=num_outputs,
+        num_groups=layout.num_groups,
+        group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
+        epilogue=EPILOGUES.index(epilogue),
+    )
+
+
+def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
+    layout, num_tokens = matrix.layout, shape.num_tokens
+    plan = plan_wide(layout, num_tokens, device.num_multiprocessors)
+    epilogue = EPILOGUES[shape.epilogue]
+    cost = partial(repeat_cost, num_tokens) if shape.repeats else partial(gemm_wide_cost, layout, num_tokens, epilogue)
+    device.launch(
+        "gemm_wide",
+        kernel_name(layout, plan.tokens),
+        grid=(plan.num_clusters * _CLUSTER,),
+        block=BLOCK_SIZE,
+        arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
+        shared_bytes=_shared_bytes(plan.tokens),
+        cost=cost,
+    )
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """How a product is launched: blocks of `tokens` tokens, in `num_clusters` clusters that take pieces in turn.
+
+    `library_flops`: what the matrix library would compute in the time that it takes. No choice changes a bit.
+    """
+
+    tokens: int
+    num_items: int
+    num_clusters: int
+    library_flops: float
+
+
+@cache
+def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int) -> WidePlan:
+    """The launch of the blocks that take the least time on a card of so many multiprocessors."""
+    least = min(TOKENS)
+    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens) for tokens in TOKENS)
+    return min((one for one in plans if one.tokens == least or num_tokens > least), key=lambda one: one.library_flops)
+
+
+def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int) -> WidePlan:
+    num_items = -(-num_tokens // tokens) * -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
+    most = num_multiprocessors // _CLUSTER
+    # All clusters take as long as those that have most to do.
+    waves, outputs = -(-num_items // most), most * _CLUSTER * _BLOCK_TILES * TILE_ROWS
+    computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS
+    return WidePlan(tokens, num_items, min(num_items, most), computed / _SHARES[tokens])
+
+
+def kernel_name(layout: TileLayout, tokens: int) -> str:
+    """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
+    weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
+    return f"gemm_wide<{weight_type}, {scale_type}, {tokens}, {_STAGES[tokens]}, {_shared_bytes(tokens)}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideCost(KernelCost):
+    """The same of one call, with what decides how long the tensor cores take."""
+
+    layout: TileLayout
+    num_tokens: int
+
+
+def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue) -> WideCost:
+    """What one call moves: the matrix and the image once (re-reads are L2's), the results."""
+    out_bytes = 4 * num_tokens * layout.num_rows
+    if epilogue == "swiglu":
+        out_bytes = image_bytes(layout.num_rows // 2, num_tokens)
+    return WideCost(
+        read_bytes=layout.num_bytes
+        + image_bytes(layout.num_inputs, num_tokens)
+        + (out_bytes if epilogue == "add" else 0),
+        written_bytes=out_bytes,
+        flops=2 * num_tokens * layout.num_rows * layout.num_inputs,
+        stored_bytes=layout.num_bytes,
+        element_bits=WEIGHT_BITS[layout.weight_type],
+        layout=layout,
+        num_tokens=num_tokens,
+    )
+
+
+def repeat_cost(num_tokens: int) -> KernelCost:
+    """The second launch of SwiGLU, where no result needs a scale."""
+    return KernelCost(4 * num_tokens, 4 * num_tokens, 0)
+
+
+def _shared_bytes(tokens: int) -> int:
+    return (_STAGES[tokens] + 1) * tokens * STEP_INPUTS * 2
+
+
+def _variants() -> Iterator[str]:
+    for weight_type in _TYPES:
+        for scale_type in SCALE_C_TYPES:
+            layout = TileLayout(weight_type, TILE_ROWS, 4096, 128, scale_type)
+            yield from (kernel_name(layout, tokens) for tokens in _STAGES)
+
+
+SPEC = KernelSpec(
+    "gemm_wide",
+    "many tokens in fp16 times a tiled matrix of 8 or 4 bits, with bias, residual sum or SwiGLU, on sm_90",
+    tuple(_variants()),
+    only_arch="sm_90",
+)

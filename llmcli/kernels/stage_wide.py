@@ -1,0 +1,87 @@
+"""Activations of many tokens rounded to fp16, times a norm's weights or not, in the order of gemm_wide's products."""
+
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.arguments import check
+from llmcli.kernels.device import Device
+from llmcli.kernels.rows import VECTOR
+from llmcli.kernels.spec import KernelCost, KernelSpec
+
+BLOCK_SIZE = 256
+STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
+IMAGE_TOKENS = 128  # of a block of an image
+TOKENS = (128, 256)  # that a block of gemm_wide may multiply
+UNIT_INPUTS = (64, 128)  # of the matrices that it takes
+
+SPEC = KernelSpec(
+    "stage_wide",
+    "rows in fp16 as gemm_wide takes them, times the norm's weights or not, with a power of two each",
+    tuple(f"stage_wide<{unit}, {vector}>" for unit in UNIT_INPUTS for vector in (VECTOR, 1)),
+)
+
+
+def num_steps(num_inputs: int) -> int:
+    """Steps of so many inputs: those of whole spans."""
+    return 2 * -(-num_inputs // (2 * STEP_INPUTS))
+
+
+def image_bytes(num_inputs: int, num_tokens: int) -> int:
+    """Bytes of the image of so many tokens: of the fewest that one block of gemm_wide has, or of whole large blocks."""
+    tokens = TOKENS[0] if num_tokens <= TOKENS[0] else TOKENS[-1]
+    return -(-num_tokens // tokens) * tokens * num_steps(num_inputs) * STEP_INPUTS * 2
+
+
+def check_image(kernel: str, name: str, image: Any, num_inputs: int, num_tokens: int) -> None:
+    """Refuse an image that is too small.
+
+    Raises: ValueError
+    """
+    check(kernel, name, image, dtype=np.uint8, shape=(None,))
+    needed = image_bytes(num_inputs, num_tokens)
+    if image.nbytes < needed:
+        raise ValueError(f"{kernel}: {name} has {image.nbytes} bytes, expected {needed}")
+
+
+def stage_wide(
+    device: Device,
+    *,
+    x: Any,
+    unit_inputs: int,
+    image: Any,
+    row_scales: Any,
+    norm_weight: Any | None = None,
+    eps: float = 0.0,
+    largest: Any | None = None,
+) -> None:
+    """Write x, normed or as it is, over the power of two of each row; and that power. Set `largest` to zeros.
+
+    `unit_inputs` is that of the matrix that will be multiplied with the image.
+    Shapes: x float32 [num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
+            norm_weight float32 [num_inputs]; largest uint32 [num_tokens]
+    Raises: ValueError for arrays that do not fit
+    """
+    check("stage_wide", "x", x, dtype=np.float32, shape=(None, None))
+    num_tokens, num_inputs = x.shape
+    check("stage_wide", "row_scales", row_scales, dtype=np.float32, shape=(num_tokens,), aligned=4)
+    check_image("stage_wide", "image", image, num_inputs, num_tokens)
+    if norm_weight is not None:
+        check("stage_wide", "norm_weight", norm_weight, dtype=np.float32, shape=(num_inputs,))
+    if largest is not None:
+        check("stage_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
+    device.launch(
+        "stage_wide",
+        f"stage_wide<{unit_inputs}, {VECTOR if num_inputs % VECTOR == 0 else 1}>",
+        grid=(num_tokens,),
+        block=BLOCK_SIZE,
+        arguments=(x, norm_weight, image, row_scales, largest, np.int32(num_inputs), np.float32(eps)),
+        cost=lambda: stage_wide_cost(num_tokens=num_tokens, num_inputs=num_inputs, has_norm=norm_weight is not None),
+    )
+
+
+def stage_wide_cost(*, num_tokens: int, num_inputs: int, has_norm: bool) -> KernelCost:
+    """What one call moves and computes."""
+    count, weight_bytes = num_tokens * num_inputs, 4 * num_inputs * has_norm
+    padded = num_tokens * num_steps(num_inputs) * STEP_INPUTS
+    return KernelCost(4 * count + weight_bytes, 2 * padded + 4 * num_tokens, 4 * count, weight_bytes)

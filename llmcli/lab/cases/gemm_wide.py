@@ -1,0 +1,164 @@
+"""Many tokens in fp16 times a tiled matrix of 8 or 4 bits: formats, groups, tails, numbers of tokens, epilogues."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_cost, gemm_wide_swiglu
+from llmcli.kernels.gemv import Epilogue
+from llmcli.kernels.stage_wide import image_bytes
+from llmcli.kernels.tiles import HALF_ROWS, TileLayout, tile_layout
+from llmcli.lab.bounds import truncated_sum_bound
+from llmcli.lab.cases.gemv import U, swiglu_of_tiles
+from llmcli.lab.matrices import DTYPES, StoredMatrix, arrays_of, matrix_of, random_matrix, tiles_of
+from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem, stored_values
+from llmcli.lab.rows import HALF_SUBNORMAL, powers_of_two
+from llmcli.lab.storage import to_storage
+from llmcli.lab.wide import image_of
+
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"weight_type": "int8", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "int8", "scale_type": "float32"},
+    {"weight_type": "int8", "scale_type": "float16", "group_size": 16, "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "int4", "scale_type": "float16", "group_size": 32, "is_symmetric": False},
+    {"weight_type": "int4", "scale_type": "float32", "is_symmetric": False},
+    {"weight_type": "fp8", "scale_type": "float32", "group_size": 128},
+    {"weight_type": "fp8", "scale_type": "bfloat16"},
+)
+_TOP = 2.0**15  # what needs a scale in fp16 is larger
+
+
+def activations(num_tokens: int, num_inputs: int) -> np.ndarray:
+    """Tokens of different sizes in fp16; one is zero, one has an outlier."""
+    rng = np.random.default_rng([num_tokens, num_inputs])
+    x = (rng.standard_normal((num_tokens, num_inputs)) * 2.0 ** rng.integers(-6, 4, (num_tokens, 1))).astype(np.float16)
+    if num_tokens > 2:
+        x[1] = 0
+        x[2, num_inputs // 2] = 1e4
+    return x
+
+
+def problem_of(
+    stored: StoredMatrix,
+    num_tokens: int,
+    epilogue: Epilogue = "store",
+    has_bias: bool = False,
+    down: TileLayout | None = None,
+) -> Problem:
+    """The product of so many tokens. Where their image has more tokens, those are zeros; SwiGLU goes into `down`."""
+    layout = stored.layout
+    x, scales = activations(num_tokens, layout.num_inputs), powers_of_two(num_tokens)
+    rng = np.random.default_rng([num_tokens, layout.num_rows])
+    given: dict[str, np.ndarray] = {}
+    if has_bias:
+        given["bias"] = rng.standard_normal(layout.padded_rows).astype(np.float32)
+    if epilogue == "add":
+        given["before"] = rng.standard_normal((num_tokens, layout.num_rows)).astype(np.float32)
+
+    def products() -> tuple[np.ndarray, np.ndarray]:
+        exact = x.astype(np.float64) * scales[:, None]
+        weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)  # as dequantize rounds
+        y = exact @ weights.T
+        bound = truncated_sum_bound(exact, weights, layout.unit_inputs) + 4 * U * np.abs(y)
+        if has_bias:
+            y = y + given["bias"].astype(np.float64)[: layout.num_rows]
+            bound += 2 * U * np.abs(y)
+        return y, bound
+
+    def reference() -> dict[str, Expected]:
+        y, bound = products()
+        if epilogue == "add":
+            y = given["before"] + y
+            bound = bound + 2 * U * np.abs(y)
+        return {"out": Expected(y, bound)}
+
+    def gated() -> dict[str, Expected]:
+        assert down is not None
+        y, bound = swiglu_of_tiles(*products(), down.num_inputs)
+        largest = np.abs(y).max(axis=1)
+        out_scales = np.where(largest > _TOP, np.ldexp(1.0, np.frexp(largest)[1] - 15), 1.0)
+        # The fast exponential and quotient, then the rounding to fp16, below its smallest normal number, too.
+        bound = (bound + (2.0**-11 + 2.0**-16) * np.abs(y)) / out_scales[:, None] + HALF_SUBNORMAL[np.dtype(np.float16)]
+        images = [image_of(one, down.unit_inputs, np.float64) for one in (y / out_scales[:, None], bound)]
+        return {
+            "out": Expected(images[0], images[1]),
+            "out_scales": Expected(out_scales, 0.0),
+            "largest": Expected(np.where(largest > _TOP, largest, 0.0), 2.0**-14 * largest),
+        }
+
+    def solve(device: Device, arrays: Arrays) -> None:
+        common = {
+            "matrix": matrix_of(layout, arrays),
+            "image": arrays["image"].view(np.uint8),
+            "row_scales": arrays["row_scales"],
+            "bias": arrays.get("bias"),
+        }
+        if down is None:
+            gemm_wide(device, **common, out=arrays["out"], epilogue="add" if epilogue == "add" else "store")
+            return
+        out, largest = arrays["out"].view(np.uint8), arrays["largest"].view(np.uint32)
+        gemm_wide_swiglu(device, **common, down=down, out=out, largest=largest, out_scales=arrays["out_scales"])
+
+    outputs = {"out": Output((num_tokens, layout.num_rows), initial="before" if epilogue == "add" else "")}
+    if down is not None:
+        outputs = {
+            "out": Output((image_bytes(down.num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
+            "out_scales": Output((num_tokens,)),
+            "largest": Output((num_tokens,), holds_zeros=True),
+        }
+    return Problem(
+        "gemm_wide",
+        {"num_tokens": num_tokens, "num_inputs": layout.num_inputs, "num_outputs": layout.num_rows},
+        inputs={"image": image_of(x, layout.unit_inputs), "row_scales": scales, **arrays_of(tiles_of(stored)), **given},
+        outputs=outputs,
+        reference=reference if down is None else gated,
+        cost=gemm_wide_cost(layout, num_tokens, epilogue),
+        solvers={ENGINE: solve},
+        label=f"{stored.name}, {epilogue}",
+    )
+
+
+def with_small_scales(stored: StoredMatrix) -> StoredMatrix:
+    """The same with scales down to 2^-26, row by row: fp16 lacks some, or has products below its normal numbers."""
+    assert stored.scales is not None
+    factors = np.ldexp(1.0, -(np.arange(len(stored.scales)) % 18))[:, None]
+    scales = to_storage(stored_values(stored.scales) * factors, DTYPES[str(stored.scale_type)])
+    return replace(stored, scales=scales)
+
+
+def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_inputs: int, down_type: str) -> Problem:
+    """Gate and up of so many outputs, for a matrix of `down_type`. One token's results need a scale."""
+    num_rows = 2 * HALF_ROWS * -(-num_outputs // HALF_ROWS)
+    stored = random_matrix(num_inputs, num_rows=num_rows, num_inputs=num_inputs, **form)
+    down = tile_layout(down_type, 64, num_outputs, None, "float32")
+    return problem_of(stored, num_tokens, "swiglu", down=down)
+
+
+def _checks() -> Iterator[Problem]:
+    for form in FORMATS:
+        for num_outputs, num_inputs, num_tokens in ((35, 72, 9), (300, 1000, 130), (528, 264, 33)):
+            stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+            yield problem_of(stored, num_tokens, has_bias=num_tokens == 33)
+        yield problem_of(stored, 300, "add", has_bias=True)
+        for down_type in ("int8", "int4"):
+            yield swiglu_problem(form, 70, 100, 200, down_type)
+            yield swiglu_problem(form, 260, 300, 136, down_type)
+        yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 20)
+    for num_tokens in (1, 127, 128, 129, 256, 257):
+        yield problem_of(random_matrix(2, num_rows=72, num_inputs=520, **FORMATS[0]), num_tokens)
+    # More work than blocks run at once: they take one piece after the other, in blocks of 256 tokens.
+    for form in (FORMATS[0], FORMATS[4], FORMATS[7]):
+        yield problem_of(random_matrix(3, num_rows=17000, num_inputs=130, **form), 400)
+    yield swiglu_problem(FORMATS[0], 200, 8500, 72, "int8")
+    yield swiglu_problem(FORMATS[3], 200, 8500, 72, "int4")
+
+
+def _typical() -> Problem:
+    return problem_of(random_matrix(4, num_rows=4096, num_inputs=4096, **FORMATS[0]), 512)
+
+
+CASES = KernelCases("gemm_wide", _checks, _typical)

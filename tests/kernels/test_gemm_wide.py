@@ -1,0 +1,260 @@
+"""gemm_wide against float64 of the weights that dequantize writes; on cards with wgmma."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import assert_launches_agree, fenced, to_host
+from right import assert_right
+from uploaded import upload
+
+from llmcli.kernels import gemm_wide as launcher
+from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.device import Device
+from llmcli.kernels.gemm_wide import (
+    SPEC,
+    STATIC_SHARED_BYTES,
+    WidePlan,
+    gemm_wide,
+    gemm_wide_cost,
+    gemm_wide_swiglu,
+    plan_wide,
+    takes,
+)
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.stage_wide import TOKENS, image_bytes
+from llmcli.kernels.tiles import TileLayout, tile_layout
+from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, swiglu_problem, with_small_scales
+from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
+from llmcli.lab.notes import Notes
+from llmcli.lab.wide import image_of
+
+
+@pytest.fixture
+def wgmma_card(device: Device) -> Device:
+    if not device.can_wgmma:
+        pytest.skip("the card has no wgmma")
+    return device
+
+
+@pytest.fixture(params=TOKENS, ids="blocks of {}".format)
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of so many tokens, whatever would take less time; of 256 where there are as many."""
+
+    def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int) -> WidePlan:
+        tokens = request.param if num_tokens > min(TOKENS) else min(TOKENS)
+        return launcher._plan(layout, num_tokens, num_multiprocessors, tokens)
+
+    monkeypatch.setattr(launcher, "plan_wide", plan)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs"), [(16, 40), (35, 72), (48, 176), (100, 1001), (272, 2304), (20011, 200), (64, 14336)]
+)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
+    stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+    for num_tokens in (20, 150):
+        assert_right(wgmma_card, problem_of(stored, num_tokens))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 600])
+@pytest.mark.parametrize("form", FORMATS[:5], ids=str)
+def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_tokens: int) -> None:
+    stored = random_matrix(2, num_rows=300, num_inputs=712, **form)
+    assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
+    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("num_tokens", [5, 70, 128, 129, 300])
+@pytest.mark.parametrize("num_outputs", [8, 60, 100, 128, 130, 1000])
+@pytest.mark.parametrize("down_type", ["int8", "int4"])
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_swiglu_with_scales_and_without(
+    wgmma_card: Device, form: dict[str, Any], down_type: str, num_outputs: int, num_tokens: int
+) -> None:
+    assert_right(wgmma_card, swiglu_problem(form, num_tokens, num_outputs, 200, down_type))
+
+
+def product(device: Device, stored: StoredMatrix, x: np.ndarray) -> np.ndarray:
+    import cupy
+
+    result = fenced((len(x), stored.layout.num_rows), np.float32)
+    gemm_wide(
+        device,
+        matrix=upload(tiles_of(stored)),
+        image=cupy.asarray(image_of(x, stored.layout.unit_inputs)).view(np.uint8),
+        row_scales=cupy.ones(len(x), np.float32),
+        out=result.array,
+    )
+    device.synchronize()
+    result.check()
+    return to_host(result.array)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_tokens_bits_are_the_same_beside_any_number_of_others(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """Also in another place of the block; up to 128 tokens take a block of 128, more what the fixture says."""
+    stored = random_matrix(3, num_rows=272, num_inputs=4096, **form)
+    x = activations(700, 4096)
+    expected = product(wgmma_card, stored, x)
+    for begin, end in ((0, 1), (0, 128), (3, 130), (100, 400), (256, 512), (699, 700)):
+        found = product(wgmma_card, stored, x[begin:end])
+        np.testing.assert_array_equal(found.view(np.uint32), expected[begin:end].view(np.uint32))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6]], ids=str)
+def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """A place for tokens that is filled again too early shows in one launch of many."""
+    import cupy
+
+    stored = random_matrix(4, num_rows=8192, num_inputs=4096, **form)
+    x = activations(1000, 4096)
+    matrix = upload(tiles_of(stored))
+    image = cupy.asarray(image_of(x, stored.layout.unit_inputs)).view(np.uint8)
+    row_scales = cupy.ones(len(x), np.float32)
+    assert_launches_agree(
+        lambda out: gemm_wide(wgmma_card, matrix=matrix, image=image, row_scales=row_scales, out=out),
+        product(wgmma_card, stored, x),
+        60,
+    )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_weights_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """Bit for bit, also where fp16 does not have the scale or has the product below its normal numbers."""
+    stored = with_small_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
+    x = np.eye(144, dtype=np.float16)  # a token's results are the weights of one input
+    weights = stored.weights.astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))
+
+
+@pytest.mark.cuda
+def test_nan_shows_in_its_token_alone(wgmma_card: Device) -> None:
+    x = activations(20, 256)
+    x[4, 5] = np.nan
+    result = product(wgmma_card, random_matrix(6, num_rows=64, num_inputs=256, **FORMATS[0]), x)
+    assert np.isnan(result[4]).all()
+    assert np.isfinite(np.delete(result, 4, axis=0)).all()
+
+
+# Without a card
+
+
+def arguments(num_tokens: int = 9, num_outputs: int = 40) -> dict[str, Any]:
+    layout = tile_layout("int8", num_outputs, 128, 64, "bfloat16")
+    return {
+        "matrix": layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20)),
+        "image": Phantom((image_bytes(128, num_tokens),), np.uint8, 2 << 20),
+        "row_scales": Phantom((num_tokens,), np.float32, 3 << 20),
+        "out": Phantom((num_tokens, num_outputs), np.float32, 4 << 20),
+    }
+
+
+def swiglu_arguments() -> dict[str, Any]:
+    return {
+        **arguments(),
+        "down": tile_layout("int4", 64, 24, None, "float32"),
+        "out": Phantom((image_bytes(24, 9),), np.uint8, 4 << 20),
+        "out_scales": Phantom((9,), np.float32, 5 << 20),
+        "largest": Phantom((9,), np.uint32, 6 << 20),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": Phantom((16,), np.uint8, 1 << 30)}, "image has 16 bytes"),
+        ({"row_scales": Phantom((8,), np.float32, 1 << 30)}, r"out is \[9, 40\], expected \[8, 40\]"),
+        ({"out": Phantom((9, 16), np.float32, 1 << 30)}, r"out is \[9, 16\]"),
+        ({"bias": Phantom((40,), np.float32, 1 << 30)}, r"bias is \[40\], expected \[48\]"),
+    ],
+)
+def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
+    notes: Any = Notes()
+    gemm_wide(notes, **arguments())
+    (launch,) = notes.launches
+    assert launch.grid == (2,)
+    assert launch.name in SPEC.variants
+    with pytest.raises(ValueError, match=message):
+        gemm_wide(notes, **{**arguments(), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"out": Phantom((16,), np.uint8, 1 << 30)}, "out has 16 bytes"),
+        ({"out_scales": Phantom((8,), np.float32, 1 << 30)}, r"out_scales is \[8\]"),
+        ({"largest": Phantom((9,), np.float32, 1 << 30)}, "largest is float32"),
+        ({"down": tile_layout("int8", 64, 100, None, "float32")}, "3 tiles do not give 100 outputs"),
+    ],
+)
+def test_wrong_arrays_of_swiglu_are_refused(change: dict[str, Any], message: str) -> None:
+    """It is launched twice, the second time for results that need a scale."""
+    notes: Any = Notes()
+    gemm_wide_swiglu(notes, **swiglu_arguments())
+    assert [one.arguments[-1].repeats for one in notes.launches] == [0, 1]
+    with pytest.raises(ValueError, match=message):
+        gemm_wide_swiglu(notes, **{**swiglu_arguments(), **change})
+
+
+def test_matrices_and_cards_that_it_is_not_for_are_refused() -> None:
+    other: Any = Notes(replace(TYPICAL_CARD, can_wgmma=False))
+    with pytest.raises(ValueError, match="the card has no wgmma"):
+        gemm_wide(other, **arguments())
+    layout = tile_layout("int8", 40, 128, 8, "bfloat16")
+    notes: Any = Notes()
+    matrix = layout.place(Phantom((layout.arena_bytes,), np.uint8, 1 << 20))
+    with pytest.raises(ValueError, match="does not take"):
+        gemm_wide(notes, **{**arguments(), "matrix": matrix})
+    assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
+    assert not any(takes(tile_layout(kind, 64, 4096)) for kind in ("float16", "bfloat16", "float32"))
+    assert takes(tile_layout("int4", 64, 4096, 16, "float16"))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 128, 129, 2048])
+def test_a_block_has_the_shared_memory_that_it_asks_for(num_tokens: int) -> None:
+    notes: Any = Notes()
+    gemm_wide(notes, **arguments(num_tokens))
+    assert notes.launches[0].shared_bytes + STATIC_SHARED_BYTES <= TYPICAL_CARD.shared_bytes_per_block
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "num_tokens", "tokens", "clusters"),
+    [
+        (256, 128, 128, 128, 1),
+        (4096, 14336, 300, 128, 48),  # 32 pieces of 256 tokens would leave half of the card idle
+        (4096, 4096, 2048, 256, 66),
+        (28672, 4096, 2048, 256, 66),
+    ],
+)
+def test_blocks_that_take_the_least_time(
+    num_outputs: int, num_inputs: int, num_tokens: int, tokens: int, clusters: int
+) -> None:
+    layout = tile_layout("int8", num_outputs, num_inputs, 64, "bfloat16")
+    plan = plan_wide(layout, num_tokens, 132)
+    assert (plan.tokens, plan.num_clusters) == (tokens, clusters)
+    assert plan.num_items == -(-num_tokens // tokens) * -(-num_outputs // 256)
+
+
+def test_cost_and_what_idle_blocks_take() -> None:
+    layout = tile_layout("int8", 4096, 4096, 128, "bfloat16")
+    cost = gemm_wide_cost(layout, 2048, "add")
+    assert cost.stored_bytes == layout.num_bytes
+    assert cost.read_bytes == layout.num_bytes + 2 * 2048 * 4096 + 4 * 2048 * 4096
+    assert cost.written_bytes == 4 * 2048 * 4096
+    assert cost.flops == 2 * 2048 * 4096 * 4096
+    # 128 pieces of work for 66 clusters: two waves.
+    assert plan_wide(layout, 2048, 132).library_flops == pytest.approx(cost.flops * 132 / 128 / 0.81)
+    assert gemm_wide_cost(layout, 2048, "swiglu").written_bytes == 2 * 2048 * 2048

@@ -1,0 +1,120 @@
+"""stage_wide against rounded rows by NumPy, in the order that wide_image.cuh tells; without a norm bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fenced import fenced, to_host
+from right import assert_right
+
+from llmcli.kernels.device import Device
+from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.stage_wide import SPEC, UNIT_INPUTS, image_bytes, num_steps, stage_wide, stage_wide_cost
+from llmcli.lab.cases.stage_wide import EPS, problem_of
+from llmcli.lab.notes import Notes
+from llmcli.lab.wide import image_of
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_inputs", [1, 8, 31, 64, 65, 127, 128, 129, 1000, 4096, 14336])
+@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_norm: bool) -> None:
+    assert_right(device, problem_of(unit_inputs, 6, num_inputs, has_norm=has_norm))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_tokens", [1, 2, 127, 128, 129, 255, 256, 257, 513])
+@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
+def test_numbers_of_tokens(device: Device, unit_inputs: int, num_tokens: int) -> None:
+    assert_right(device, problem_of(unit_inputs, num_tokens, 520))
+
+
+@pytest.mark.cuda
+def test_what_is_no_number_stays_in_its_token(device: Device) -> None:
+    import cupy
+
+    x = np.ones((9, 128), np.float32)
+    x[4:6, 5] = np.float32([np.nan, np.inf])
+    image, row_scales = fenced(image_bytes(128, 9), np.uint8), fenced(9, np.float32)
+    stage_wide(device, x=cupy.asarray(x), unit_inputs=64, image=image.array, row_scales=row_scales.array, eps=EPS)
+    device.synchronize()
+    image.check()
+    values = to_host(image.array).view(np.float16).reshape(2, 128, 64)[:, :9]
+    assert not np.isfinite(values[:, 4:6]).all(axis=(0, 2)).any()
+    assert np.isfinite(np.delete(values, [4, 5], axis=1)).all()
+
+
+# Without a card
+
+
+@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
+@pytest.mark.parametrize("num_tokens", [1, 128, 129, 300])
+def test_every_input_of_a_token_has_a_place_of_its_own(unit_inputs: int, num_tokens: int) -> None:
+    """Each eight tokens of a step fill all banks of shared memory: their 16 bytes number i lie in eight places."""
+    num_inputs = 200
+    numbers = np.arange(1, num_tokens * num_inputs + 1, dtype=np.float64).reshape(num_tokens, num_inputs)
+    image = image_of(numbers, unit_inputs, np.float64)
+    assert len(image) == image_bytes(num_inputs, num_tokens) // 2
+    assert sorted(image[image > 0]) == sorted(numbers.reshape(-1))
+    first = image.reshape(-1, 128, 64)[0, : min(num_tokens, 8)]
+    pieces = [int(np.flatnonzero(row == numbers[token, 0])[0]) // 8 for token, row in enumerate(first)]
+    assert len(set(pieces)) == len(pieces)
+
+
+def test_a_lane_of_the_tensor_cores_finds_its_weights_inputs() -> None:
+    """The k-step s gives lane t the positions 2t, 2t + 1, 2t + 8 and 2t + 9; tiles give it these inputs."""
+    rows = np.arange(1, 129, dtype=np.float64)[None]
+    steps = image_of(rows, 64, np.float64).reshape(2, 128, 64)[:, 0] - 1
+    for unit in range(2):
+        for s in range(4):
+            for t in range(4):
+                found = steps[unit, 16 * s + np.array([2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])]
+                assert found.tolist() == [64 * unit + 16 * t + 4 * s + i for i in range(4)]
+    steps = image_of(rows, 128, np.float64).reshape(2, 128, 64)[:, 0] - 1
+    for half in range(2):
+        for s in range(4):
+            for t in range(4):
+                found = steps[half, 16 * s + np.array([2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])]
+                assert found.tolist() == [32 * t + 16 * half + 4 * s + i for i in range(4)]
+
+
+def test_images_have_whole_blocks_of_tokens_and_whole_spans() -> None:
+    assert [num_steps(count) for count in (1, 128, 129, 4096)] == [2, 2, 4, 64]
+    assert image_bytes(100, 128) == 128 * 128 * 2
+    assert image_bytes(100, 129) == 256 * 128 * 2
+    assert image_bytes(4096, 2048) == 2048 * 4096 * 2
+
+
+def arguments() -> dict[str, Any]:
+    return {
+        "x": Phantom((9, 200), np.float32, 1 << 20),
+        "unit_inputs": 64,
+        "image": Phantom((image_bytes(200, 9),), np.uint8, 2 << 20),
+        "row_scales": Phantom((9,), np.float32, 3 << 20),
+        "norm_weight": Phantom((200,), np.float32, 4 << 20),
+        "largest": Phantom((9,), np.uint32, 5 << 20),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": Phantom((16,), np.uint8, 1 << 30)}, "image has 16 bytes"),
+        ({"row_scales": Phantom((8,), np.float32, 1 << 30)}, r"row_scales is \[8\]"),
+        ({"norm_weight": Phantom((100,), np.float32, 1 << 30)}, r"norm_weight is \[100\]"),
+        ({"largest": Phantom((9,), np.float32, 1 << 30)}, "largest is float32"),
+    ],
+)
+def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
+    notes: Any = Notes()
+    stage_wide(notes, **arguments())
+    assert notes.launches[0].grid == (9,)
+    assert notes.launches[0].name in SPEC.variants
+    with pytest.raises(ValueError, match=message):
+        stage_wide(notes, **{**arguments(), **change})
+
+
+def test_cost() -> None:
+    cost = stage_wide_cost(num_tokens=3, num_inputs=200, has_norm=True)
+    assert (cost.read_bytes, cost.written_bytes, cost.stored_bytes) == (4 * 800, 3 * (2 * 256 + 4), 800)

@@ -1,0 +1,125 @@
+"""Prompts on cards whose products widen weights themselves, on a simulated card: which launches, and what comes out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_models import write_awq, write_fp8, write_gptq
+from quantized import SCHEMES, SIZES, export
+from row_steps import PROMPT, logits_of, relative_error
+from safetensors.torch import load_file, save_file
+from simulated_card import SimulatedDevice, simulate
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.runners.cuda import products, wide_layer
+from llmcli.runners.cuda.load import load as load_on_card
+from llmcli.runners.torch.load import load
+
+TAILS = {**SIZES, "intermediate_size": 328, "num_hidden_layers": 2}  # which end within a tile, a step and a span
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    return simulate(monkeypatch)
+
+
+@pytest.fixture
+def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gets the kernel of every product of many tokens."""
+    noted: list[str] = []
+
+    def note(module: Any, stem: str) -> None:
+        operation = getattr(module, stem)
+
+        def call(device: Any, **arguments: Any) -> None:
+            if isinstance(device, SimulatedDevice):
+                noted.append(stem)
+            operation(device, **arguments)
+
+        monkeypatch.setattr(module, stem, call)
+
+    for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu"):
+        note(wide_layer, stem)
+    note(products, "dequantize")
+    return noted
+
+
+def worst_error(folder: Path, device: SimulatedDevice, **options: Any) -> float:
+    """Of the logits behind prompts, against torch."""
+    reference = load(open_model(folder), max_seq_len=200)
+    runner = load_on_card(
+        open_model(folder),
+        max_seq_len=200,
+        dtype="float32",
+        prefill_chunk=130,
+        uses_graphs=False,
+        device=device,  # type: ignore[arg-type]
+        **options,
+    )
+    prompts = [PROMPT[:length] for length in (65, 128, 129, 196)]
+    return max(relative_error(logits_of(runner, one), logits_of(reference, one)) for one in prompts)
+
+
+@pytest.mark.parametrize("name", ["int8 channel", "int4 channel", "int4 channel, asymmetric"])
+def test_prompts_are_computed_as_by_torch(
+    name: str, device: SimulatedDevice, launched: list[str], tmp_path: Path
+) -> None:
+    """With biases; each layer in four products, none of which has its weights widened in memory."""
+    sizes = {**TAILS, "attention_bias": True, "mlp_bias": True}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
+    assert worst_error(folder, device) < 1e-3
+    layer = ["stage_wide", "gemm_wide"] * 2 + ["stage_wide", "gemm_wide_swiglu", "gemm_wide"]
+    assert launched[:14] == 2 * layer
+    assert "dequantize" not in launched
+
+
+def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
+    """A few rows of up give results beyond 65504, which down takes over a power of two."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.float32, **TAILS)
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("up_proj.weight"):
+            tensor[::50] *= 3e5
+        if name.endswith("down_proj.weight"):
+            tensor[:, ::50] *= 1e-5
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 32"]))
+    assert worst_error(folder, device) < 2e-3
+    assert "gemm_wide_swiglu" in launched
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "is_wide"),
+    [
+        (write_fp8, {}, True),
+        (write_fp8, {"keep": "q_proj"}, False),  # a layer with one matrix of floats
+        (write_awq, {"group_size": 32}, True),
+        (write_gptq, {"sym": False, "bits": 8, "desc_act": None}, True),
+        (write_gptq, {"desc_act": True}, False),  # inputs in an order
+    ],
+)
+def test_which_layers_it_is_for(
+    write: Callable[..., Path],
+    options: dict[str, Any],
+    is_wide: bool,
+    device: SimulatedDevice,
+    launched: list[str],
+    tmp_path: Path,
+) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, attention_bias=True, **SIZES)
+    assert worst_error(write(source, tmp_path / "model", **options), device) < 1e-3
+    assert ("gemm_wide" in launched) == is_wide
+    assert ("dequantize" in launched) == (not is_wide)
+
+
+def test_other_cards_widen_in_memory(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
+    device.can_wgmma = False
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"]))
+    assert worst_error(folder, device) < 1e-3
+    assert set(launched) == {"dequantize"}
