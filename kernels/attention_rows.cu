@@ -59,13 +59,11 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                 const unsigned index = first_index + (token - first) / TILE, stage = index % STAGES;
                 barrier_wait(&shared.filled[stage], index / STAGES % 2);
                 const int tile_begin = max(0, splits.visible - token), tile_end = min(end - token, TILE);
-                take_from_ring(
+                take_from_ring<HEAD_TILE>(
                     tile, shared.queries[buffer], shared.ring[stage], tile_begin, tile_end,
-                    [&](int, int, int place) { return place >= tile_begin && place < tile_end; },
-                    [&] {
-                        __syncwarp();
-                        if (lane == 0) barrier_arrive(&shared.emptied[stage]);
-                    });
+                    [&](int, int, int place) { return place >= tile_begin && place < tile_end; });
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&shared.emptied[stage]);
             }
             first_index += (max(0, end - first) + TILE - 1) / TILE;
 

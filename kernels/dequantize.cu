@@ -85,8 +85,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
         if constexpr (TileFormat<WeightT>::HAS_SCALES) {
             // A group is 8 inputs at least, and so is a step.
             const int group = input >> shape.group_shift;
-            const size_t index = (static_cast<size_t>(tile) * shape.num_groups + group) * TILE_ROWS + row_in_tile;
-            const float scale = to_float(scales[index]);
+            const size_t group_index = static_cast<size_t>(tile) * shape.num_groups + group;
+            const size_t index = group_index * TILE_ROWS + row_in_tile;
+            const size_t scale_index = group_index * SCALES_A_TILE<ScaleT> + scale_place<ScaleT>(row_in_tile);
+            const float scale = to_float(scales[scale_index]);
             const int zero = zero_points != nullptr ? zero_points[index] : TileFormat<WeightT>::OFFSET;
 #pragma unroll
             for (int i = 0; i < STEP; ++i) {

@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #pragma unroll
         for (int m = 0; m < TILES_A_WARP && G::IS_GROUPED && unit % Image::UNITS == 0; ++m) {
             const size_t tile = min(first_tile(item) + m * MULTIPLIERS + warp, num_tiles - 1);
-            const ScaleT* group = scales + (tile * G::count(num_units) + G::first(unit)) * TILE_ROWS;
-            weight_scales[m][0] = to_float(group[g]);
-            weight_scales[m][1] = to_float(group[g + 8]);
+            const ScaleT* group = scales + (tile * G::count(num_units) + G::first(unit)) * SCALES_A_TILE<ScaleT>;
+            weight_scales[m][0] = to_float(group[scale_place<ScaleT>(g)]);
+            weight_scales[m][1] = to_float(group[scale_place<ScaleT>(g + 8)]);
         }
         barrier_wait(&filled[stage], parity);
         unsigned a[TILES_A_WARP][Image::STEPS][4];

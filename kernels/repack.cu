@@ -168,27 +168,29 @@ struct GroupPlace {
     int half, row, group;
     bool exists;
 };
+// A half tile has A_HALF values of a group, and so many rows of the source.
+template <int A_HALF>
 __device__ __forceinline__ GroupPlace group_place(const GroupShape& shape) {
     const size_t element = static_cast<size_t>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
-    const int row_in_half = element % HALF_ROWS;
-    const int group = element / HALF_ROWS % shape.num_groups;
+    const int row_in_half = element % A_HALF;
+    const int group = element / A_HALF % shape.num_groups;
     GroupPlace place;
-    place.half = static_cast<int>(element / HALF_ROWS / shape.num_groups);
-    place.row = place.half * HALF_ROWS + row_in_half;
+    place.half = static_cast<int>(element / A_HALF / shape.num_groups);
+    place.row = place.half * A_HALF + row_in_half;
     // A stored group is a piece of one of the source's; those of padded inputs have no source.
     const long long input = static_cast<long long>(group) * shape.group_size;
     place.group = static_cast<int>(input / shape.source_group_size);
     place.exists = place.row < shape.num_rows && place.group < shape.source_groups;
     const int half = shape.first_half + place.half * shape.half_step;
     const size_t group_index = static_cast<size_t>(half / 2) * shape.num_groups + group;
-    place.destination = group_index * TILE_ROWS + half % 2 * HALF_ROWS + row_in_half;
+    place.destination = group_index * 2 * A_HALF + half % 2 * A_HALF + row_in_half;
     return place;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     repack_scales(const T* __restrict__ source, T* __restrict__ scales, int* flags, GroupShape shape) {
-    const GroupPlace place = group_place(shape);
+    const GroupPlace place = group_place<SCALES_A_HALF<T>>(shape);
     if (place.half >= shape.num_halves) return;
     const size_t index = static_cast<size_t>(place.row) * shape.source_groups + place.group;
     const T value = place.exists ? source[index] : from_float<T>(0.0f);
@@ -199,7 +201,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 template <int BITS>
 __global__ void __launch_bounds__(BLOCK_SIZE)
     repack_zero_points(const unsigned* __restrict__ source, unsigned char* __restrict__ zero_points, GroupShape shape) {
-    const GroupPlace place = group_place(shape);
+    const GroupPlace place = group_place<HALF_ROWS>(shape);
     if (place.half >= shape.num_halves) return;
     constexpr int PER_WORD = 32 / BITS;
     unsigned value = 0;

@@ -103,7 +103,7 @@ __device__ __forceinline__ void stage_spans(uint4* shared, const InputRows& rows
     constexpr int LANES = SPAN_INPUTS / 8, SPANS_A_PASS = 32 / LANES;
     constexpr int OWN_ROWS = ROWS / BLOCKS, PART_WARPS = TILE_WARPS / BLOCKS;
     // Passes whose loads are under way together. With several rows they are of one span, and share the norm's weights.
-    constexpr int WANTED = OWN_ROWS == 1 ? 3 : OWN_ROWS;
+    constexpr int WANTED = OWN_ROWS == 1 ? 4 : OWN_ROWS;
     constexpr int DEPTH = WANTED < Product::MAX_DEPTH ? WANTED : Product::MAX_DEPTH;
     static_assert(OWN_ROWS == 1 || OWN_ROWS % DEPTH == 0, "the rows of a span share the norm's weights");
     const int turn = warp / PART_WARPS % (NUM_WARPS / TILE_WARPS);  // among the warps that multiply the same spans

@@ -18,7 +18,7 @@ struct DigitImage {
     static constexpr int SCALES_AT = 2 * DIGIT_BYTES, SUMS_AT = SCALES_AT + 4 * TOKENS;
     static constexpr int SPAN_BYTES = SUMS_AT + (IS_SYMMETRIC ? 0 : 4 * TOKENS);
     static constexpr int SPAN_VECTORS = SPAN_BYTES / 16;
-    static constexpr int MAX_DEPTH = Codes::MAX_DEPTH;
+    static constexpr int MAX_DEPTH = IS_SYMMETRIC ? 3 : 1;
     static_assert(SPAN_BYTES % 16 == 0, "a span is copied in vectors");
 
     // Eight inputs of the row blockIdx.x.

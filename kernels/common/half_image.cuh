@@ -28,7 +28,7 @@ struct HalfImage {
     static constexpr int SCALES_AT = PIECES * PIECE_BYTES;
     static constexpr int UNIT_BYTES = SCALES_AT + (HAS_UNIT_SCALE<T> ? 4 * TOKENS : 0);
     static constexpr int SPAN_VECTORS = UNITS * UNIT_BYTES / 16;
-    static constexpr int MAX_DEPTH = Pairs::MAX_DEPTH;
+    static constexpr int MAX_DEPTH = 3;
     static_assert(UNIT_BYTES % 32 == 0, "two blocks copy halves of a unit, in vectors");
 
     // Eight inputs of the row blockIdx.x.

@@ -70,19 +70,16 @@ __device__ __forceinline__ void load_scales(float (&scales)[2], const RingTokens
     }
 }
 
-// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `barrier` counts 32 arrivals, one of
-// each lane when its copies are there.
+// One warp asks for a tile's tokens `begin` to `end` - 1; no other token is read. `lane` is this thread's.
 template <typename KvT, int HEAD_DIM>
 __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<KvT>& keys,
-                                          const HeadTokens<KvT>& values, int begin, int end,
-                                          unsigned long long* barrier) {
+                                          const HeadTokens<KvT>& values, int begin, int end, int lane) {
     using Ring = RingTile<KvT, HEAD_DIM>;
     using Keys = RingTokens<KvT, HEAD_DIM, true>;
     using Values = RingTokens<KvT, HEAD_DIM, false>;
     // Of codes two vectors at a time, where tokens have an even number of them; swaps keep such pairs together.
     constexpr int AT_ONCE = Ring::HAS_SCALES && Ring::VECTORS % 2 == 0 ? 2 : 1, BYTES = AT_ONCE * Ring::VECTOR_BYTES;
     constexpr int COPIES = Ring::TOKENS * Ring::VECTORS / AT_ONCE;
-    const int lane = threadIdx.x % 32;
     const unsigned key_places = shared_address(tile), value_places = key_places + Ring::KEYS_BYTES;
     const auto copy = [&](unsigned place, const KvT* element) {
         if constexpr (BYTES == 16) {
@@ -106,21 +103,19 @@ __device__ __forceinline__ void copy_tile(unsigned char* tile, const HeadTokens<
             copy_async_small<4>(key_places + Ring::SCALES + 4 * lane, scales + token, true);
         }
     }
-    barrier_arrive_behind_copies(barrier);
 }
 
 // Adds a tile in the ring, of which the tokens `begin` to `end` - 1 may be read: operation by operation what Attend's
 // `take` does with a loaded tile, but each vector is loaded where it is used, which takes fewer registers. `is_seen`
 // says whether a column sees a token: column, 0 or 1 for its heads, token. With SOME_SEE_NONE a column may see none;
-// nothing of it changes then. `taken` is called at the end.
-template <bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen, typename Taken>
+// nothing of it changes then. Only the first HEADS heads are there.
+template <int HEADS, bool SOME_SEE_NONE = false, typename KvT, int HEAD_DIM, int HEAD_TILE, typename Seen>
 __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>& attend,
                                                const typename Attend<KvT, HEAD_DIM, HEAD_TILE>::Queries& queries,
-                                               const unsigned char* tile, int begin, int end, Seen is_seen,
-                                               Taken taken) {
+                                               const unsigned char* tile, int begin, int end, Seen is_seen) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     using MmaT = typename Tile::MmaT;
-    constexpr int COLUMNS = Tile::COLUMNS;
+    constexpr int COLUMNS = HEADS / 8;
     const RingTokens<KvT, HEAD_DIM, true> keys(tile);
     const RingTokens<KvT, HEAD_DIM, false> values(tile);
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -207,5 +202,4 @@ __device__ __forceinline__ void take_from_ring(Attend<KvT, HEAD_DIM, HEAD_TILE>&
             }
         }
     }
-    taken();
 }

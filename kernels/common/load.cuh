@@ -53,3 +53,10 @@ __device__ __forceinline__ const T* address_here(const T* address) {
     asm volatile("" : "+l"(address));
     return address;
 }
+
+// The same number; what follows from it is computed behind this place, not kept in registers from one turn of a loop to
+// the next.
+__device__ __forceinline__ int number_here(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}

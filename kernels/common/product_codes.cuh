@@ -61,12 +61,14 @@ struct CodeProduct {
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
     // Beside many sums no register is left.
     static constexpr int UNROLL = COLUMN_TILES >= 4 ? 1 : SEPARATE * G::WITHIN_LANE;
-    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 3 : 2;  // of stage_spans
+    static constexpr int MAX_DEPTH = !IS_SYMMETRIC || G::ACROSS_LANES > 1 ? 1 : ROWS == 1 ? 4 : 2;  // of stage_spans
     // Int4 has no time for staging between products, others no registers.
     static constexpr bool IS_WOVEN = !IS_INT4 && IS_SYMMETRIC && G::ACROSS_LANES == 1;  // WovenInputs
     static constexpr float MOST = 32639.0f;  // whose digits are 127 and 127
 
+    static constexpr bool HAS_SPARE = ROWS * G::ACROSS_LANES % 4 != 0;  // columns without a virtual row
     LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the virtual row t of each column tile
+    uint4 inputs[HAS_SPARE ? PARTS : 1] = {};  // spare columns stay zeros, which take less power
 
     // Eight inputs of one row, as they are staged; lane `eighth` of the span holds the inputs 8 * eighth and on.
     struct Staged {
@@ -134,10 +136,10 @@ struct CodeProduct {
             const int within = turn % G::WITHIN_LANE, separate = turn / G::WITHIN_LANE;
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                // Column g of b. Columns past the last row repeat it; nobody reads them.
-                const int virtual_row = 4 * c + g / 2;
-                const int row = min(virtual_row / G::ACROSS_LANES, ROWS - 1);
+                // Column g of b.
+                const int virtual_row = 4 * c + g / 2, row = virtual_row / G::ACROSS_LANES;
                 const bool has_group = t * G::ACROSS_LANES / 4 == virtual_row % G::ACROSS_LANES;
+                const bool has_row = !HAS_SPARE || g < 2 * ROWS * G::ACROSS_LANES;
                 // Columns 2t and 2t + 1 of d.
                 const int own_row = 4 * c + t;
                 const int group =
@@ -156,7 +158,7 @@ struct CodeProduct {
                     scale = __int_as_float(digit_sums.z);
                 }
                 const uint4* digits = span + row * PART_VECTORS + g % 2 * 4 + t;
-                multiply(d, low, high, digits, has_group, separate, within);
+                multiply(d, low, high, digits, has_group && has_row, separate, within);
 
                 float low_scale = scale, high_scale = scale;
                 if constexpr (G::IS_GROUPED) {
@@ -203,14 +205,15 @@ private:
     }
 
     // Adds a span's codes times digits: those of one unit if sums are separate, of one group if a lane holds two.
-    __device__ __forceinline__ static void multiply(int (&d)[4], const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
-                                                    const uint4* digits, bool has_group, int separate, int within) {
+    __device__ __forceinline__ void multiply(int (&d)[4], const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
+                                             const uint4* digits, bool has_inputs, int separate, int within) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             if (IS_INT4 && G::WITHIN_LANE == 2 && part != within) continue;
             if (SEPARATE > 1 && part != separate) continue;
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (has_group) v = digits[part * ROWS * PART_VECTORS];
+            uint4 other = make_uint4(0, 0, 0, 0);
+            uint4& v = HAS_SPARE ? inputs[HAS_SPARE ? part : 0] : other;
+            if (has_inputs) v = digits[part * ROWS * PART_VECTORS];
             if constexpr (IS_INT4) {
                 const unsigned a0 = part == 0 ? low[0].x : low[0].z, a1 = part == 0 ? high[0].x : high[0].z;
                 const unsigned a2 = part == 0 ? low[0].y : low[0].w, a3 = part == 0 ? high[0].y : high[0].w;

@@ -33,10 +33,12 @@ struct Fp8Product {
     static constexpr int SPAN_VECTORS = PAIR_VECTORS + (ROWS + 3) / 4;  // of ROWS rows in shared memory
 
     static constexpr int NUM_SUMS = 2 * COLUMN_TILES;
-    static constexpr int MAX_DEPTH = ROWS == 1 ? 3 : 2;  // of stage_spans
+    static constexpr int MAX_DEPTH = ROWS == 1 ? 4 : 2;  // of stage_spans
     static constexpr bool IS_WOVEN = true;               // WovenInputs
 
+    static constexpr bool HAS_SPARE = ROWS % 4 != 0;  // columns without a row
     LaneSums<NUM_SUMS> sums;  // of the rows g and g + 8, of the row t of each column tile
+    uint4 inputs[HAS_SPARE ? PARTS : 1] = {};  // spare columns stay zeros, which take less power
 
     // Eight inputs of one row, as they are staged; lane `eighth` of the span holds the inputs 8 * eighth and on.
     struct Staged : HalfPairs<__half, LANES> {
@@ -54,6 +56,11 @@ struct Fp8Product {
     __device__ __forceinline__ void add_span(const uint4 (&low)[UNITS], const uint4 (&high)[UNITS],
                                              const unsigned char* slot, const uint4* span, int lane) {
         const int g = lane / 4, t = lane % 4;
+        const uint4* columns = span + g * 4 + t;
+        if (HAS_SPARE && g < 2 * ROWS) {
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) inputs[HAS_SPARE ? part : 0] = columns[part * PART_VECTORS];
+        }
         float d[COLUMN_TILES][4];
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
@@ -63,9 +70,7 @@ struct Fp8Product {
             widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                // Columns past the last row repeat it; nobody reads their sums.
-                const int column = 2 * min(4 * c + g / 2, ROWS - 1) + g % 2;
-                const uint4 v = span[part * PART_VECTORS + column * 4 + t];
+                const uint4 v = HAS_SPARE ? inputs[HAS_SPARE ? part : 0] : columns[part * PART_VECTORS + 32 * c];
                 mma<__half>(d[c], a[0][0], a[0][1], a[0][2], a[0][3], v.x, v.y);
                 mma<__half>(d[c], a[1][0], a[1][1], a[1][2], a[1][3], v.z, v.w);
             }
@@ -76,8 +81,8 @@ struct Fp8Product {
             float low_scale = scale, high_scale = scale;
             if constexpr (G::IS_GROUPED) {
                 const ScaleT* scales = reinterpret_cast<const ScaleT*>(slot);
-                low_scale = __fmul_rn(scale, to_float(scales[g]));
-                high_scale = __fmul_rn(scale, to_float(scales[g + 8]));
+                low_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g)]));
+                high_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g + 8)]));
             }
             sums[2 * c] = __fmaf_rn(low_scale, __fadd_rn(d[c][0], d[c][1]), sums[2 * c]);
             sums[2 * c + 1] = __fmaf_rn(high_scale, __fadd_rn(d[c][2], d[c][3]), sums[2 * c + 1]);

@@ -61,7 +61,9 @@ struct HalfProduct {
     static constexpr int MAX_DEPTH = 4;     // of stage_spans
     static constexpr bool IS_WOVEN = true;  // WovenInputs
 
+    static constexpr bool HAS_SPARE = ROWS % 4 != 0;  // columns without a row
     LaneSums<NUM_SUMS> sums;
+    uint4 v = {};  // of a lane's inputs; spare columns stay zeros, which take less power
 
     // Eight inputs of one row, as they are staged; lane `eighth` of the unit holds the inputs 8 * eighth and on.
     struct Staged : HalfPairs<T, LANES> {
@@ -80,8 +82,7 @@ struct HalfProduct {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
-            // Columns past the last row repeat it; nobody reads their sums.
-            const uint4 v = unit[(2 * min(4 * c + g / 2, ROWS - 1) + g % 2) * 4 + t];
+            if (!HAS_SPARE || g < 2 * ROWS) v = unit[(8 * c + g) * 4 + t];
             if constexpr (HAS_UNIT_SCALE<T>) {
                 float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                 multiply(d, low[0], high[0], v);

@@ -100,7 +100,8 @@ __device__ __forceinline__ void copy_tiles(const Call<KvT>& call, Shared<KvT, HE
             if (use > 0) barrier_wait(&shared.emptied[stage], (use - 1) % 2);
             copy_tile<KvT, HEAD_DIM>(shared.ring[stage], {call.keys + place * HEAD_DIM, call.key_scales + place},
                                      {call.values + place * HEAD_DIM, call.value_scales + place}, visible - first,
-                                     min(end - first, TILE), &shared.filled[stage]);
+                                     min(end - first, TILE), lane);
+            barrier_arrive_behind_copies(&shared.filled[stage]);
         }
     }
     copy_async_commit();

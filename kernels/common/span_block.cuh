@@ -1,4 +1,4 @@
-// span_block: a block of attention_span: which tokens it attends from, and its shared memory.
+// span_block: a block of attention_span: the work of a launch, a block's share of it, and its shared memory.
 #pragma once
 
 #include "common/head.cuh"
@@ -6,30 +6,114 @@
 #include "common/load.cuh"
 #include "common/splits.cuh"
 
-constexpr int MAX_SPAN = 8;  // new tokens of a row; llmcli/runners/base.py knows it too
-constexpr int COLUMNS = 8;   // of a block: pairs of a new token and a query head, token * group + head
+constexpr int MAX_SPAN = 8;   // new tokens of a row; llmcli/runners/base.py knows it too
+constexpr int MAX_LANES = 32;
+constexpr int TILE_COLUMNS = 8;  // of one product
 
 // The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ...
 struct Span {
     int row, first_lane, position, num_tokens;
 
-    // The span `number` of the launch; without tokens if there are fewer. All lanes of a warp must call it.
-    __device__ __forceinline__ Span(const int* rows, const int* positions, int num_lanes, int number) {
-        const int lane = threadIdx.x % 32;
-        const int its_row = lane < num_lanes ? load_here(rows + lane) : -1;
-        const int its_position = lane < num_lanes ? load_here(positions + lane) : 0;
-        const int row_before = __shfl_up_sync(0xffffffffu, its_row, 1);
-        unsigned starts = __ballot_sync(0xffffffffu, its_row >= 0 && (lane == 0 || its_row != row_before));
-        for (int i = 0; i < number; ++i) starts &= starts - 1;
-        num_tokens = 0;
-        if (starts == 0) return;
-        first_lane = __ffs(starts) - 1;
-        row = __shfl_sync(0xffffffffu, its_row, first_lane);
-        position = __shfl_sync(0xffffffffu, its_position, first_lane);
-        num_tokens = __popc(__ballot_sync(0xffffffffu, its_row == row));
-    }
     // The tile in which the first new token lies begins here.
     __device__ __forceinline__ int new_begin() const { return position / PAGE_TOKENS * PAGE_TOKENS; }
+};
+
+// All spans of a launch, and their work. What belongs to a span lies at its first lane. An item is a split of a span
+// for one key-value head and up to `columns` columns, which are pairs of a new token and a query head: token * group +
+// head. All items stand in a line: span by span, then head by head, tile of columns by tile, split by split.
+struct SpanTable {
+    Splits<PAGE_TOKENS> splits[MAX_LANES];  // of every token, also its position
+    int rows[MAX_LANES], num_tokens[MAX_LANES];
+    int most_splits[MAX_LANES];  // that one of its tokens has
+    int ends[MAX_LANES];         // of its items
+    int columns, group, num_key_value_heads;
+
+    // One warp calls it. Fewer columns an item, down to TILE_COLUMNS, while every block still has at most one.
+    template <int MOST_COLUMNS>
+    __device__ __forceinline__ void fill(const int* all_rows, const int* all_positions, int num_lanes, int window,
+                                         int max_splits, int heads, int its_group) {
+        const int lane = threadIdx.x % 32;
+        const int row = lane < num_lanes ? load_here(all_rows + lane) : -1;
+        const int position = lane < num_lanes ? load_here(all_positions + lane) : 0;
+        const Splits<PAGE_TOKENS> its_splits(row >= 0 ? position : 0, window, max_splits);
+        const unsigned lanes_of_row = __match_any_sync(0xffffffffu, row);
+        const bool is_first = row >= 0 && __ffs(lanes_of_row) - 1 == lane;
+        int most = its_splits.count;
+#pragma unroll
+        for (int distance = 1; distance < MAX_SPAN; distance *= 2) {
+            const int other = __shfl_down_sync(0xffffffffu, most, distance);
+            if (__shfl_down_sync(0xffffffffu, row, distance) == row) most = max(most, other);
+        }
+        const int all_columns = __popc(lanes_of_row) * its_group, per_tile = is_first ? heads * most : 0;
+        int at_once = TILE_COLUMNS, items;
+        while (true) {
+            items = per_tile * ((all_columns + at_once - 1) / at_once);
+            if (at_once == MOST_COLUMNS || __reduce_add_sync(0xffffffffu, items) <= gridDim.x) break;
+            at_once *= 2;
+        }
+        int end = items;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, end, distance);
+            if (lane >= distance) end += other;
+        }
+        splits[lane] = its_splits;
+        rows[lane] = row;
+        num_tokens[lane] = __popc(lanes_of_row);
+        most_splits[lane] = most;
+        ends[lane] = end;
+        if (lane == 0) columns = at_once, group = its_group, num_key_value_heads = heads;
+    }
+    __device__ __forceinline__ int num_items() const { return ends[MAX_LANES - 1]; }
+};
+
+// Consecutive splits of a span for one key-value head and tile of columns.
+struct SpanPiece {
+    Span span;
+    int kv_head, first_column, columns;
+    int first_split, end_split, most_splits;
+    bool is_last;                       // of the block
+    const Splits<PAGE_TOKENS>* splits;  // of the span's tokens
+
+    __device__ __forceinline__ bool has_split(int split) const { return split >= first_split && split < end_split; }
+    // Whether it ends with one of the new tokens, or has tokens of their tiles: a window may begin a page later for the
+    // later ones, and then an earlier split of theirs does. All lanes of a warp call it.
+    __device__ __forceinline__ bool has_new() const {
+        const Splits<PAGE_TOKENS>& its = splits[min(static_cast<int>(threadIdx.x) % 32, span.num_tokens - 1)];
+        return __any_sync(0xffffffffu, end_split >= its.count || its.end(end_split - 1) > span.new_begin());
+    }
+};
+
+// Walks over the pieces of this block: a share of the line of items, as even as it can be.
+struct SpanShare {
+    int item, end;
+
+    __device__ __forceinline__ explicit SpanShare(const SpanTable& table) {
+        const int blocks = gridDim.x, block = blockIdx.x, items = table.num_items();
+        const int part = items / blocks, longer = items - part * blocks;
+        item = block * part + min(block, longer);
+        end = item + part + (block < longer);
+    }
+    __device__ __forceinline__ bool is_over() const { return item >= end; }
+    // The next piece; there is one. All lanes of a warp call it.
+    __device__ __forceinline__ SpanPiece next(const SpanTable& table) {
+        SpanPiece piece;
+        const int lane = __popc(__ballot_sync(0xffffffffu, table.ends[threadIdx.x % 32] <= item));
+        piece.span = {table.rows[lane], lane, table.splits[lane].position, table.num_tokens[lane]};
+        piece.splits = table.splits + lane;
+        piece.most_splits = table.most_splits[lane];
+        const int in_span = item - (lane == 0 ? 0 : table.ends[lane - 1]), tile = in_span / piece.most_splits;
+        const int all_columns = piece.span.num_tokens * table.group;
+        const int tiles = (all_columns + table.columns - 1) / table.columns;
+        piece.kv_head = tile / tiles;
+        piece.first_column = (tile - piece.kv_head * tiles) * table.columns;
+        piece.columns = min(table.columns, all_columns - piece.first_column);
+        piece.first_split = in_span - tile * piece.most_splits;
+        piece.end_split = min(piece.most_splits, piece.first_split + end - item);
+        item += piece.end_split - piece.first_split;
+        piece.is_last = is_over();
+        return piece;
+    }
 };
 
 // The new tokens from ... to - 1, which have their splits begin at the same places: all but once in a long while. And
@@ -37,40 +121,72 @@ struct Span {
 struct SpanPart {
     int from, to, begin, end, visible;
 
-    __device__ __forceinline__ SpanPart(const Splits<PAGE_TOKENS>* splits, int num_tokens, int first, int split) {
+    __device__ __forceinline__ SpanPart(const SpanPiece& piece, int first, int split) {
+        const Splits<PAGE_TOKENS>* splits = piece.splits;
         from = first;
-        for (to = from + 1; to < num_tokens; ++to) {
+        for (to = from + 1; to < piece.span.num_tokens; ++to) {
             if (splits[to].start != splits[from].start || splits[to].tokens != splits[from].tokens) break;
         }
         begin = splits[from].begin(split);
         end = splits[to - 1].end(split);
         visible = splits[from].visible;
     }
+    // What lies in the cache and not in the new tokens' tiles ends here.
+    __device__ __forceinline__ int ring_end(const Span& span) const { return min(end, span.new_begin()); }
 };
 
-template <typename KvT, int HEAD_DIM, int STAGES>
-struct SpanShared {
-    using Ring = RingTile<KvT, HEAD_DIM>;
-    static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
-    static constexpr int RING_BYTES = STAGES * Ring::BYTES, MIXED_BYTES = WARPS * COLUMNS * STRIDE * 4;
+// A column as the block keeps it; token -1 where there is none. The first tile of columns goes to the first team of
+// warps, the second to the second, and so on in turns; a team's columns lie side by side.
+struct SpanColumn {
+    int token, head;  // of the span's tokens, of all query heads
 
-    // The ring; at the end of a part the warps' weighted values.
-    alignas(128) unsigned char ring[RING_BYTES > MIXED_BYTES ? RING_BYTES : MIXED_BYTES];
+    template <int COLUMNS, int TEAMS>
+    static __device__ __forceinline__ SpanColumn at(int place, const SpanPiece& piece, int group) {
+        constexpr int TEAM_TILES = COLUMNS / TEAMS / TILE_COLUMNS;
+        const int tile = place / TILE_COLUMNS;
+        const int number = (tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS;
+        const int column = piece.first_column + number, token = column / group;
+        if (number >= piece.columns) return {-1, 0};
+        return {token, piece.kv_head * group + column - token * group};
+    }
+};
+
+template <typename KvType, int HEAD_SIZE, int MOST_COLUMNS, int NUM_STAGES>
+struct SpanShared {
+    using KvT = KvType;
+    using Ring = RingTile<KvT, HEAD_SIZE>;
+    static constexpr int HEAD_DIM = HEAD_SIZE, COLUMNS = MOST_COLUMNS, STAGES = NUM_STAGES;
+    // Teams of WARPS warps share each tile of tokens, and take different columns.
+    static constexpr int TEAMS = COLUMNS > TILE_COLUMNS ? 2 : 1, COPIERS = COLUMNS > TILE_COLUMNS ? 4 : 1;
+    static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
+    static constexpr int THREADS = ATTENDING + 32 * COPIERS;
+    using Tile = Attend<KvT, HEAD_DIM, COLUMNS / TEAMS>;
+    static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
+    static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;
+    // Blocks that share a multiprocessor have no room to copy while the warps' parts are put together.
+    static constexpr bool MIXES_IN_RING = TEAMS == 1;
+    static constexpr int RING_BYTES = STAGES * Ring::BYTES;
+
+    alignas(128) unsigned char ring[MIXES_IN_RING && 4 * MIXED > RING_BYTES ? 4 * MIXED : RING_BYTES];
     alignas(128) unsigned char new_tiles[2][Ring::BYTES];  // those in which new tokens lie
-    typename Attend<KvT, HEAD_DIM, COLUMNS>::Queries queries;
+    typename Tile::Queries queries[TEAMS];
+    float mixed[MIXES_IN_RING ? 4 : MIXED];
+    unsigned long long filled[STAGES], emptied[STAGES];
+    SpanPiece piece;  // that the block attends to; no registers are left for it
     float own_keys[MAX_SPAN][HEAD_DIM], own_values[MAX_SPAN][HEAD_DIM];
     float own_scores[COLUMNS];
     float maxima[WARPS][COLUMNS], sums[WARPS][COLUMNS];
-    Span span;
-    int group, kv_head, first_column, columns, most_splits;
-    Splits<PAGE_TOKENS> splits[MAX_SPAN];  // of what each new token sees
-    int tokens[COLUMNS];                   // the new token of each column
-    int seen_end[COLUMNS];                 // the end of what it sees of a part, 0 if it sees nothing
-    bool has_own[COLUMNS];                 // whether the part ends with the token itself
-    unsigned long long filled[STAGES], emptied[STAGES], older;
+    SpanTable table;
+    SpanShare pieces;  // behind `piece`
+    SpanColumn columns[COLUMNS];
+    int seen_end[COLUMNS];  // the end of what a column sees of a part, 0 if it sees nothing
+    int has_own[COLUMNS];   // whether the part ends with the column's own token
     int is_last;
 
-    __device__ __forceinline__ float* weighted_values() { return reinterpret_cast<float*>(ring); }
+    // [WARPS][COLUMNS][STRIDE], at the end of a part
+    __device__ __forceinline__ float* weighted_values() {
+        return MIXES_IN_RING ? reinterpret_cast<float*>(ring) : mixed;
+    }
     __device__ __forceinline__ unsigned char* stage(unsigned index) { return ring + index % STAGES * Ring::BYTES; }
 };
 

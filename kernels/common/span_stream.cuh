@@ -12,8 +12,12 @@ template <typename WeightT, typename ScaleT, int GROUP_SIZE, bool IS_SYMMETRIC, 
 struct SpanStream {
     using G = Groups<WeightT, GROUP_SIZE>;
     static constexpr int PART_WARPS = TILE_WARPS / BLOCKS;
-    static constexpr int SCALE_VECTORS = G::IS_GROUPED ? G::PER_SPAN * static_cast<int>(sizeof(ScaleT)) : 0;
-    static constexpr int GROUP_VECTORS = TILE_ROWS * sizeof(ScaleT) / 16;  // scales of a group
+    // Scales of half tiles are 8 bytes a group, copied by one lane; `aux` then counts groups.
+    static constexpr bool SHARES_SCALES = SCALES_A_HALF<ScaleT> == 1;
+    static constexpr int SCALE_BYTES = SCALES_A_TILE<ScaleT> * static_cast<int>(sizeof(ScaleT));  // of a group
+    static constexpr int SCALE_VECTORS = !G::IS_GROUPED ? 0 : SHARES_SCALES ? 1 : G::PER_SPAN * SCALE_BYTES / 16;
+    static constexpr int GROUP_VECTORS = SHARES_SCALES ? 1 : SCALE_BYTES / 16;
+    static_assert(!SHARES_SCALES || (G::IS_GROUPED && G::PER_SPAN == 1 && IS_SYMMETRIC), "blocks are whole spans");
     static constexpr int ZERO_VECTORS = G::IS_GROUPED && !IS_SYMMETRIC ? G::PER_SPAN : 0;
     static constexpr int AUX_VECTORS = SCALE_VECTORS + ZERO_VECTORS, AUX_COPIES = (AUX_VECTORS + 31) / 32;
     static constexpr int SPAN_BYTES = SPAN_UNITS<WeightT> * UNIT_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
@@ -46,7 +50,11 @@ struct SpanStream {
 #pragma unroll
             for (int i = 0; i < AUX_COPIES; ++i) {
                 const void* base = is_scale(i, lane) ? static_cast<const void*>(scales) : zero_points;
-                if (32 * i + lane < AUX_VECTORS) {
+                if constexpr (SHARES_SCALES) {
+                    const size_t offset = static_cast<size_t>(SCALE_BYTES) * aux[i];
+                    const auto* bytes = static_cast<const unsigned char*>(base) + offset;
+                    if (lane == 0) copy_async_small<SCALE_BYTES>(slot + SPAN_BYTES, bytes, true);
+                } else if (32 * i + lane < AUX_VECTORS) {
                     copy_async(slot + SPAN_BYTES + 512 * i, static_cast<const uint4*>(base) + aux[i]);
                 }
             }

@@ -4,7 +4,8 @@
 // [lane 4g + t][16 bytes]; these are bytes 16t .. 16t+15 of the unit's 64 of row g + 8v, as the checkpoint has them. So
 // a warp reads 512 bytes at once, and a lane's two vectors belong to the rows that mma.m16n8k16 gives to it.
 // A lane's 16 bytes fall into PARTS parts of 8 inputs; a part is two k-steps of the mma (for fp32 no mma exists).
-// Scales and zero points are [tile][group][16 rows]; a unit holds whole groups, or a group whole units.
+// Scales and zero points are [tile][group][16 rows]; a unit holds whole groups, or a group whole units. Scales of
+// blocks of 8-bit floats (BlockScale) are [tile][group][2]: the rows of a half tile share one.
 #pragma once
 
 #include "common/types.cuh"
@@ -66,6 +67,18 @@ struct TileFormat<float> {
     static constexpr bool HAS_SCALES = false;
     static constexpr bool IS_PERMUTED = false;
 };
+
+// The scales of a group that a half tile has, and a tile; and the place of a row's among those of its tile.
+template <typename ScaleT>
+constexpr int SCALES_A_HALF = HALF_ROWS;
+template <>
+constexpr int SCALES_A_HALF<BlockScale> = 1;
+template <typename ScaleT>
+constexpr int SCALES_A_TILE = 2 * SCALES_A_HALF<ScaleT>;
+template <typename ScaleT>
+__device__ __forceinline__ constexpr int scale_place(int row) {
+    return row * SCALES_A_HALF<ScaleT> / HALF_ROWS;
+}
 
 // Units side by side that are multiplied together. With scales they have 128 inputs: sums of these become fp32
 // at once. A matrix has whole spans.

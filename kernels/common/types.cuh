@@ -8,9 +8,19 @@ __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
+// A scale that all rows of a half tile share: that of a block of 8-bit floats.
+struct BlockScale {
+  float value;
+};
+__device__ __forceinline__ float to_float(BlockScale scale) { return scale.value; }
+
 // Rounds to nearest even.
 template <typename T>
 __device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ BlockScale from_float<BlockScale>(float value) {
+  return {value};
+}
 template <>
 __device__ __forceinline__ float from_float<float>(float value) {
   return value;

@@ -23,66 +23,87 @@ from llmcli.kernels.spec import KernelSpec
 
 MAX_SPAN = 8  # lanes of one row
 MAX_LANES = 32  # in a launch
-_COLUMNS = 8  # pairs of a lane and a query head that a block takes
-_WARPS = 4  # that attend; one more copies
+NARROW, WIDE = 8, 32  # pairs of a lane and a query head that a block takes at most
+_WARPS = 4  # of a team that attends
 _MAX_STAGES = 16  # tiles under way in a block; more bring nothing
-_WIDE_HEAD_DIM = 128  # above it registers have room for one block; for head sizes of no whole 32 for two, else three
+_WIDE_HEAD_DIM = 128  # above it registers have room for one narrow block; for head sizes of no whole 32 for two
+_WIDE_FORM_HEAD_DIMS = (32, 64, 128)  # others take more registers than a wide block has
 
 
-class SpanPlan:
+class SpanForm:
     """How a block works with one cache; depends on nothing that changes after load.
 
-    Attributes: blocks: on a multiprocessor; stages: tiles under way in a block
+    Attributes: columns: pairs of a lane and a query head that it takes at most; blocks: on a multiprocessor; stages:
+        tiles under way in a block
     """
 
-    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int, columns: int):
         self._layout = layout
         self._itemsize = itemsize
-        most = 1 if layout.head_dim > _WIDE_HEAD_DIM else 2 if layout.head_dim % 32 else 3
+        self.columns = columns
+        self._teams, self._copiers = (1, 1) if columns == NARROW else (2, 4)
+        most = 1 if layout.head_dim > _WIDE_HEAD_DIM or columns == WIDE else 2 if layout.head_dim % 32 else 3
         for self.blocks in range(most, 0, -1):
             room = room_for_block(card, self.blocks)
-            self.stages = max((n for n in range(_MAX_STAGES + 1) if self._shared_bytes(n) <= room), default=0)
+            some = range(0, _MAX_STAGES + 1, self._copiers)  # each stage has one copier: see copy_pieces
+            self.stages = max((n for n in some if self._shared_bytes(n) <= room), default=0)
             if self.stages >= MIN_STAGES:
                 break
 
     @property
     def is_possible(self) -> bool:
-        """Whether the kernel is for this cache, and a block's shared memory has room for it."""
-        return self._itemsize in (1, 2) and self.stages >= MIN_STAGES
+        """Whether there are enough registers, and a block's shared memory has room for it."""
+        return self.stages >= MIN_STAGES and (self.columns == NARROW or self._layout.head_dim in _WIDE_FORM_HEAD_DIMS)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self._shared_bytes(self.stages)
 
-    def grid_heads(self, most_lanes: int) -> int:
-        """Blocks that a split of a row takes, if it has so many lanes at most."""
-        return self._layout.num_key_value_heads * -(-most_lanes * self._layout.group_size // _COLUMNS)
-
-    def num_counters(self, num_lanes: int) -> int:
-        """Counters for so many lanes of any rows."""
-        return max(spans * self.grid_heads(num_lanes - spans + 1) for spans in range(1, num_lanes + 1))
+    @property
+    def num_threads(self) -> int:
+        """Of a block."""
+        return 32 * (self._teams * _WARPS + self._copiers)
 
     def kernel_name(self, dtype: np.dtype[Any]) -> str:
-        """The name expression; the last parameters but one is a size of shared memory, for the compiler to compare."""
-        parameters = (
-            CACHE_TYPES[dtype],
-            str(self._layout.head_dim),
-            str(self.stages),
-            str(self.shared_bytes),
-            str(self.blocks),
-        )
-        return f"attention_span<{', '.join(parameters)}>"
+        """The name expression; the last parameter but one is a size of shared memory, for the compiler to compare."""
+        parameters = (CACHE_TYPES[dtype], self._layout.head_dim, self.columns, self.stages, self.shared_bytes)
+        return f"attention_span<{', '.join(map(str, parameters))}, {self.blocks}>"
 
     def _shared_bytes(self, stages: int) -> int:
-        head_dim, columns = self._layout.head_dim, _COLUMNS
-        tile = tile_bytes(self._layout, self._itemsize)
-        ring = lines(max(stages * tile, 4 * _WARPS * columns * (head_dim + 2)))
-        queries = query_bytes(self._layout, columns)
+        head_dim, columns, tile = self._layout.head_dim, self.columns, tile_bytes(self._layout, self._itemsize)
+        mixed = 4 * _WARPS * columns * (head_dim + 2)
+        ring = lines(max(stages * tile, mixed if columns == NARROW else 0))
+        merging = 16 if columns == NARROW else mixed
+        walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8  # barriers, the piece, all rows
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
-        merging = 2 * 4 * _WARPS * columns + 5 * 4 * MAX_SPAN + 9 * columns + 9 * 4
-        barriers = 8 * (2 * stages + 1)
-        return lines(ring + 2 * tile + queries + own + merging + barriers + 4)
+        of_columns = 2 * 4 * _WARPS * columns + 4 * 4 * columns
+        queries = query_bytes(self._layout, columns)
+        return lines(ring + 2 * tile + queries + merging + walking + own + of_columns + 4)
+
+
+class SpanPlan:
+    """The forms in which blocks may work with one cache."""
+
+    def __init__(self, card: CardFacts | Device, layout: QkvLayout, itemsize: int):
+        self._group_size = layout.group_size
+        self._itemsize = itemsize
+        self._num_multiprocessors = card.num_multiprocessors
+        self._narrow, self._wide = (SpanForm(card, layout, itemsize, columns) for columns in (NARROW, WIDE))
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the kernel is for this cache on this card."""
+        return self._itemsize in (1, 2) and self._narrow.is_possible
+
+    def form(self, most_lanes: int) -> SpanForm:
+        """That for rows of so many lanes at most."""
+        return self._wide if self._wide.is_possible and most_lanes * self._group_size > NARROW else self._narrow
+
+    def num_blocks(self, form: SpanForm, most_lanes: int, num_rows: int, num_splits: int, num_heads: int) -> int:
+        """Narrow blocks have a split each at most; wide ones, of which one is on a multiprocessor, share them out."""
+        items = num_splits * num_heads * -(-most_lanes * self._group_size // NARROW) * num_rows
+        return items if form.columns == NARROW else min(items, self._num_multiprocessors)
 
 
 def attention_span(
@@ -111,7 +132,7 @@ def attention_span(
 
     Each token sees those of its row in front of it, and gets the bits that it would get in a call of its own. The rows
     have consecutive positions. Keys and values have 16 bits, or are codes.
-    Shapes: as in attention_decode; counters uint32 [`SpanPlan.num_counters`]
+    Shapes: as in attention_decode; counters uint32 [R or more, num_attention_heads]
     Raises: ValueError, also where `SpanPlan.is_possible` is False
     """
     kernel = "attention_span"
@@ -140,13 +161,14 @@ def attention_span(
     )
     partials_shape = (None, layout.num_attention_heads, None, layout.head_dim + PARTIAL_EXTRA)
     check(kernel, "partials", partials, dtype=np.float32, shape=partials_shape)
-    check(kernel, "counters", counters, dtype=np.uint32, shape=(None,), aligned=4)
+    check(kernel, "counters", counters, dtype=np.uint32, shape=(None, layout.num_attention_heads), aligned=4)
     plan = SpanPlan(device, layout, itemsize)
     if not plan.is_possible:
         raise ValueError(f"{kernel}: does not take {layout} with a cache of {keys.dtype} on this card")
-    grid_heads = plan.grid_heads(min(num_lanes - num_spans + 1, MAX_SPAN))
-    if partials.shape[0] < num_lanes or counters.shape[0] < num_spans * grid_heads:
+    if min(partials.shape[0], counters.shape[0]) < num_lanes:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
+    most_lanes, num_splits = min(num_lanes - num_spans + 1, MAX_SPAN), partials.shape[2]
+    form = plan.form(most_lanes)
 
     def cost() -> DecodeAttentionCost:
         seen: dict[int, list[int]] = {}
@@ -157,18 +179,19 @@ def attention_span(
 
     device.launch(
         kernel,
-        plan.kernel_name(keys.dtype),
-        grid=(partials.shape[2], grid_heads, num_spans),
-        block=32 * (_WARPS + 1),
+        form.kernel_name(keys.dtype),
+        grid=(plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads),),
+        block=form.num_threads,
         arguments=(
             *arguments,
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
+            np.int32(num_splits),
             partials,
             counters,
             out,
         ),
-        shared_bytes=plan.shared_bytes,
+        shared_bytes=form.shared_bytes,
         overlaps=True,
         cost=cost,
     )
@@ -186,12 +209,15 @@ SPEC = KernelSpec(
     "attention_span",
     "attention_decode for several tokens a row, which read the cache once",
     tuple(
-        SpanPlan(TYPICAL_CARD, QkvLayout(group_size, 1, head_dim), np.dtype(kind).itemsize).kernel_name(np.dtype(kind))
-        for kind, shapes in (
-            (np.float16, ((4, 64), (4, 128), (2, 256))),
-            (np.uint16, ((1, 80), (4, 128))),
-            (np.uint8, ((1, 24), (4, 96), (4, 128), (2, 256))),
+        SpanForm(TYPICAL_CARD, QkvLayout(1, 1, head_dim), np.dtype(kind).itemsize, columns).kernel_name(np.dtype(kind))
+        for kind, columns, head_dims in (
+            (np.float16, NARROW, (64, 128, 256)),
+            (np.uint16, NARROW, (80, 128)),
+            (np.uint8, NARROW, (24, 96, 128, 256)),
+            (np.float16, WIDE, (64, 128)),
+            (np.uint16, WIDE, (32, 128)),
+            (np.uint8, WIDE, (64, 128)),
         )
-        for group_size, head_dim in shapes
+        for head_dim in head_dims
     ),
 )

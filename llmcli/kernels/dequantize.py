@@ -10,6 +10,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.launches import Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
+    BLOCK_SCALE,
     SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
@@ -39,7 +40,8 @@ SPEC = KernelSpec(
         *(
             f"dequantize<{codes}, {scale}, __half>"
             for codes in ("Int8", "Int4", "Fp8")
-            for scale in SCALE_C_TYPES.values()
+            for name, scale in SCALE_C_TYPES.items()
+            if name != BLOCK_SCALE or codes == "Fp8"
         ),
         *(f"dequantize<{weight}, float, {weight}>" for weight in ("__half", "__nv_bfloat16", "float")),
         "dequantize<__nv_bfloat16, float, __half>",

@@ -11,6 +11,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_halves import TOKENS, has_unit_scale, image_bytes, tokens_of, unit_bytes
 from llmcli.kernels.staged_rows import check_product
 from llmcli.kernels.tiles import (
+    BLOCK_SCALE,
     SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
@@ -198,7 +199,11 @@ def _stage_bytes(layout: TileLayout, plan: HalvesPlan) -> int:
 
 
 def _variants() -> Iterator[str]:
-    formats = ("float16", None, None), ("bfloat16", None, None), ("fp8", 128, "float32"), ("fp8", None, "bfloat16")
+    formats = (
+        *((weight_type, None, None) for weight_type in ("float16", "bfloat16")),
+        *(("fp8", 128, scale_type) for scale_type in ("float32", BLOCK_SCALE)),
+        ("fp8", None, "bfloat16"),
+    )
     for weight_type, group_size, scale_type in formats:
         layout = tile_layout(weight_type, TILE_ROWS, 8192, group_size, scale_type)
         for tokens in (one for one in TOKENS if tokens_of(layout, one) == one):

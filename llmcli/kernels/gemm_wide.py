@@ -14,6 +14,7 @@ from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.stage_wide import STEP_INPUTS, TOKENS, check_image, image_bytes, num_steps
 from llmcli.kernels.tiles import (
+    BLOCK_SCALE,
     HALF_ROWS,
     SCALE_C_TYPES,
     TILE_ROWS,
@@ -53,8 +54,9 @@ class WideShape(ctypes.Structure):
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes and 8-bit floats, in groups that a lane has whole."""
-    return layout.weight_type in _TYPES and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
+    """Whether the kernel is for such a matrix: codes and 8-bit floats, in groups that a lane has whole, scaled by row."""
+    has_row_scales = layout.weight_type in _TYPES and layout.scale_type != BLOCK_SCALE
+    return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
 
 
 def gemm_wide(
@@ -232,7 +234,7 @@ def _shared_bytes(tokens: int) -> int:
 
 def _variants() -> Iterator[str]:
     for weight_type in _TYPES:
-        for scale_type in SCALE_C_TYPES:
+        for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
             layout = TileLayout(weight_type, TILE_ROWS, 4096, 128, scale_type)
             yield from (kernel_name(layout, tokens) for tokens in _STAGES)
 

@@ -314,9 +314,9 @@ def _slot_bytes(layout: TileLayout) -> int:
     codes_bytes = UNIT_BYTES * SPAN_UNITS[layout.weight_type]
     if layout.group_size is None:
         return codes_bytes
-    itemsize = layout.scales_bytes // (layout.padded_rows * layout.num_groups)
+    scales_bytes = layout.scales_bytes // (layout.num_tiles * layout.num_groups)  # of a group
     zero_points_bytes = 0 if layout.is_symmetric else TILE_ROWS
-    num_bytes = codes_bytes + _groups_per_span(layout) * (TILE_ROWS * itemsize + zero_points_bytes)
+    num_bytes = codes_bytes + _groups_per_span(layout) * (scales_bytes + zero_points_bytes)
     return -(-num_bytes // 128) * 128
 
 
@@ -343,6 +343,8 @@ SPEC = KernelSpec(
         *(_variant("fp8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant("fp8", rows, 4, scale_type="float32") for rows in (1, 8)),
         _variant("fp8", 8, 2, group_size=128, scale_type="float32"),
+        *(_variant("fp8", rows, 4, group_size=128, scale_type="block") for rows in _ROWS),
+        _variant("fp8", 8, 2, group_size=128, scale_type="block"),
         _variant("int8", 1, 4, scale_type="bfloat16"),
         _variant("bfloat16", 1, 6),
         _variant("bfloat16", 8, 5),

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.kernels.arguments import c_type, check
+from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.spec import KernelCost, KernelSpec
 from llmcli.kernels.tiles import (
     HALF_ROWS,
+    SCALE_C_TYPES,
     TILE_ROWS,
     UNIT_BYTES,
     WEIGHT_BITS,
@@ -34,7 +35,7 @@ SPEC = KernelSpec(
         "repack<Int4, Int4>",
         "repack<Fp8, Fp8>",
         *(f"repack<{source}, {weight}>" for source in _FLOATS for weight in _FLOATS),
-        *(f"repack_scales<{scale}>" for scale in _FLOATS),
+        *(f"repack_scales<{scale}>" for scale in SCALE_C_TYPES.values()),
         "repack_zero_points<4>",
         "repack_zero_points<8>",
     ),
@@ -156,23 +157,24 @@ def repack_scales(
 ) -> None:
     """Put one weight_scale tensor into the matrix; `group_size` is the checkpoint's.
 
-    Shapes: source [num_rows, groups] in the matrix's scale type; flags as in `repack`
+    Shapes: source [num_rows / scale_rows, rounded up, groups] in the matrix's scale type; flags as in `repack`
     Raises: ValueError
     """
     layout = matrix.layout
     if matrix.scales is None:
         raise ValueError(f"repack: {layout.weight_type} weights have no scales")
     groups = _source_groups(layout, group_size)
-    shape = (segment.num_rows, groups)
+    num_rows = -(-segment.num_rows // layout.scale_rows)
+    shape = (num_rows, groups)
     check("repack", "source", source, dtype=matrix.scales.dtype, shape=shape, aligned=source.dtype.itemsize)
     _check_flags(flags)
     segment.check_fits(layout)
     device.launch(
         "repack",
-        f"repack_scales<{c_type(matrix.scales)}>",
-        grid=_group_grid(layout, segment),
+        f"repack_scales<{SCALE_C_TYPES[layout.scale_type or '']}>",
+        grid=_group_grid(layout, segment, layout.scale_rows),
         block=BLOCK_SIZE,
-        arguments=(source, matrix.scales, flags, _group_shape(layout, group_size, segment)),
+        arguments=(source, matrix.scales, flags, _group_shape(layout, group_size, segment, num_rows)),
     )
 
 
@@ -197,7 +199,7 @@ def repack_zero_points(
         f"repack_zero_points<{bits}>",
         grid=_group_grid(layout, segment),
         block=BLOCK_SIZE,
-        arguments=(source, matrix.zero_points, _group_shape(layout, group_size, segment)),
+        arguments=(source, matrix.zero_points, _group_shape(layout, group_size, segment, segment.num_rows)),
     )
 
 
@@ -219,14 +221,14 @@ def _source_groups(layout: TileLayout, group_size: int | None) -> int:
     return 1 if group_size is None else -(-layout.num_inputs // group_size)
 
 
-def _group_grid(layout: TileLayout, segment: Segment) -> tuple[int]:
-    return (-(-segment.num_halves * layout.num_groups * HALF_ROWS // BLOCK_SIZE),)
+def _group_grid(layout: TileLayout, segment: Segment, scale_rows: int = 1) -> tuple[int]:
+    return (-(-segment.num_halves * layout.num_groups * (HALF_ROWS // scale_rows) // BLOCK_SIZE),)
 
 
-def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment) -> GroupShape:
+def _group_shape(layout: TileLayout, group_size: int | None, segment: Segment, num_rows: int) -> GroupShape:
     whole_row = layout.num_units * layout.unit_inputs
     return GroupShape(
-        num_rows=segment.num_rows,
+        num_rows=num_rows,
         source_groups=_source_groups(layout, group_size),
         source_group_size=group_size or whole_row,
         num_groups=layout.num_groups,

@@ -28,11 +28,13 @@ WEIGHT_C_TYPES = {
     "bfloat16": "__nv_bfloat16",
     "float32": "float",
 }
-SCALE_C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+BLOCK_SCALE = "block"  # float32, one for the rows of a half tile: scales of blocks of 8-bit floats
+SCALE_C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", BLOCK_SCALE: "BlockScale"}
 SCALE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
+    BLOCK_SCALE: np.dtype(np.float32),
 }
 
 
@@ -63,8 +65,10 @@ class TileLayout:
             raise ValueError(f"{self.weight_type} weights with scales of type {self.scale_type}")
         if not (self.has_codes or self.is_symmetric) or not (self.has_scales or self.group_size is None):
             raise ValueError(f"{self.weight_type} weights have neither groups nor zero points")
+        if self.scale_type == BLOCK_SCALE and self.weight_type != "fp8":
+            raise ValueError(f"{self.weight_type} weights have no scales of blocks")
         if self.has_scales and self.group_size != stored_group_size(
-            self.weight_type, self.group_size, self.num_inputs, self.is_symmetric
+            self.weight_type, self.group_size, self.num_inputs, _has_row_scale(self.is_symmetric, self.scale_type)
         ):
             raise ValueError(f"group size {self.group_size} is not a stored one")
 
@@ -125,10 +129,15 @@ class TileLayout:
         return self.num_tiles * self.num_units * UNIT_BYTES
 
     @property
+    def scale_rows(self) -> int:
+        """Rows that share a scale of a group."""
+        return HALF_ROWS if self.scale_type == BLOCK_SCALE else 1
+
+    @property
     def scales_bytes(self) -> int:
         """Bytes of the scales."""
         itemsize = SCALE_DTYPES[self.scale_type].itemsize if self.scale_type else 0
-        return self.padded_rows * self.num_groups * itemsize
+        return self.padded_rows // self.scale_rows * self.num_groups * itemsize
 
     @property
     def zero_points_bytes(self) -> int:
@@ -158,7 +167,8 @@ class TileLayout:
         shape = (self.num_tiles, self.num_groups, TILE_ROWS)
         scales = zero_points = None
         if self.scale_type is not None:
-            scales = memory[first : first + self.scales_bytes].view(SCALE_DTYPES[self.scale_type]).reshape(shape)
+            scales = memory[first : first + self.scales_bytes].view(SCALE_DTYPES[self.scale_type])
+            scales = scales.reshape(*shape[:2], TILE_ROWS // self.scale_rows)
         if not self.is_symmetric:
             zero_points = memory[second : second + self.zero_points_bytes].reshape(shape)
         tiles = memory[: self.tiles_bytes].reshape(self.num_tiles, self.num_units, UNIT_BYTES)
@@ -170,7 +180,8 @@ class TiledMatrix:
     """One matrix on the card.
 
     Shapes: tiles uint8 [num_tiles, num_units, 1024]; scales [num_tiles, num_groups, 16] in the stored type (bfloat16 as
-            uint16) or None; zero_points uint8, alike, or None for a symmetric scheme
+            uint16), those of blocks [num_tiles, num_groups, 2], or None; zero_points uint8 [num_tiles, num_groups, 16],
+            or None for a symmetric scheme
     """
 
     layout: TileLayout
@@ -184,14 +195,14 @@ class TiledMatrix:
         return self.layout.num_bytes
 
 
-def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int, is_symmetric: bool) -> int | None:
+def stored_group_size(weight_type: str, group_size: int | None, num_inputs: int, has_row_scale: bool) -> int | None:
     """The group size that kernels see: a power of two that divides `group_size`, whose scales are then repeated.
 
-    None means one scale a row. Rows of one asymmetric group get a group that holds them all.
+    None means one scale a row. Where a row has none (`has_row_scale`), one group a row becomes a group that holds it.
     Raises: ValueError for groups too small to lie in a unit
     """
     if group_size is None or group_size >= num_inputs:
-        return None if is_symmetric else max(_power_of_two_from(num_inputs), _span_inputs(weight_type))
+        return None if has_row_scale else max(_power_of_two_from(num_inputs), _span_inputs(weight_type))
     power = group_size & -group_size
     smallest = _unit_inputs(weight_type) // _MAX_GROUPS_PER_UNIT
     if weight_type == "fp8":  # whose groups are whole spans
@@ -215,8 +226,14 @@ def tile_layout(
     Raises: ValueError for groups too small to lie in a unit
     """
     if weight_type in _SCALED:
-        group_size = stored_group_size(weight_type, group_size, num_inputs, is_symmetric)
+        has_row_scale = _has_row_scale(is_symmetric, scale_type)
+        group_size = stored_group_size(weight_type, group_size, num_inputs, has_row_scale)
     return TileLayout(weight_type, num_rows, num_inputs, group_size, scale_type, is_symmetric)
+
+
+def _has_row_scale(is_symmetric: bool, scale_type: str | None) -> bool:
+    """Whether a row of one group can have its scale behind the product: not with zero points, or beside other rows."""
+    return is_symmetric and scale_type != BLOCK_SCALE
 
 
 def segment_offsets(segment_rows: Iterable[int]) -> list[int]:

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.kernels.tiles import ALIGNMENT, TILE_ROWS, WEIGHT_BITS, TiledMatrix, TileLayout, tile_layout
+from llmcli.kernels.tiles import (
+    ALIGNMENT,
+    BLOCK_SCALE,
+    HALF_ROWS,
+    SCALE_DTYPES,
+    TILE_ROWS,
+    WEIGHT_BITS,
+    TiledMatrix,
+    TileLayout,
+    tile_layout,
+)
 from llmcli.lab.problem import Arrays, stored_values
 from llmcli.lab.storage import to_storage
 from llmcli.quantization.floats import E4M3_VALUES
@@ -21,7 +31,7 @@ class StoredMatrix:
     values: np.ndarray
     group_size: int | None = None
     scale_type: str | None = None
-    scales: np.ndarray | None = None  # [num_rows, groups]
+    scales: np.ndarray | None = None  # [num_rows, groups]; of blocks a row for each half tile
     zero_points: np.ndarray | None = None  # uint8 [num_rows, groups]
 
     @property
@@ -63,7 +73,8 @@ class StoredMatrix:
         inputs = self.values.shape[1]
         group = np.arange(inputs) // (self.group_size or inputs)
         if self.weight_type == "fp8":
-            return np.asarray(E4M3_VALUES[self.values].astype(np.float64) * stored_values(self.scales)[:, group])
+            scales = stored_values(self.scales).repeat(self.layout.scale_rows, axis=0)[: len(self.values)]
+            return np.asarray(E4M3_VALUES[self.values].astype(np.float64) * scales[:, group])
         zeros = 1 << (WEIGHT_BITS[self.weight_type] - 1) if self.zero_points is None else self.zero_points[:, group]
         return np.asarray((self.values.astype(np.float64) - zeros) * stored_values(self.scales)[:, group])
 
@@ -88,7 +99,8 @@ def random_matrix(
     if weight_type == "fp8":
         codes[codes & 0x7F == 0x7F] = 0x7E  # NaN becomes the largest number
     groups = -(-num_inputs // (group_size or num_inputs))
-    scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_rows, groups)), DTYPES[scale_type])
+    num_scales = -(-num_rows // HALF_ROWS) if scale_type == BLOCK_SCALE else num_rows
+    scales = to_storage(2.0 ** rng.uniform(-9, -3, (num_scales, groups)), SCALE_DTYPES[scale_type])
     zeros = None if is_symmetric else rng.integers(0, top + 1, (num_rows, groups), dtype=np.uint8)
     return StoredMatrix(weight_type, codes, group_size, scale_type, scales, zeros)
 
@@ -113,7 +125,7 @@ def tiles_of(stored: StoredMatrix) -> TiledMatrix:
     matrix.tiles[...] = split.transpose(0, 3, 1, 2, 4, 5).reshape(matrix.tiles.shape)
     if matrix.scales is not None:
         assert stored.scales is not None
-        matrix.scales[...] = _grouped(layout, stored, stored.scales)
+        matrix.scales[...] = _grouped(layout, stored, stored.scales, layout.scale_rows)
     if matrix.zero_points is not None:
         assert stored.zero_points is not None
         matrix.zero_points[...] = _grouped(layout, stored, stored.zero_points)
@@ -138,12 +150,12 @@ def aligned_zeros(num_bytes: int) -> np.ndarray:
     return memory[begin : begin + num_bytes]
 
 
-def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray) -> np.ndarray:
-    """[num_rows, source groups] as [tile][stored group][16]."""
-    result = np.zeros((layout.padded_rows, layout.num_groups), values.dtype)
+def _grouped(layout: TileLayout, stored: StoredMatrix, values: np.ndarray, rows: int = 1) -> np.ndarray:
+    """[num_rows / rows, source groups] as [tile][stored group][16 / rows]."""
+    result = np.zeros((layout.padded_rows // rows, layout.num_groups), values.dtype)
     for group in range(layout.num_groups):
         first_input = group * (layout.group_size or 0)
         source_group = first_input // (stored.group_size or layout.num_units * layout.unit_inputs)
         if source_group < values.shape[1]:
-            result[: layout.num_rows, group] = values[:, source_group]
-    return result.reshape(layout.num_tiles, TILE_ROWS, layout.num_groups).transpose(0, 2, 1)
+            result[: len(values), group] = values[:, source_group]
+    return result.reshape(layout.num_tiles, TILE_ROWS // rows, layout.num_groups).transpose(0, 2, 1)

@@ -18,7 +18,7 @@ from llmcli.kernels.attention_decode import (
     max_splits,
 )
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
-from llmcli.kernels.attention_span import SpanPlan, attention_span
+from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.lab.kv_cache import CODES, Stored, in_rows, paged, visible_table
@@ -83,11 +83,10 @@ def run(
         kernel = attention_decode
         if num_spans is not None:
             kernel, how = attention_span, {"num_spans": num_spans}
-            plan = SpanPlan(device, layout, itemsize)
         heads = layout.num_attention_heads
         partials = fenced((num_rows, heads, problem.num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
-        counters_shape = num_rows, grid_heads(layout, itemsize)
-        counters = upload(np.zeros(counters_shape if num_spans is None else plan.num_counters(num_rows), np.uint32))
+        of_row = grid_heads(layout, itemsize) if num_spans is None else heads
+        counters = upload(np.zeros((num_rows, of_row), np.uint32))
     else:
         kernel = attention_rows
         plan = RowsPlan(device, layout, itemsize)

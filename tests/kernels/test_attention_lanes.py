@@ -18,7 +18,7 @@ from llmcli.lab.kv_cache import CODES
 I32 = np.dtype(np.int32)
 OWN: dict[Any, dict[str, Any]] = {
     attention_rows: {"is_cached": False, "partials": host((264, 4, 3, 68), F32), "counters": host((264,), np.uint32)},
-    attention_span: {"num_spans": 2, "partials": host((9, 8, 3, 68), F32), "counters": host((99,), np.uint32)},
+    attention_span: {"num_spans": 2, "partials": host((9, 8, 3, 68), F32), "counters": host((9, 8), np.uint32)},
 }
 CODED = {name: host((9, 2, 16, 64), CODES) for name in ("keys", "values")}
 SCALES = {name: host((9, 2, 16), F32) for name in ("key_scales", "value_scales")}
@@ -92,3 +92,5 @@ def test_a_span_has_lanes_of_its_own() -> None:
         launch(attention_span, partials=host((8, 8, 3, 68), F32))
     with pytest.raises(ValueError, match="does not take"):
         launch(attention_span, **{name: host((9, 2, 16, 64), F32) for name in ("keys", "values")})
+    with pytest.raises(ValueError, match="too small for 9 lanes"):
+        launch(attention_span, counters=host((8, 8), np.uint32))

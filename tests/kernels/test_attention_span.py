@@ -1,16 +1,27 @@
 """attention_span: the bits of append_tokens and attention_decode for several tokens a row, in one launch."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from test_attention_decode import BF16, F16, LLAMA, run, verify
+from emulated import COMPILER, EmulatedDevice, can_emulate, solve
+from fenced import to_host
+from test_attention_decode import BF16, F16, F32, LLAMA, run, verify
 
-from llmcli.kernels.attention_span import MAX_SPAN
+import llmcli.kernels.attention_span as attention_span_launcher
+from llmcli.kernels.append_tokens import append_tokens
+from llmcli.kernels.attention_decode import PARTIAL_EXTRA, attention_decode, grid_heads, max_splits
+from llmcli.kernels.attention_span import MAX_SPAN, SpanPlan, attention_span
+from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout
+from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
+from llmcli.lab.cases.attention_decode import problem_of
 from llmcli.lab.kv_cache import CODES
 from llmcli.lab.new_tokens import NewTokens, new_tokens, spans_of
+from llmcli.lab.problem import find_mismatch
+from llmcli.runners.cuda.graphs import StepGraphs
 
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16, CODES], ids=["fp16", "bf16", "codes"])
 
@@ -117,6 +128,101 @@ def test_a_long_row(device: Device, dtype: np.dtype) -> None:
     """Each block goes around its ring of tiles many times."""
     for layout in (QkvLayout(2, 2, 128), QkvLayout(8, 2, 128)):
         check(device, layout, dtype, [9000], [8], num_splits=4)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("window", [None, 150])
+def test_large_blocks_with_several_pieces(device: Device, dtype: np.dtype, window: int | None) -> None:
+    """More splits than blocks: a block goes from head to head, and from row to row."""
+    check(device, QkvLayout(64, 16, 64), dtype, [900, 1100, 3, 700], [8, 5, 8, 3], window=window, num_splits=7)
+
+
+@pytest.mark.cuda
+@KINDS
+@pytest.mark.parametrize("start", [130, 260, 600, 2500])
+def test_items_of_8_16_and_32_columns(device: Device, dtype: np.dtype, start: int) -> None:
+    check(device, QkvLayout(32, 8, 128), dtype, [start], [8], num_splits=49)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize(
+    "layout", [QkvLayout(32, 8, 128), QkvLayout(8, 8, 128), QkvLayout(32, 8, 64)], ids=["8B", "own_keys", "1B"]
+)
+def test_launch_after_launch_in_a_graph_behind_32_000_tokens(device: Device, layout: QkvLayout, count: int) -> None:
+    """Launches overlap on one workspace; each block goes through several splits, and many times around its ring."""
+    import cupy
+
+    depth, launches = 32_005, 20
+    num_pages, num_splits = (depth + count) // PAGE_TOKENS + 1, max_splits(132, layout, 2, depth + count)
+    heads, rng = layout.num_attention_heads, np.random.default_rng(0)
+    shape = (num_pages, layout.num_key_value_heads, PAGE_TOKENS, layout.head_dim)
+    keys, values = (cupy.random.standard_normal(shape, dtype=F32).astype(F16) for _ in range(2))
+    given: dict[str, Any] = {
+        "layout": layout,
+        "eps": 1e-5,
+        "qkv": cupy.asarray(rng.standard_normal((count, layout.width), F32)),
+        "k_norm": None,
+        "cos_sin": None,
+        "rows": cupy.zeros(count, np.int32),
+        "positions": cupy.asarray(np.arange(depth, depth + count, dtype=np.int32)),
+        "page_table": cupy.asarray(rng.permutation(num_pages).astype(np.int32)[None]),
+        "keys": keys,
+        "values": values,
+    }
+    attends: dict[str, Any] = {"q_norm": None, "window": None}
+    attends["partials"] = cupy.empty((count, heads, num_splits, layout.head_dim + PARTIAL_EXTRA), F32)
+    outs, expected = cupy.full((launches, count, layout.q_size), np.nan, F32), cupy.empty((count, layout.q_size), F32)
+    counters = cupy.zeros((count, heads), np.uint32)
+    of_decode = cupy.zeros((count, grid_heads(layout, 2)), np.uint32)
+
+    def launch(_: int) -> None:
+        for out in outs:
+            attention_span(device, **given, **attends, num_spans=1, counters=counters, out=out)
+
+    graphs: StepGraphs[int] = StepGraphs(device, uses_graphs=True)
+    for _ in range(3):
+        graphs.start(0, launch)
+    append_tokens(device, **given)
+    attention_decode(device, **given, **attends, is_cached=True, counters=of_decode, out=expected)
+    device.synchronize()
+    bits = to_host(outs).view(np.uint32)
+    assert [i for i in range(launches) if (bits[i] != to_host(expected).view(np.uint32)).any()] == []
+    assert not to_host(counters).any()
+
+
+@pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
+def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads go on in a random order, and copies land late: some warps are a whole ring ahead of others."""
+    monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", 7)
+    device = EmulatedDevice(tmp_path)
+    device.is_late, device.num_multiprocessors = True, 1
+    tokens = new_tokens(QkvLayout(4, 1, 64), F16, [700], num_splits=2, max_seq_len=708)
+    problem = problem_of(spans_of(tokens, [8]), num_spans=1)
+    device.compile_for([problem])
+    for device.seed in range(1, 6):
+        assert find_mismatch(problem, solve(device, problem)) is None
+
+
+def test_forms() -> None:
+    """One multiprocessor has three small blocks or a large one, with room for their shared memory."""
+    layout = QkvLayout(32, 8, 128)
+    plan = SpanPlan(TYPICAL_CARD, layout, 2)
+    assert [plan.form(lanes).columns for lanes in (1, 2, 3, 8)] == [8, 8, 32, 32]
+    assert [SpanPlan(TYPICAL_CARD, QkvLayout(8, 8, 128), 2).form(lanes).columns for lanes in (1, 8)] == [8, 8]
+    assert (plan.form(2).blocks, plan.form(8).blocks) == (3, 1)
+    assert plan.num_blocks(plan.form(2), 2, 1, 49, 8) == 49 * 8  # a block for each split
+    assert plan.num_blocks(plan.form(8), 8, 1, 49, 8) == TYPICAL_CARD.num_multiprocessors
+    assert plan.num_blocks(plan.form(8), 8, 1, 2, 8) == 2 * 8 * 4
+    for head_dim, columns in ((32, 32), (64, 32), (128, 32), (80, 8), (256, 8)):
+        form = SpanPlan(TYPICAL_CARD, QkvLayout(8, 2, head_dim), 2).form(8)
+        assert form.columns == columns
+        assert columns == 8 or form.stages % 4 == 0  # four warps copy, each into its own stages
+        assert form.blocks * (form.shared_bytes + 1024) <= TYPICAL_CARD.shared_bytes_per_block + 1024
+    small = SpanPlan(replace(TYPICAL_CARD, shared_bytes_per_block=99 * 1024), layout, 2)
+    assert (small.form(8).columns, small.is_possible) == (8, True)
+    assert not SpanPlan(TYPICAL_CARD, layout, 4).is_possible
 
 
 @pytest.mark.cuda

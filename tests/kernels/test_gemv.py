@@ -1,5 +1,6 @@
 """gemv against float64 of the stored weights: formats, groups, norm, bias, epilogues; rows that ignore each other."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,18 @@ def run(
     device.synchronize()
     result.check()
     return result
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_inputs", [384, 14336])
+def test_scales_of_blocks_give_the_bits_of_a_scale_for_each_row(device: Device, num_rows: int, num_inputs: int) -> None:
+    blocks = random_matrix(7, "fp8", 296, num_inputs, 128, "block")
+    assert blocks.scales is not None
+    rows = replace(blocks, scale_type="float32", scales=blocks.scales.repeat(8, axis=0))
+    cases = [make_case(stored, num_rows) for stored in (blocks, rows)]
+    of_blocks, of_rows = (to_host(run(device, case).array) for case in cases)
+    assert np.array_equal(of_blocks.view(np.int32), of_rows.view(np.int32))
 
 
 FORMAT_IDS = ["-".join(str(value) for value in form.values()) for form in FORMATS]

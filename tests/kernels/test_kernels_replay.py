@@ -260,7 +260,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
         window=20,
         num_spans=1,
         partials=give(2, 4, 3, 64 + PARTIAL_EXTRA),
-        counters=give(16, dtype=np.uint32),
+        counters=give(2, LAYOUT.num_attention_heads, dtype=np.uint32),
         out=give(2, LAYOUT.q_size),
     ),
     "dequantize": lambda card, give: dequantize(

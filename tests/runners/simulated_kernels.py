@@ -82,9 +82,9 @@ def weights_of(matrix: TiledMatrix) -> np.ndarray:
     codes = E4M3_VALUES[codes] if layout.weight_type == "fp8" else codes.astype(np.float32)
     group_of = np.arange(layout.num_inputs) // (layout.group_size or layout.num_inputs)
 
-    def spread(array: Any) -> np.ndarray:  # [tile, group, 16] -> [rows, num_inputs]
-        values = floats(array).transpose(0, 2, 1).reshape(len(rows), -1)
-        return values[:, group_of]
+    def spread(array: Any) -> np.ndarray:  # [tile, group, 16] or [tile, group, 2] -> [rows, num_inputs]
+        values = floats(array).transpose(0, 2, 1).reshape(-1, array.shape[1])
+        return values.repeat(len(rows) // len(values), axis=0)[:, group_of]
 
     zeros = {"int8": 128, "int4": 8, "fp8": 0}[layout.weight_type]
     return (codes - (zeros if matrix.zero_points is None else spread(matrix.zero_points))) * spread(matrix.scales)
@@ -147,15 +147,16 @@ def _spread_groups(
     values: np.ndarray, group_size: int | None, segment: Any, matrix: TiledMatrix, out: np.ndarray
 ) -> None:
     layout = matrix.layout
-    assert values.shape[0] == segment.num_rows
+    in_half = out.shape[2] // 2  # values of a half tile
+    assert values.shape[0] == -(-segment.num_rows * in_half // HALF_ROWS)
     stored = layout.group_size or layout.num_inputs
     begins = np.arange(layout.num_groups) * stored // (group_size or max(layout.num_inputs, stored))
     wide = values[:, np.minimum(begins, values.shape[1] - 1)]
-    padded = np.zeros((segment.num_halves * HALF_ROWS, layout.num_groups), values.dtype)
+    padded = np.zeros((segment.num_halves * in_half, layout.num_groups), values.dtype)
     padded[: len(wide)] = wide
-    for half, eight_rows in zip(_target_halves(segment), padded.reshape(-1, HALF_ROWS, layout.num_groups), strict=True):
-        begin = half % 2 * HALF_ROWS
-        out[half // 2, :, begin : begin + HALF_ROWS] = eight_rows.T
+    for half, its_rows in zip(_target_halves(segment), padded.reshape(-1, in_half, layout.num_groups), strict=True):
+        begin = half % 2 * in_half
+        out[half // 2, :, begin : begin + in_half] = its_rows.T
 
 
 def dequantize(device: Any, *, matrix: TiledMatrix, first_tile: int, num_tiles: int, out: Any) -> None:

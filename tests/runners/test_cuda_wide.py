@@ -96,8 +96,9 @@ def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: lis
 @pytest.mark.parametrize(
     ("write", "options", "is_wide"),
     [
-        (write_fp8, {}, True),
-        (write_fp8, {"keep": "q_proj"}, False),  # a layer with one matrix of floats
+        (write_fp8, {"block": None, "suffix": "scale"}, True),
+        (write_fp8, {"block": None, "suffix": "scale", "keep": "q_proj"}, False),  # a layer with one matrix of floats
+        (write_fp8, {}, False),  # scales of blocks, which rows share
         (write_awq, {"group_size": 32}, True),
         (write_gptq, {"sym": False, "bits": 8, "desc_act": None}, True),
         (write_gptq, {"desc_act": True}, False),  # inputs in an order

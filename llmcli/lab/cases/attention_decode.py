@@ -13,7 +13,7 @@ from llmcli.kernels.attention_decode import (
     max_splits,
 )
 from llmcli.kernels.attention_rows import RowsPlan, attention_rows
-from llmcli.kernels.attention_span import SpanPlan, attention_span, attention_span_cost
+from llmcli.kernels.attention_span import attention_span, attention_span_cost
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
@@ -90,7 +90,7 @@ def problem_of(tokens: NewTokens, num_blocks: int | None = None, num_spans: int 
             *RowsPlan(TYPICAL_CARD, layout, dtype.itemsize).partials_shape(tokens.num_splits)[1:],
         )
     if num_spans is not None:
-        counters_shape = (SpanPlan(TYPICAL_CARD, layout, dtype.itemsize).num_counters(num_lanes),)
+        counters_shape = num_lanes, layout.num_attention_heads
     counters = Output(counters_shape, np.uint32, holds_zeros=True)
     partials = Output(partials_shape)
     seen = [min(position + 1, tokens.window or position + 1) for _, _, position in tokens.used()]

@@ -22,6 +22,7 @@ FORMATS: list[dict[str, Any]] = [
     {"weight_type": "int4", "scale_type": "bfloat16"},
     {"weight_type": "fp8", "scale_type": "float32"},
     {"weight_type": "fp8", "scale_type": "bfloat16", "group_size": 128},
+    {"weight_type": "fp8", "scale_type": "block", "group_size": 128},
     {"weight_type": "float16"},
     {"weight_type": "bfloat16"},
     {"weight_type": "float32"},

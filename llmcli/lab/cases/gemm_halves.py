@@ -18,6 +18,7 @@ FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "float16"},
     {"weight_type": "bfloat16"},
     {"weight_type": "fp8", "group_size": 128, "scale_type": "float32"},
+    {"weight_type": "fp8", "group_size": 128, "scale_type": "block"},
     {"weight_type": "fp8", "group_size": 256, "scale_type": "float16"},
     {"weight_type": "fp8", "scale_type": "bfloat16"},
 )

@@ -35,6 +35,8 @@ FORMATS: list[dict[str, Any]] = [
     {"weight_type": "fp8", "scale_type": "float32"},
     {"weight_type": "fp8", "scale_type": "bfloat16", "group_size": 128},
     {"weight_type": "fp8", "scale_type": "float16", "group_size": 256},
+    {"weight_type": "fp8", "scale_type": "block", "group_size": 128},
+    {"weight_type": "fp8", "scale_type": "block", "group_size": 256},
 ]
 # What x loses as hi + lo, of itself and of the largest in its span; with codes that becomes 32639, give or take 2 ulp
 # of a quotient, and the rest integers.

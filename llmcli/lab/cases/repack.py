@@ -64,6 +64,7 @@ def _checks() -> Iterator[Problem]:
         for is_symmetric in (True, False):
             yield problem_of(random_matrix(3, "int8", 45, 1000, 96, scale_type, is_symmetric))
             yield problem_of(random_matrix(3, "int4", 45, 1000, 64, scale_type, is_symmetric))
+    yield problem_of(random_matrix(5, "fp8", 45, 1000, 128, "block"))
     for weight_type in ("int8", "int4"):
         yield problem_of(random_matrix(4, weight_type, 20, 300, None, "float16", is_symmetric=False))
 

@@ -75,6 +75,7 @@ def read_fp8(
 
 def read_fp8_scales(
     layer: Fp8Layer,
+    scale_rows: int,
     module: str,
     infos: Mapping[str, TensorInfo],
     begin: int,
@@ -82,6 +83,9 @@ def read_fp8_scales(
     reader: TensorReader,
     buffer: Buffer,
 ) -> None:
-    """Read the scales of rows begin ... end - 1 as they are stored. Raises: CheckpointError for read errors."""
-    scales = layer.read_scales(module, infos, begin, end, reader)
+    """Read the scales of rows begin, begin + scale_rows, ... as they are stored.
+
+    Raises: CheckpointError for read errors
+    """
+    scales = layer.read_scales(module, infos, begin, end, reader)[::scale_rows]
     buffer.view(scales.dtype).reshape(scales.shape)[:] = scales

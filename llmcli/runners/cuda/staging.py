@@ -73,7 +73,8 @@ def parts_of(stored: StoredModel, projection: Projection[Space], linear: Linear)
     scale = f".{stored.scale_of(linear.module)}" if is_fp8 else SCALE
     scale_itemsize = ARRAY_DTYPES[stored.dtypes[linear.module + scale]].itemsize
     codes = Part(WEIGHT_SUFFIX if is_fp8 else CODES, row_bytes(projection.layout.weight_type, num_inputs))
-    scales = Part(scale, num_groups * scale_itemsize)  # of 8-bit floats those of each row
+    # Of 8-bit floats those of each row, or of each half tile.
+    scales = Part(scale, num_groups * scale_itemsize, rows_per_row=projection.layout.scale_rows)
     if isinstance(scheme, Fp8Scheme) or scheme.is_symmetric:
         return codes, scales
     return codes, scales, Part(ZERO_POINT, num_groups * 4, rows_per_row=32 // scheme.num_bits)

@@ -13,6 +13,7 @@ from llmcli.checkpoint.formats.pack_quantized import PackQuantized
 from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, expected_tensors
 from llmcli.checkpoint.translation import Translation
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.tiles import BLOCK_SCALE, HALF_ROWS
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 from llmcli.runners.cuda.regions import STORED_DTYPES
 
@@ -129,12 +130,18 @@ class StoredModel:
         """How the weights of one linear layer are held."""
         scheme = self.packed.get(module)
         if isinstance(scheme, Fp8Scheme):
-            return MatrixFormat("fp8", scheme, self.dtypes[f"{module}.{self.scale_of(module)}"])
+            return MatrixFormat("fp8", scheme, self._fp8_scale_type(scheme, module))
         if scheme is not None:
             order = self.orders.get(module)
             # Scales keep their type: what they were rounded to is part of the quantization.
             return MatrixFormat(f"int{scheme.num_bits}", scheme, self.dtypes[f"{module}.weight_scale"], order)
         return MatrixFormat(self._held_type(f"{module}.weight"))
+
+    def _fp8_scale_type(self, scheme: Fp8Scheme, module: str) -> str:
+        """Blocks of whole half tiles share their scales, where these are not smaller than one for each row anyway."""
+        stored = self.dtypes[f"{module}.{self.scale_of(module)}"]
+        is_shared = scheme.block_inputs is not None and (scheme.block_rows or HALF_ROWS) % HALF_ROWS == 0
+        return BLOCK_SCALE if is_shared and stored == "float32" else stored
 
     def scale_of(self, module: str) -> str:
         """The name of the scales of a layer of 8-bit floats."""

@@ -143,7 +143,7 @@ class WeightPieces:
         file_bytes = info.num_bytes
         for rows in row_ranges(part, linear.num_rows):
             layer = self._scaled[linear.module]
-            read = partial(read_fp8_scales, layer, linear.module, self._infos, rows.begin, rows.end)
+            read = partial(read_fp8_scales, layer, part.rows_per_row, linear.module, self._infos, rows.begin, rows.end)
             take = partial(self._put_scales, info, projection, _segment(linear, rows.begin, rows.end))
             yield Piece(rows.num_bytes, file_bytes, read, take)
             file_bytes = 0
@@ -157,7 +157,9 @@ class WeightPieces:
         assert projection.format.scheme is not None
         repack_scales(
             self._device,
-            source=source.view(ARRAY_DTYPES[self._stored.dtypes[info.name]]).reshape(segment.num_rows, -1),
+            source=source.view(ARRAY_DTYPES[self._stored.dtypes[info.name]]).reshape(
+                -(-segment.num_rows // projection.layout.scale_rows), -1
+            ),
             group_size=projection.format.scheme.group_size,
             segment=segment,
             matrix=projection.matrix,

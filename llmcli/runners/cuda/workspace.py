@@ -68,7 +68,7 @@ class Workspace(Generic[A]):
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
       [lanes at a time, num_attention_heads, splits, head_dim + PARTIAL_EXTRA]; counters uint32 [lanes at a time,
       grid_heads]; row_partials and row_counters, as attention_rows takes them, None where it serves no lanes;
-      span_counters uint32, flat, as attention_span takes them, None where it does not serve this cache
+      span_counters uint32 [MAX_SPAN, num_attention_heads], None where attention_span does not serve this cache
     - For lanes with drafts: drafted int32 [3, MAX_SPAN]: each lane's token id, row and position
     - For slots: slot_numbers int32 [num_rows], 0, 1, ...; slot_token_ids int32 [num_rows], chosen last; history int32
       [num_rows, max_seq_len]; page_table int32 [num_rows, pages_per_row]
@@ -162,7 +162,7 @@ def plan_workspace(
         counters=Region((together, grid_heads(qkv, itemsize)), UINT32),
         row_partials=Region(rows_plan.partials_shape(splits), FLOAT32) if serves_rows else None,
         row_counters=Region((rows_plan.num_blocks,), UINT32) if serves_rows else None,
-        span_counters=Region((span_plan.num_counters(MAX_SPAN),), UINT32) if span_plan.is_possible else None,
+        span_counters=Region((MAX_SPAN, config.num_attention_heads), UINT32) if span_plan.is_possible else None,
         drafted=Region((3, MAX_SPAN), INT32),
         slot_numbers=of_slots,
         slot_token_ids=of_slots,
