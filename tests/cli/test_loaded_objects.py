@@ -27,6 +27,8 @@ def test_what_was_loaded_is_passed_by_and_no_garbage_is_kept() -> None:
 
 
 def test_an_interrupt_ends_it() -> None:
+    usual = gc.get_threshold()
     with suppress(KeyboardInterrupt), loaded_objects_set_aside():
+        assert gc.get_threshold() > usual
         raise KeyboardInterrupt
-    assert gc.get_freeze_count() == 0
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, usual)
