@@ -240,6 +240,7 @@ def test_every_stall_has_a_meaning() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 @pytest.mark.parametrize(
     ("name", "options"),
     [("gemv", ("-m", "storyteller")), ("attention_prefill", ("-m", "storyteller")), ("rmsnorm/packed", ())],

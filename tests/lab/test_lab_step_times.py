@@ -177,6 +177,7 @@ def test_a_graph_holds_as_many_launches_as_allowed(num_starts: int, most: int, h
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_model_on_a_card(device: Device, rows: int) -> None:
     """The card launches what the walk says; every kernel takes time, and a step about as long as its parts."""

@@ -43,6 +43,7 @@ def test_rungs_by_stream_are_measured_by_stream(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 def test_sixty_four_launches_take_longer_than_one(device: Device) -> None:
     study, source = load_study("launch")
     problem = make_problem("launches", {"num_blocks": 1})

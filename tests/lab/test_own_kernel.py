@@ -285,6 +285,7 @@ def own_device(kernel: OwnKernel) -> Device:
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 def test_the_example_is_right(tmp_path: Path) -> None:
     kernel = read(NAME, write_example(tmp_path))
     device = own_device(kernel)

@@ -22,7 +22,7 @@ from llmcli.runners.cuda.predict import CardPredictor
 from llmcli.runners.cuda.rates import measure_rates
 from llmcli.runners.cuda.stored import StoredModel
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.whole_card]
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "max_position_embeddings": 16384}
 

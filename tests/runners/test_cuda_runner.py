@@ -253,6 +253,7 @@ def used_bytes() -> int:
     return int(total - free)
 
 
+@pytest.mark.whole_card
 def test_nothing_is_allocated_after_load(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     import cupy
 
@@ -300,6 +301,7 @@ def test_no_kernel_is_loaded_while_rows_wait(
     assert asked == []
 
 
+@pytest.mark.whole_card
 def test_everything_is_freed_with_the_runner(load_on_card: Callable[..., Any], int8_model: Path) -> None:
     def use() -> None:
         runner = load_on_card(int8_model, max_seq_len=100_000)
@@ -311,6 +313,7 @@ def test_everything_is_freed_with_the_runner(load_on_card: Callable[..., Any], i
     assert used_bytes() == before
 
 
+@pytest.mark.whole_card
 def test_a_load_that_fails_leaves_nothing(
     load_on_card: Callable[..., Any], int8_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
