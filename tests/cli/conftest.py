@@ -43,7 +43,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One with room for answers and prompts that last."""
-    sizes = {"num_hidden_layers": 6, "max_position_embeddings": 8192}
+    sizes = {"num_hidden_layers": 6, "max_position_embeddings": 32768}
     return write_chat_llama(tmp_path_factory.mktemp("endless") / "endless", **sizes)
 
 

@@ -1,6 +1,5 @@
 """The CUDA runner on a card: conformance, logits against torch, memory, graphs, rows, interrupts."""
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.errors import CheckpointError, InsufficientMemoryError, UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.kernels.device import Device
 from llmcli.kernels.registry import KERNELS
 from llmcli.quantization.schemes import WeightScheme
@@ -37,28 +36,6 @@ NOT_IN_RUNS = {"attention_prefill_wgmma", "gather_columns", "quantize_rows", "re
 ROUNDED_ERROR = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 2e-3}
 LONG_TEXT = (PROMPT[:150], Sampler(WARM, seed=4), 50)
 FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
-
-
-@pytest.fixture(scope="session")
-def card() -> Device:
-    return Device.open(0)
-
-
-@pytest.fixture
-def load_on_card(card: Device) -> Callable[..., Any]:
-    from llmcli.runners.cuda.load import load
-
-    def call(folder: Path, **options: Any) -> Any:
-        return load(open_model(folder), device=card, **{"max_seq_len": 400, **options})
-
-    return call
-
-
-@pytest.fixture(scope="session")
-def int8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("int8")
-    source = write_tiny_llama(folder / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    return export(source, folder / "model", ExportOptions(WeightScheme(8, 128)))
 
 
 class OnCard(RunnerConformance):
@@ -244,44 +221,6 @@ def test_pages_that_change_in_every_step(
     check_changing_pages(load_on_card(int8_model, num_rows=3, **options), 100)
 
 
-def used_bytes() -> int:
-    import cupy
-
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
-    free, total = cupy.cuda.runtime.memGetInfo()
-    return int(total - free)
-
-
-@pytest.mark.whole_card
-def test_nothing_is_allocated_after_load(load_on_card: Callable[..., Any], int8_model: Path) -> None:
-    import cupy
-
-    runner = load_on_card(int8_model, num_rows=12)
-
-    def work() -> None:
-        rows = [start(runner, PROMPT[number : number + 300], GREEDY) for number in range(11)]
-        for number in (1, 2, 11):
-            for _ in range(20):
-                runner.queue([Span(row) for row in rows[:number]]).choices()
-        scored = runner.open(PROMPT[:200])
-        runner.keep(scored, 0)
-        runner.queue([Span(scored, tuple(PROMPT[:200]), "none")]).logits(0)
-        forks = [runner.fork(scored, 193), runner.fork(scored, 200)]  # the first copies a page
-        for fork in forks:
-            runner.queue([Span(fork, tuple(PROMPT[:5]), "none")]).logits(0)
-        runner.set_sampler(rows[0], Sampler(WARM, seed=1, logit_bias=dict.fromkeys(range(50), 1.0)))
-        runner.queue([Span(rows[0], tuple(PROMPT[:8]), "every")]).choices()
-        for row in (*rows, scored, *forks):
-            runner.close(row)
-
-    work()  # graphs are made by the first step of so many lanes
-    pool = cupy.get_default_memory_pool()
-    before = used_bytes(), pool.total_bytes()
-    work()
-    assert (used_bytes(), pool.total_bytes()) == before
-
-
 def test_no_kernel_is_loaded_while_rows_wait(
     load_on_card: Callable[..., Any], int8_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,40 +238,6 @@ def test_no_kernel_is_loaded_while_rows_wait(
     for num_tokens in (128, 256, 384, 70, 200, 300):
         runner.close(start(runner, PROMPT[:num_tokens]))
     assert asked == []
-
-
-@pytest.mark.whole_card
-def test_everything_is_freed_with_the_runner(load_on_card: Callable[..., Any], int8_model: Path) -> None:
-    def use() -> None:
-        runner = load_on_card(int8_model, max_seq_len=100_000)
-        go_on(runner, start(runner, PROMPT[:100]), 5)
-
-    use()
-    before = used_bytes()
-    use()
-    assert used_bytes() == before
-
-
-@pytest.mark.whole_card
-def test_a_load_that_fails_leaves_nothing(
-    load_on_card: Callable[..., Any], int8_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_on_card(int8_model)
-    before = used_bytes()
-    with pytest.raises(InsufficientMemoryError, match="use --context"):
-        load_on_card(int8_model, max_seq_len=2**33)
-    # The plan can be wrong about what is free.
-    monkeypatch.setattr("llmcli.runners.cuda.load.free_bytes", lambda: 2**60)
-    with pytest.raises(InsufficientMemoryError, match="the card's memory is full"):
-        load_on_card(int8_model, max_seq_len=2**31)
-
-    def fail(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("llmcli.runners.cuda.load.DeviceSampler", fail)
-    with pytest.raises(KeyboardInterrupt):
-        load_on_card(int8_model)
-    assert used_bytes() <= before
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"])
