@@ -17,6 +17,7 @@ from llmcli.serve.engine_end import EngineState
 if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
+_MOST_MESSAGES = 16  # taken at a time: a small model may write them as fast as they are read
 _LOST = DeviceError("the process that generates has ended")
 
 # What has happened since the last call, by the number of the request.
@@ -90,10 +91,12 @@ class FrontEnd:
             self._connection.send(message)
 
     def _read(self) -> None:
-        """Take all messages that are there, so that pieces are joined if this process is late."""
+        """Take the messages that are there, so pieces are joined if this process is late, but clients have turns."""
         events: list[tuple[int, Event]] = []
         try:
-            while self._connection.poll():
+            for _ in range(_MOST_MESSAGES):
+                if not self._connection.poll():
+                    break
                 kind, *arguments = self._connection.recv()
                 if kind == "state":
                     self._state_readers.pop(0).set_result(arguments[0])
