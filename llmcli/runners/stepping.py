@@ -36,8 +36,7 @@ class _Row:
         """Add the tokens of a queued span, without its drafts."""
         if (work.token_ids or work.logits is not None) and len(self.seen_token_ids) >= self.num_tokens:
             self.seen_token_ids[self.num_tokens :] = work.token_ids  # in place of what was chosen
-        if work.logits is None:
-            self.num_tokens += len(work.token_ids) or 1
+        self.num_tokens += work.num_tokens - len(work.drafts)
         self.has_unread_drafts = bool(work.drafts)
 
     def keep_drafts(self, token_ids: Sequence[int]) -> None:
@@ -244,22 +243,24 @@ class SteppingRunner:
             self._check_drafts(row, span)
         if span.masks is not None and not self.limits.takes_masks:
             raise ValueError("this runner takes no masks")
-        method, begin, num_prompt = SINGLE, row.num_tokens, len(row.prompt)
-        num_tokens = 0 if span.logits is not None else (len(span.token_ids) or 1) + len(span.drafts)
+        begin, num_prompt = row.num_tokens, len(row.prompt)
+        where = row.slot, row.pages, begin
+        work = Work(*where, span.token_ids, SINGLE, span.choose, span.logits, span.drafts, span.masks)
+        num_tokens = work.num_tokens
         end = begin + num_tokens
         if num_tokens and begin < num_prompt:
             if end > num_prompt or list(span.token_ids) != row.prompt[begin:end]:
                 raise ValueError("the span is not what comes next in the row's prompt")
             if end != self._device.span_end(begin, num_tokens, num_prompt):
                 raise ValueError(f"a prompt of {num_prompt} tokens may not be cut at {end}")
-            method = self._device.method(begin, num_prompt)
+            work = work._replace(method=self._device.method(begin, num_prompt))
         elif num_tokens > MAX_SPAN:
             raise ValueError(f"a span of {num_tokens} tokens behind the prompt, {MAX_SPAN} is the most")
         elif span.token_ids:
             self._check_ids(span.token_ids)
         if not self.reserve(span.row, end):
             raise ValueError(f"no page is free for row {span.row}")
-        return Work(row.slot, row.pages, begin, span.token_ids, method, *span[2:])
+        return work
 
     def _check_drafts(self, row: _Row, span: Span) -> None:
         if span.token_ids or span.logits is not None or span.choose != "last":

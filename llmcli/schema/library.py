@@ -184,8 +184,7 @@ class Matcher:
             matcher._fill(begin + place * width, width)
 
     def _fill(self, address: int, num_bytes: int) -> None:
-        code = self._functions.slow.llg_matcher_compute_mask_into(self._handle, address, num_bytes)
-        self.has_error |= code != 0
+        self._went_well(self._functions.slow.llg_matcher_compute_mask_into(self._handle, address, num_bytes))
 
     def _went_well(self, code: int) -> bool:
         self.has_error |= code != 0

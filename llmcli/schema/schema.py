@@ -240,7 +240,7 @@ class HeldText:
         if error and error != NO_TOKEN:
             return self._too_complex(error)
         if error or is_empty:
-            return UsageError(f"no text fits {self._name}: this one is not complete, and nothing may follow it")
+            return UsageError(f"no text fits {self._name}: this text is not complete, and nothing may follow it")
         return None
 
     def _too_complex(self, error: str) -> UsageError:

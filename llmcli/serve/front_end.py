@@ -91,7 +91,7 @@ class FrontEnd:
             self._connection.send(message)
 
     def _read(self) -> None:
-        """Take the messages that are there, so pieces are joined if this process is late, but clients have turns."""
+        """Take messages that are there, a few at most: a late process joins pieces, and clients still have turns."""
         events: list[tuple[int, Event]] = []
         try:
             for _ in range(_MOST_MESSAGES):

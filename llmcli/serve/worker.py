@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from llmcli.engine.events import Event, Failed, Finished, Token
+from llmcli.engine.events import Event, Failed, Finished
 from llmcli.engine.request import Request
 from llmcli.engine.texts import Usage
 from llmcli.errors import DeviceError, InsufficientMemoryError, LLMCliError
@@ -175,8 +175,6 @@ class Worker:
             if job is None:  # it has failed in this step
                 continue
             delivered.append((job, event))
-            if isinstance(event, Token):
-                continue
             if isinstance(event, Failed):
                 self._drop(job)
             elif isinstance(event, Finished):

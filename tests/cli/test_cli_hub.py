@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -131,13 +132,22 @@ def test_a_process_of_its_own(tiny_hub: HubServer) -> None:
     assert len(tiny_hub.requests) == num_requests
 
 
+def num_bytes_arrived(partial: Path) -> int:
+    """Bytes in files that are not whole. A small one may become whole, and be renamed, while it is looked at."""
+    num_bytes = 0
+    for path in partial.glob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            num_bytes += path.stat().st_size
+    return num_bytes
+
+
 def test_ctrl_c_leaves_what_has_arrived(tiny_hub: HubServer, tiny_llama: Path) -> None:
     tiny_hub.pause.clear()
     process = subprocess.Popen([*LLMCLI, "pull", "org/tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     size = (tiny_llama / "model.safetensors").stat().st_size
     partial = Path(os.environ["HF_HOME"], "hub", "models--org--tiny", "blobs")
     deadline = time.monotonic() + 60
-    while sum(path.stat().st_size for path in partial.glob("*.incomplete")) < size // 4:
+    while num_bytes_arrived(partial) < size // 4:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

@@ -1,5 +1,6 @@
 """stage_wide against rounded rows by NumPy, in the order that wide_image.cuh tells; without a norm bit for bit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,21 +63,21 @@ def test_every_input_of_a_token_has_a_place_of_its_own(unit_inputs: int, num_tok
     assert len(set(pieces)) == len(pieces)
 
 
-def test_a_lane_of_the_tensor_cores_finds_its_weights_inputs() -> None:
+@pytest.mark.parametrize(
+    ("unit_inputs", "first_input"),
+    [(64, lambda half, s, t: 64 * half + 16 * t + 4 * s), (128, lambda half, s, t: 32 * t + 16 * half + 4 * s)],
+)
+def test_a_lane_of_the_tensor_cores_finds_its_weights_inputs(
+    unit_inputs: int, first_input: Callable[[int, int, int], int]
+) -> None:
     """The k-step s gives lane t the positions 2t, 2t + 1, 2t + 8 and 2t + 9; tiles give it these inputs."""
     rows = np.arange(1, 129, dtype=np.float64)[None]
-    steps = image_of(rows, 64, np.float64).reshape(2, 128, 64)[:, 0] - 1
-    for unit in range(2):
-        for s in range(4):
-            for t in range(4):
-                found = steps[unit, 16 * s + np.array([2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])]
-                assert found.tolist() == [64 * unit + 16 * t + 4 * s + i for i in range(4)]
-    steps = image_of(rows, 128, np.float64).reshape(2, 128, 64)[:, 0] - 1
+    steps = image_of(rows, unit_inputs, np.float64).reshape(2, 128, 64)[:, 0] - 1
     for half in range(2):
         for s in range(4):
             for t in range(4):
                 found = steps[half, 16 * s + np.array([2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])]
-                assert found.tolist() == [32 * t + 16 * half + 4 * s + i for i in range(4)]
+                assert found.tolist() == [first_input(half, s, t) + i for i in range(4)]
 
 
 def test_images_have_whole_blocks_of_tokens_and_whole_spans() -> None:

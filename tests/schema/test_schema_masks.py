@@ -202,7 +202,7 @@ def test_a_text_that_cannot_go_on_is_told_among_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(lost._matcher, "_fill", lambda *_: lost._matcher.consume(0))
     made = HeldText.masks_of_all([(held, [0], ()) for held in (going, dead, lost, last)])
     shown = [str(one) if isinstance(one, UsageError) else one.tolist() for one in made]
-    assert shown[:2] == [[[0b010]], "no text fits --choice: this one is not complete, and nothing may follow it"]
+    assert shown[:2] == [[[0b010]], "no text fits --choice: this text is not complete, and nothing may follow it"]
     assert str(shown[2]).startswith("--choice is too complex: ")
     assert shown[3] == [[0b100]]
 

@@ -61,7 +61,7 @@ SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
-# (gemm_wide: plan_wide in kernels/gemm_wide.py.)
+# Those of gemm_wide's shares stand in kernels/gemm_wide.py.
 # Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.
 # Fitted to 512 to 8,192 tokens of Llama-3.1-8B at depths up to 30,000.
 WGMMA_ATTENTION_SHARE, WGMMA_ATTENTION_CLOCKS = 0.8, 16000
