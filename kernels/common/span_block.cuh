@@ -76,6 +76,7 @@ struct SpanPiece {
     const Splits<PAGE_TOKENS>* splits;  // of the span's tokens
 
     __device__ __forceinline__ bool has_split(int split) const { return split >= first_split && split < end_split; }
+    __device__ __forceinline__ bool has_all_splits() const { return end_split - first_split == most_splits; }
     // Whether it ends with one of the new tokens, or has tokens of their tiles: a window may begin a page later for the
     // later ones, and then an earlier split of theirs does. All lanes of a warp call it.
     __device__ __forceinline__ bool has_new() const {
@@ -84,15 +85,30 @@ struct SpanPiece {
     }
 };
 
-// Walks over the pieces of this block: a share of the line of items, as even as it can be.
+// The line of items, cut into a share for each block, as even as they can be.
+struct SpanCut {
+    int part, longer;  // items of a share; so many first blocks have one more
+
+    __device__ __forceinline__ explicit SpanCut(const SpanTable& table) {
+        const int blocks = gridDim.x, items = table.num_items();
+        part = items / blocks;
+        longer = items - part * blocks;
+    }
+    __device__ __forceinline__ int begin(int block) const { return block * part + min(block, longer); }
+    __device__ __forceinline__ int block_of(int item) const {
+        const int in_longer = longer * (part + 1);
+        return item < in_longer ? item / (part + 1) : longer + (item - in_longer) / part;
+    }
+};
+
+// Walks over the pieces of this block.
 struct SpanShare {
     int item, end;
 
     __device__ __forceinline__ explicit SpanShare(const SpanTable& table) {
-        const int blocks = gridDim.x, block = blockIdx.x, items = table.num_items();
-        const int part = items / blocks, longer = items - part * blocks;
-        item = block * part + min(block, longer);
-        end = item + part + (block < longer);
+        const SpanCut cut(table);
+        item = cut.begin(blockIdx.x);
+        end = cut.begin(blockIdx.x + 1);
     }
     __device__ __forceinline__ bool is_over() const { return item >= end; }
     // The next piece; there is one. All lanes of a warp call it.
@@ -113,6 +129,20 @@ struct SpanShare {
         item += piece.end_split - piece.first_split;
         piece.is_last = is_over();
         return piece;
+    }
+};
+
+// The blocks that put together the splits of this block's last piece: those that have some of them as their last items.
+// The block behind them may have some too; it goes on to others.
+struct SpanMergers {
+    int rank, count;  // this block among them
+
+    __device__ __forceinline__ SpanMergers(const SpanTable& table, const SpanPiece& piece) {
+        const SpanCut cut(table);
+        const int begin = cut.begin(blockIdx.x + 1) - piece.end_split, end = begin + piece.most_splits;
+        const int first = cut.block_of(begin), last = cut.block_of(end - 1);
+        rank = blockIdx.x - first;
+        count = last - first + (cut.begin(last + 1) == end);
     }
 };
 
@@ -144,7 +174,10 @@ struct SpanColumn {
     static __device__ __forceinline__ SpanColumn at(int place, const SpanPiece& piece, int group) {
         constexpr int TEAM_TILES = COLUMNS / TEAMS / TILE_COLUMNS;
         const int tile = place / TILE_COLUMNS;
-        const int number = (tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS;
+        return of((tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS, piece, group);
+    }
+    // The piece's column of this number.
+    static __device__ __forceinline__ SpanColumn of(int number, const SpanPiece& piece, int group) {
         const int column = piece.first_column + number, token = column / group;
         if (number >= piece.columns) return {-1, 0};
         return {token, piece.kv_head * group + column - token * group};
