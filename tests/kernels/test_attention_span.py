@@ -210,13 +210,16 @@ def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch:
 def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
     tmp_path: Path, dtype: np.dtype, window: int | None
 ) -> None:
-    """All blocks run at once, some slower than others. Up to 11 have parts of a head, and some have parts of three."""
+    """All blocks run at once, some slower than others. Up to 5 have parts of a head, and some have parts of three.
+
+    Behind 896 tokens the splits of the new ones grow.
+    """
     device = EmulatedDevice(tmp_path)
     layout, bits = QkvLayout(8, 2, 32), set()
-    tokens = new_tokens(layout, dtype, [1400, 130], window=window, num_splits=11, max_seq_len=1408)
-    problem = problem_of(spans_of(tokens, [8, 3]), num_spans=2)
+    tokens = new_tokens(layout, dtype, [130, 892], window=window, num_splits=7, max_seq_len=900)
+    problem = problem_of(spans_of(tokens, [3, 8]), num_spans=2)
     device.compile_for([problem])
-    for device.num_multiprocessors in (1, 2, 3, 7, 10, 22):
+    for device.num_multiprocessors in (1, 3, 10):
         outputs = solve(device, problem)  # counters among them
         assert find_mismatch(problem, outputs) is None
         bits.add(outputs["out"].tobytes())
