@@ -113,21 +113,23 @@ def test_logits_of_all_that_ran_in_the_last_pass(device: SimulatedDevice, folder
         assert same(np.asarray(logits), logits_of(fresh, prompt))
 
 
-def test_a_choice_behind_every_token_beside_another_prompt(device: SimulatedDevice, folder: Path) -> None:
-    runner = load_simulated(folder, device, num_rows=2, prefill_chunk=256)
-    prompts = [[row, *PROMPT[1:length]] for row, length in enumerate((20, 40))]
+def test_a_choice_behind_every_token_beside_other_prompts(device: SimulatedDevice, folder: Path) -> None:
+    runner = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
+    prompts = [[row, *PROMPT[1:length]] for row, length in enumerate((70, 100, 75, 90))]
 
     def choices(places: list[int]) -> list[Any]:
         rows = [runner.open(prompts[place], GREEDY) for place in places]
         for row in rows:
             runner.keep(row, 0)
-        spans = [Span(row, tuple(prompts[place]), "every") for row, place in zip(rows, places, strict=True)]
-        spans[0] = spans[0]._replace(choose="last")
+        spans = [
+            Span(row, tuple(prompts[place][:64]), "every") if place == 1 else Span(row, tuple(prompts[place]))
+            for row, place in zip(rows, places, strict=True)
+        ]
         found = runner.queue(spans).choices()
         for row in rows:
             runner.close(row)
         return found
 
-    first, second = choices([0, 1])
-    assert [len(first), len(second)] == [1, 40]
-    assert [first, second[-1:]] == [*choices([0]), *choices([1])]
+    together = choices([0, 1, 2, 3])
+    assert [len(chosen) for chosen in together] == [1, 64, 1, 1]
+    assert together == [chosen for place in range(4) for chosen in choices([place])]

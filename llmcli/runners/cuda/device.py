@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -189,25 +189,27 @@ class CudaDevice:
         for _ in self._spans_by_layer(works):
             pass
         ends = accumulate(work.num_tokens for work in works)
-        return [self._choose_behind(*one) for one in zip(works, ends, masks, strict=True)]
+        behind = [_choices_behind(work, end) for work, end in zip(works, ends, strict=True)]
+        places = list(chain.from_iterable(behind))
+        logits = self._workspace.score_logits[: len(places)]
+        if places:
+            self._forward.project_logits(self._forward.outputs_of(places), logits)
+        lasts = accumulate(len(of_work) for of_work in behind)
+        return [
+            self._choose_behind(work, of_work, logits[last - len(of_work) : last], made)
+            for work, of_work, last, made in zip(works, behind, lasts, masks, strict=True)
+        ]
 
-    def _choose_behind(self, work: Work, end: int, masks: StepMasks) -> list[Run]:
-        """Queue a span's choices, whose last token is the one before `end` among those run last."""
-        if work.choose == "none":
-            return []
-        workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
-        begin = end - count
-        first = 0 if work.choose == "every" else count - 1
-        logits = workspace.score_logits[: count - first]
-        self._forward.project_logits(self._forward.hidden[begin + first : end], logits)
-        runs = []
-        for place in range(first, count):
+    def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks) -> list[Run]:
+        """Queue a span's choices behind its last tokens, which have these places among the tokens of the pass."""
+        positions, runs = self._workspace.positions, []
+        for number, place in enumerate(places):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
-            mask, there = masks.mask(place - first), begin + place
-            self._sample(work, logits[place - first : place - first + 1], positions[there : there + 1], mask)
-            runs.append(self._count_run(work, work.position + place + 1))
-            if place + 1 < count and work.slot is not None:
-                self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
+            mask, end = masks.mask(number), work.position + work.num_tokens - len(places) + number + 1
+            self._sample(work, logits[number : number + 1], positions[place : place + 1], mask)
+            runs.append(self._count_run(work, end))
+            if number + 1 < len(places) and work.slot is not None:
+                self._send_history(work.slot, end, work.token_ids[end - work.position :][:1])
         return runs
 
     def _spans_by_layer(self, works: Sequence[Work]) -> Iterator[Any]:
@@ -371,6 +373,13 @@ class CudaStep:
             return 0.0
         begin, end = self._timed
         return begin.seconds_until(end)
+
+
+def _choices_behind(work: Work, end: int) -> range:
+    """Behind which tokens of a pass a span chooses. Its last token is the one before `end`."""
+    if work.choose == "none":
+        return range(0)
+    return range(end - (work.num_tokens if work.choose == "every" else 1), end)
 
 
 def _is_lane(work: Work) -> bool:

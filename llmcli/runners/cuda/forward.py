@@ -6,7 +6,7 @@ each operation between them.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
-from llmcli.runners.cuda.arena import fetch
+from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
@@ -159,8 +159,7 @@ class Forward:
 
     def chunk_by_layer(self, chunk: Chunk) -> Iterator[Any]:
         """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
-        count = len(chunk.token_ids)
-        activations = self._begin(chunk.token_ids, count)
+        activations = self._begin(chunk.token_ids, len(chunk.token_ids))
 
         def run(layer: _Layer) -> None:
             attend = functools.partial(self._attend_chunk, layer, chunk, activations)
@@ -169,9 +168,8 @@ class Forward:
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        arrays = base_addresses((chunk.positions, chunk.page_table))
-        replays = self._replays.of((self.device.uses_own, chunk.way, chunk.parts, *arrays))
-        return self._each_layer(run, activations.hidden, replays)
+        key = (self.device.uses_own, chunk.way, chunk.parts, *base_addresses((chunk.positions, chunk.page_table)))
+        return self._each_layer(run, activations.hidden, self._replays.of(key))
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -200,6 +198,18 @@ class Forward:
             gather_columns(self.device, x=hidden, order=head.order, out=gathered)
             rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
         rows.multiply(head.matrix, logits)
+
+    def outputs_of(self, places: Sequence[int]) -> Any:
+        """The outputs of these tokens among those run last: rows of `hidden`, or copies if they lie apart.
+
+        Shapes: result float32 [len(places), hidden_size]
+        """
+        if places[-1] - places[0] == len(places) - 1:
+            return self.hidden[places[0] : places[-1] + 1]
+        rows = self._workspace.outputs[: len(places) * self.config.hidden_size].reshape(len(places), -1)
+        for row, place in zip(rows, places, strict=True):
+            copy(self.device, row, self.hidden[place])
+        return rows
 
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
         """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""

@@ -27,7 +27,7 @@ def way_of_method(method: int) -> Way:
 def prompt_passes(works: Sequence[Work], places: Iterable[int], most_tokens: int) -> list[list[int]]:
     """The passes of the works at these places: those computed in one way side by side, as far as they fit.
 
-    A token has the same bits in each of them.
+    A token has the same bits in each of them. Who chooses behind every token runs alone, for room for its logits.
     """
 
     def method_at(place: int) -> int:
@@ -39,9 +39,10 @@ def prompt_passes(works: Sequence[Work], places: Iterable[int], most_tokens: int
         most = min(most_tokens, MAX_PACKED_TOKENS) if is_free and way_of_method(method) == "packed" else most_tokens
         room = 0
         for place in some:
-            if not is_free or works[place].num_tokens > room or len(passes[-1]) == MOST_PARTS:
+            joins = is_free and works[place].choose != "every"
+            if not joins or works[place].num_tokens > room or len(passes[-1]) == MOST_PARTS:
                 passes.append([])
-                room = most
+                room = most if joins else 0
             passes[-1].append(place)
             room -= works[place].num_tokens
     return passes
