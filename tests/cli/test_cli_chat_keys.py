@@ -56,7 +56,9 @@ def test_typed_keys_stay_off_the_answer_and_stand_on_the_next_prompt(
 
 
 def test_the_echo_is_back_when_the_process_is_stopped_goes_on_and_ends(tmp_path: Path, endless: Path) -> None:
-    command = [sys.executable, "-m", "llmcli", "chat", str(endless), "--seed", "1", "--threads", "1", *LETTERS_ONLY]
+    # The answer must not end by itself.
+    options = ["--seed", "1", "--threads", "1", "--context", "32768", *LETTERS_ONLY]
+    command = [sys.executable, "-m", "llmcli", "chat", str(endless), *options]
     environment = {**os.environ, "TERM": "xterm", "LLMCLI_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
     shell = pexpect.spawn(
         sys.executable, ["-c", SHELL, *command], env=environment, encoding="utf-8", timeout=120, dimensions=(24, 100)
