@@ -1,5 +1,6 @@
-"""Prompts side by side on a simulated card: which run in one pass, and that each has the bits that it has alone."""
+"""Prompts side by side on a card, mostly a simulated one: which share a pass, and that each has its bits of alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def test_each_has_the_bits_that_it_has_alone(
     if name in SCHEMES:
         folder = export(folder, tmp_path / "model", ExportOptions(SCHEMES[name]))
     runner = load_simulated(folder, device, num_rows=len(LENGTHS), prefill_chunk=160, **options)
+    check_prompts_together(runner, LENGTHS, [10**9])
+    check_prompts_together(runner, LENGTHS, [40, 16, 100])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_quantized", [True, False])
+@pytest.mark.parametrize("options", [{}, {"kv_cache": "int8"}], ids=str)
+def test_each_has_the_bits_that_it_has_alone_on_a_card(
+    is_quantized: bool,
+    options: dict[str, Any],
+    load_on_card: Callable[..., Runner],
+    int8_model: Path,
+    tmp_path: Path,
+) -> None:
+    folder = int8_model
+    if not is_quantized:
+        folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    runner = load_on_card(folder, num_rows=len(LENGTHS), prefill_chunk=256, **options)
+    assert runner.limits.joins_prompts
     check_prompts_together(runner, LENGTHS, [10**9])
     check_prompts_together(runner, LENGTHS, [40, 16, 100])
 
