@@ -27,7 +27,8 @@ def way_of_method(method: int) -> Way:
 def prompt_passes(works: Sequence[Work], places: Iterable[int], most_tokens: int) -> list[list[int]]:
     """The passes of the works at these places: those computed in one way side by side, as far as they fit.
 
-    A token has the same bits in each of them. Who chooses behind every token runs alone, for room for its logits.
+    A token has the same bits in each of them. A work that chooses behind every token runs alone: there
+    is no room for the logits of more.
     """
 
     def method_at(place: int) -> int:
