@@ -59,7 +59,8 @@ def num_tokens(spans: Sequence[FillSpan]) -> int:
 def may_join(first: Text | Score, beside: Sequence[AnyFill]) -> bool:
     """Whether what waits may start beside fills of the same step.
 
-    A prompt may not that would find pages which these compute next. Other pages with the same tokens count, too.
+    A prompt waits if it would find a page which these compute next. Only that page's tokens are compared, not those
+    before it.
     """
     return _shares_steps(first) and not any(
         len(fill.next_page) == PAGE_TOKENS
@@ -69,7 +70,7 @@ def may_join(first: Text | Score, beside: Sequence[AnyFill]) -> bool:
 
 
 def _shares_steps(owner: Text | Score | Shared) -> TypeGuard[Text]:
-    """Not if logits are read behind the step: those of another pass may have overwritten them."""
+    """Whether nobody reads its logits behind the step: another pass may have overwritten them."""
     if not isinstance(owner, Text) or owner.sample.request.must_read_choices:
         return False
     return owner.shared is None or len(owner.sample.token_ids) > 0
