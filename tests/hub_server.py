@@ -193,9 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "GET":
             return
         for part in reply.body:
-            self.wfile.write(part)
             if name:
-                hub.sent_bytes[name] += len(part)
+                hub.sent_bytes[name] += len(part)  # before who gets it can look
+            self.wfile.write(part)
             if name.endswith(LARGE_SUFFIXES):
                 hub.pause.wait(30)
 

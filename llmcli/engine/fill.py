@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, Masks, Runner, Span
+from llmcli.runners.base import BLOCK_TOKENS, MAX_SPAN, PAGE_TOKENS, Masks, Runner, Span
 
 _FIRST_FILL_TOKENS, MOST_FILL_TOKENS = 256, 8192
 
@@ -50,6 +50,15 @@ class Fill(Generic[Owner]):
         if not (self._chooses and is_last):
             return Span(self.row, tuple(token_ids), "none")
         return Span(self.row, tuple(token_ids), masks=masks)
+
+    def ends_with(self, span: Span) -> bool:
+        """Whether all tokens have run once the span has."""
+        return self.num_run + len(span.token_ids) == len(self.prompt) + len(self._said)
+
+    @property
+    def next_page(self) -> Sequence[int]:
+        """The tokens of its prompt that fill the page after those that have run; fewer at the prompt's end."""
+        return self.prompt[self.num_run : self.num_run + PAGE_TOKENS]
 
     def take(self, span: Span) -> bool:
         """Count a span as run. True if it was behind the prompt."""

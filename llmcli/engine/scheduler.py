@@ -10,24 +10,24 @@ A Ctrl-C may come in any call. It is held back while a row changes hands, so no 
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Sequence
+from functools import partial
+from itertools import count, takewhile
 
 from llmcli.engine.choosing import learn_drafts, next_spans, take_choices, wait_for_choices
 from llmcli.engine.drafts import Drafting
 from llmcli.engine.events import Event, Failed, PrefillProgress, Scored
-from llmcli.engine.fill import MOST_FILL_TOKENS, Fill, FillBudget
+from llmcli.engine.fill import Fill, FillBudget
+from llmcli.engine.prompt_spans import AnyFill, FillSpan, may_join, num_tokens, prompt_spans
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
-from llmcli.engine.step_masks import StepMasks
-from llmcli.engine.texts import Queued, Score, Shared, Text, Usage, number_of, open_row
+from llmcli.engine.texts import Queued, Score, Shared, SharedPrompts, Text, Usage, number_of, open_row
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.runners.interrupts import interrupts_held_back
 from llmcli.tokenizer.base import Tokenizer
 
 WAIT_SECONDS = 0.035  # a person hardly sees so short a pause
-_SCORED_TOKENS = 256  # tokens scored at a time; their logits are in memory together
 
 
 class Scheduler:
@@ -50,9 +50,9 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._drafting = drafting if runner.limits.max_drafts else None
         self._waiting: list[Text | Score] = []  # sorted by `order`
-        self._fills: list[Fill[Text | Score | Shared]] = []
+        self._fills: list[AnyFill] = []
         self._running: list[Text] = []
-        self._prompts: list[Shared] = []  # shared prompts whose row is open and complete
+        self._prompts = SharedPrompts(runner)
         self._queued: deque[Queued] = deque()
         self._events: list[Event] = []  # from the latest step
         self._num_requests = 0
@@ -95,7 +95,7 @@ class Scheduler:
             for text in [text for text in self._running if text.sample.number == request]:
                 self._running.remove(text)
                 self._close(text)
-            self._close_prompts(lambda shared: shared.number == request)
+            self._prompts.close(lambda shared: shared.number == request)
 
     def interrupt(self) -> list[Event]:
         """Finish running texts as interrupted, and drop all other requests. Return the events not yet taken, too."""
@@ -104,7 +104,7 @@ class Scheduler:
             for fill in list(self._fills):
                 self._abandon(fill)
             self._queued.clear()
-            self._close_prompts(lambda shared: True)
+            self._prompts.close(lambda shared: True)
             for text in self._running:
                 self._close(text)
             ended = [text.sample.finish("interrupted") for text in self._running]
@@ -140,33 +140,33 @@ class Scheduler:
         """
         is_alone, seconds = not self._running, 0.0
         while True:
-            fill = self._fills[0] if self._fills else self._start_next(events)
-            if fill is None or (is_alone and events):
+            start = partial(self._start_next, events)
+            together = prompt_spans(self.runner, self._budget, self._fills, start, is_alone=is_alone)
+            if not together or (is_alone and events) or not self._budget.has_room(seconds, num_tokens(together)):
                 return
-            most = MOST_FILL_TOKENS if is_alone else self._budget.num_tokens
-            most = _SCORED_TOKENS if isinstance(fill.owner, Score) else most
-            masks = StepMasks().of(fill.owner.sample) if isinstance(fill.owner, Text) else None
-            span = fill.next_span(self.runner, most, masks)
-            num_tokens = len(span.token_ids)
-            if not self._budget.has_room(seconds, num_tokens) or not self._reserve_fill(fill, span):
+            together = list(takewhile(lambda one: self._reserve_fill(*one), together))
+            if not together:
                 return
-            step = self._run_fill(fill, span, events)
+            step = self._run_fills(together, events)
             if is_alone:
                 return
-            self._filled.append((step, num_tokens))
-            seconds += self._budget.seconds(num_tokens)
+            self._filled.append((step, num_tokens(together)))
+            seconds += self._budget.seconds(num_tokens(together))
 
-    def _start_next(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
+    def _start_next(self, events: list[Event], beside: Sequence[AnyFill]) -> AnyFill | None:
         """Give the first waiting text or score a row. Return the fill that must run first; None if none can start.
 
-        A sample whose prompt has been run needs no fill: it starts at once, and the next one is tried.
+        A sample whose prompt has been run needs no fill: it starts at once, and the next one is tried. `beside` are
+        fills of the same step.
         """
         with interrupts_held_back():
-            return self._start_first(events)
+            return self._start_first(events, beside)
 
-    def _start_first(self, events: list[Event]) -> Fill[Text | Score | Shared] | None:
+    def _start_first(self, events: list[Event], beside: Sequence[AnyFill]) -> AnyFill | None:
         while self._waiting:
             first = self._waiting[0]
+            if beside and not may_join(first, beside):
+                return None
             try:
                 if isinstance(first, Score):
                     return self._begin(first, self.runner.open(first.request.token_ids[:-1]), events)
@@ -183,7 +183,7 @@ class Scheduler:
                         return None
                     self._fork(first, shared, shared.row)
                     continue
-                if len(self._running) == self.runner.limits.num_rows:
+                if len(self._running) + len(beside) == self.runner.limits.num_rows:
                     return None
                 return self._begin(first, open_row(self.runner, first.sample), events)
             except LLMCliError as error:
@@ -193,7 +193,7 @@ class Scheduler:
                 events.append(Failed(first.sample.index, error, first.sample.number))
         return None
 
-    def _begin(self, owner: Text | Score | Shared, row: int, events: list[Event]) -> Fill[Text | Score | Shared]:
+    def _begin(self, owner: Text | Score | Shared, row: int, events: list[Event]) -> AnyFill:
         owner.row = row
         said: Sequence[int] = ()
         if isinstance(owner, Score):
@@ -208,9 +208,7 @@ class Scheduler:
             owner.turn += 1
             owner.num_queued = len(said)
             owner.sample.start_time = owner.sample.start_time or time.perf_counter()
-        fill: Fill[Text | Score | Shared] = Fill(
-            owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, Text)
-        )
+        fill: AnyFill = Fill(owner, row, prompt, said, self.runner.num_tokens(row), chooses=isinstance(owner, Text))
         self._fills.append(fill)
         if not said:
             self.usage.prompt_tokens_shared += fill.num_shared
@@ -233,9 +231,17 @@ class Scheduler:
         if text.shared is not None and not text.sample.token_ids:  # one that has tokens was counted off before
             text.shared.num_waiting -= 1
 
-    def _run_fill(self, fill: Fill[Text | Score | Shared], span: Span, events: list[Event]) -> Step:
+    def _run_fills(self, together: Sequence[FillSpan], events: list[Event]) -> Step:
+        step = self.runner.queue([span for _, span in together])
+        for fill, span in together:
+            self._take_span(fill, span, step, events)
+        ended = [(fill, span) for fill, span in together if fill.is_done]
+        if ended:
+            self._end_fills(ended, step, events)
+        return step
+
+    def _take_span(self, fill: AnyFill, span: Span, step: Step, events: list[Event]) -> None:
         owner = fill.owner
-        step = self.runner.queue([span])
         is_said = fill.take(span)
         if not is_said:
             self.usage.prompt_tokens_computed += len(span.token_ids)
@@ -245,37 +251,40 @@ class Scheduler:
                 events.append(Scored(step.logits(0, first), owner.number))
         elif not is_said:
             events.append(PrefillProgress(fill.num_computed, len(fill.prompt), number_of(owner)))
-        if fill.is_done:
-            self._end_fill(fill, step, span, events)
-        return step
 
-    def _end_fill(self, fill: Fill[Text | Score | Shared], step: Step, span: Span, events: list[Event]) -> None:
-        owner = fill.owner
-        if isinstance(owner, Shared):
-            owner.logits = step.logits(0, len(span.token_ids) - 1)[0]  # waits
+    def _end_fills(self, ended: Sequence[FillSpan], step: Step, events: list[Event]) -> None:
+        """End fills; they are the first ones of their step."""
+        for fill, span in ended:
+            if isinstance(fill.owner, Shared):
+                fill.owner.logits = step.logits(0, len(span.token_ids) - 1)[0]  # waits
+        turns: list[tuple[Text, int]] = []
         with interrupts_held_back():
-            self._fills.remove(fill)
-            if isinstance(owner, Score):
-                self.runner.close(fill.row)
-            elif isinstance(owner, Shared):
-                self._prompts.append(owner)
-                owner.prefill_tokens = fill.num_computed
-                owner.prefill_seconds = time.perf_counter() - owner.start_time
-            else:
-                owner.take_queued(step, 0)
-                insort(self._running, owner)
-                self._queued.append(Queued(step, [(owner, owner.turn)], [len(span.token_ids) - 1], []))
-                if not owner.sample.token_ids:
-                    owner.sample.prefill_tokens = fill.num_computed
-                    if not self.runner.limits.works_ahead:
-                        owner.sample.prefill_seconds = time.perf_counter() - owner.sample.start_time
-        if isinstance(owner, Text) and not self._works_ahead():
+            for place, (fill, _) in enumerate(ended):
+                owner = fill.owner
+                self._fills.remove(fill)
+                if isinstance(owner, Score):
+                    self.runner.close(fill.row)
+                elif isinstance(owner, Shared):
+                    self._prompts.add(owner)
+                    owner.prefill_tokens = fill.num_computed
+                    owner.prefill_seconds = time.perf_counter() - owner.start_time
+                else:
+                    owner.take_queued(step, place)
+                    insort(self._running, owner)
+                    turns.append((owner, owner.turn))
+                    if not owner.sample.token_ids:
+                        owner.sample.prefill_tokens = fill.num_computed
+                        if not self.runner.limits.works_ahead:
+                            owner.sample.prefill_seconds = time.perf_counter() - owner.sample.start_time
+            if turns:
+                self._queued.append(Queued(step, turns, [len(span.token_ids) - 1 for _, span in ended], []))
+        if turns and not self._works_ahead():
             self._collect(self._queued.pop(), events)
 
-    def _reserve_fill(self, fill: Fill[Text | Score | Shared], span: Span) -> bool:
+    def _reserve_fill(self, fill: AnyFill, span: Span) -> bool:
         """Make room for a prompt's span. Running rows keep their pages; if none runs, shared prompts are closed."""
         while not self.runner.reserve(fill.row, fill.num_run + len(span.token_ids)):
-            if self._running or not self._release_prompt():
+            if self._running or not self._prompts.release_latest():
                 return False
         return True
 
@@ -300,7 +309,7 @@ class Scheduler:
         drafts, begun = sum(len(span.drafts) for span in spans), start_time if is_timed else None
         self._queued.append(Queued(step, turns, [0] * len(ready), self._filled, drafts, begun))
         self._filled = []
-        self._close_prompts(lambda shared: shared.num_waiting == 0)
+        self._prompts.close(lambda shared: shared.num_waiting == 0)
         self.usage.steps += 1
         self.usage.row_steps += len(ready)
         self.usage.most_rows = max(self.usage.most_rows, len(ready))
@@ -315,7 +324,7 @@ class Scheduler:
                 self._abandon(self._fills[-1], is_wanted=True)
             elif self._running[-1] is not text:
                 self._preempt(self._running[-1])
-            elif not self._release_prompt():
+            elif not self._prompts.release_latest():
                 self._preempt(text)
                 return False
         return True
@@ -325,10 +334,11 @@ class Scheduler:
         chosen = queued.step.choices()
         if self._drafting is not None:
             learn_drafts(self._drafting, queued, chosen)
-        for step, num_tokens in queued.fills:
-            self._budget.learn(num_tokens, step.prompt_seconds())
+        for step, num_filled in queued.fills:
+            self._budget.learn(num_filled, step.prompt_seconds())
         with interrupts_held_back():
-            for place, ((text, turn), of_text) in enumerate(zip(queued.texts, chosen, strict=True)):
+            # The last prompt of a step may go on in the next, and has not chosen.
+            for place, ((text, turn), of_text) in enumerate(zip(queued.texts, chosen, strict=False)):
                 if text.turn == turn:  # it still has the row
                     events += take_choices(self.runner, text, of_text, queued, place)
                     if text.sample.finish_reason is not None or isinstance(of_text, LLMCliError):
@@ -360,7 +370,7 @@ class Scheduler:
             insort(self._waiting, text)
             self.usage.preemptions += 1
 
-    def _abandon(self, fill: Fill[Text | Score | Shared], is_wanted: bool = False) -> None:
+    def _abandon(self, fill: AnyFill, is_wanted: bool = False) -> None:
         """Stop a fill and take its row away. With `is_wanted` its owner waits for another row."""
         owner = fill.owner
         with interrupts_held_back():
@@ -373,22 +383,6 @@ class Scheduler:
                 kept.row = None
             if is_wanted and not isinstance(owner, Shared):
                 insort(self._waiting, owner)
-
-    def _release_prompt(self) -> bool:
-        """Close the latest row that only holds a shared prompt; it runs again when needed. False if there is none."""
-        if not self._prompts:
-            return False
-        latest = self._prompts[-1]
-        self._close_prompts(lambda shared: shared is latest)
-        return True
-
-    def _close_prompts(self, is_over: Callable[[Shared], bool]) -> None:
-        for shared in [shared for shared in self._prompts if is_over(shared)]:
-            assert shared.row is not None
-            with interrupts_held_back():
-                self.runner.close(shared.row)
-                shared.row = None
-                self._prompts.remove(shared)
 
     def _close(self, text: Text) -> None:
         if text.row is not None and text.sample.request.kept_row is None:

@@ -1,13 +1,14 @@
 """The scheduler's records: each text with its row, queued steps, and the usage so far."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.engine.drafts import TextDrafts
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.sample import Sample
 from llmcli.runners.base import Logits, Runner, Step
+from llmcli.runners.interrupts import interrupts_held_back
 
 
 @dataclass
@@ -35,6 +36,35 @@ class Shared:
     start_time: float = 0.0
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
+
+
+class SharedPrompts:
+    """Shared prompts whose row is open and complete."""
+
+    def __init__(self, runner: Runner):
+        self._runner = runner
+        self._prompts: list[Shared] = []
+
+    def add(self, shared: Shared) -> None:
+        """Add one."""
+        self._prompts.append(shared)
+
+    def release_latest(self) -> bool:
+        """Close the row of the latest one; it runs again when needed. False if there is none."""
+        if not self._prompts:
+            return False
+        latest = self._prompts[-1]
+        self.close(lambda shared: shared is latest)
+        return True
+
+    def close(self, is_over: Callable[[Shared], bool]) -> None:
+        """Close the rows of those that are over."""
+        for shared in [shared for shared in self._prompts if is_over(shared)]:
+            assert shared.row is not None
+            with interrupts_held_back():
+                self._runner.close(shared.row)
+                shared.row = None
+                self._prompts.remove(shared)
 
 
 @dataclass(eq=False)
@@ -104,7 +134,7 @@ class Queued:
     """A queued step, and the texts that it chooses for."""
 
     step: Step
-    texts: Sequence[tuple[Text, int]]  # of each span: the text, and its turn
+    texts: Sequence[tuple[Text, int]]  # of each span that chooses: the text, and its turn
     last_tokens: Sequence[int]  # the place of each span's last token
     fills: Sequence[tuple[Step, int]]  # spans of prompts that rows have waited for: each one's step and tokens
     num_drafts: int = 0

@@ -4,6 +4,7 @@ Types, shapes, strides and alignment decide a launch's checks, grid, name and sc
 longer than a short kernel takes the card, and equal layers give the same answer.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
@@ -61,6 +62,23 @@ class Replay:
         begins = [*addresses, 0]
         for starter, places in self._started:
             self._start(starter, [begins[index] + num_bytes for index, num_bytes in places])
+
+
+class RecentReplays:
+    """The replays of the passes that ran last: for each, one by the kind of layer."""
+
+    def __init__(self, most: int):
+        """`most` passes have theirs kept; then those asked for longest ago are forgotten."""
+        self._most = most
+        self._replays: OrderedDict[Hashable, dict[int, Replay]] = OrderedDict()
+
+    def of(self, key: Hashable) -> dict[int, Replay]:
+        """The replays of a pass, to be started and added to. `key` is all that decides its launches."""
+        replays = self._replays.setdefault(key, {})
+        self._replays.move_to_end(key)
+        if len(self._replays) > self._most:
+            self._replays.popitem(last=False)
+        return replays
 
 
 def _place(address: int, begins: Sequence[tuple[int, int, int]]) -> tuple[int, int]:

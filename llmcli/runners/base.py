@@ -66,6 +66,7 @@ class Limits:
     `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
     the method `queue` returns while the device still works: queue the next step before you read this one. A span may
     have up to `max_drafts` drafts; 0 where the runner cannot verify them. With `takes_masks` a span may have masks.
+    With `joins_prompts` the prompts of a step share passes over the weights: run several in a step.
     """
 
     num_rows: int
@@ -74,6 +75,7 @@ class Limits:
     works_ahead: bool
     max_drafts: int = 0
     takes_masks: bool = False
+    joins_prompts: bool = False
 
 
 class Span(NamedTuple):

@@ -14,6 +14,7 @@ from chat_terminal import CTRL_C, CTRL_D, LETTERS_ONLY, ChatTerminal
 SHELL = """
 import os, signal, subprocess, sys, termios
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # who runs tests in the background may have it ignored
 job = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL))
 while True:
     os.tcsetpgrp(0, job.pid)
@@ -56,7 +57,9 @@ def test_typed_keys_stay_off_the_answer_and_stand_on_the_next_prompt(
 
 
 def test_the_echo_is_back_when_the_process_is_stopped_goes_on_and_ends(tmp_path: Path, endless: Path) -> None:
-    command = [sys.executable, "-m", "llmcli", "chat", str(endless), "--seed", "1", "--threads", "1", *LETTERS_ONLY]
+    # The answer must not end by itself.
+    options = ["--seed", "1", "--threads", "1", "--context", "32768", *LETTERS_ONLY]
+    command = [sys.executable, "-m", "llmcli", "chat", str(endless), *options]
     environment = {**os.environ, "TERM": "xterm", "LLMCLI_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
     shell = pexpect.spawn(
         sys.executable, ["-c", SHELL, *command], env=environment, encoding="utf-8", timeout=120, dimensions=(24, 100)

@@ -90,7 +90,7 @@ def test_an_empty_line_ends_an_answer(open_terminal: Callable[..., ChatTerminal]
 
 
 def test_ctrl_c_in_an_answer(open_terminal: Callable[..., ChatTerminal], endless: Path, tmp_path: Path) -> None:
-    terminal = open_terminal(endless)
+    terminal = open_terminal(endless, "--context", 32768)
     terminal.enter("Tell me a story")
     terminal.expect("[a-h]{50}")
     terminal.child.sendintr()

@@ -125,6 +125,7 @@ def test_random_schedules(tokenizer: Tokenizer, block: int, monkeypatch: pytest.
             num_pages=num_pages,
             chunk=rng.choice([16, 32, 64]),
             works_ahead=rng.random() < 0.5,
+            joins_prompts=rng.random() < 0.5,
         )
         runner = SteppingRunner(device)
         drafting = Drafting(ScriptedSource(next_token, chance=rng.random(), seed=number), least=rng.randint(1, 7))

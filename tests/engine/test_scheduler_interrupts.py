@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from llmcli.engine.events import Event, Finished, Token
 from llmcli.engine.fill import Fill
 from llmcli.engine.generation import Generation
 from llmcli.engine.request import KeptRow, Request
+from llmcli.engine.scheduler import Scheduler
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.base import Tokenizer
 from llmcli.tokenizer.load import load_tokenizer
 
-FILES = ("choosing.py", "drafts.py", "ngram.py", "scheduler.py", "texts.py", "fill.py", "stepping.py", "pages.py")
+FILES = (
+    *("choosing.py", "drafts.py", "ngram.py", "scheduler.py", "prompt_spans.py", "texts.py", "fill.py"),
+    *("stepping.py", "pages.py"),
+)
 TEXT = [*b"some words", EOS_ID]
 
 
@@ -126,6 +131,35 @@ def test_a_conversation_goes_on_in_its_row(tokenizer: Tokenizer, works_ahead: bo
         if not is_struck:
             return
         moment += 11
+
+
+def test_prompts_that_run_in_one_step(tokenizer: Tokenizer) -> None:
+    """Three of them beside a text that runs; one has tokens already, another does not end with the step."""
+    moment = 1
+    while True:
+        device = PageDevice(lambda history, sampler: 65, num_rows=4, chunk=16, works_ahead=True, joins_prompts=True)
+        scheduler = Scheduler(SteppingRunner(device), tokenizer)
+        scheduler.submit(request([1], (0,)))
+        while not scheduler.usage.steps:
+            scheduler.step()
+        requests = [request([number + 2] * length, (0,)) for number, length in enumerate((10, 5, 40))]
+        for one in (replace(requests[0], said=(65, 65)), *requests[1:]):
+            scheduler.submit(one)
+
+        def work(scheduler: Scheduler = scheduler) -> None:
+            for _ in range(4):
+                scheduler.step()
+
+        device.works.clear()
+        is_struck = strike_at(moment, work)
+        scheduler.interrupt()
+        assert scheduler.is_idle
+        assert scheduler.runner._rows == {}  # type: ignore[attr-defined]
+        assert scheduler.runner.free_pages == scheduler.runner.limits.num_pages
+        if not is_struck:
+            assert any(len([work for work in works if work.token_ids]) > 1 for works in device.works)
+            return
+        moment += 1 if moment < 600 else 31
 
 
 def test_a_fill_runs_the_prompt_and_then_what_was_said() -> None:

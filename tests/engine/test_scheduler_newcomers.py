@@ -1,14 +1,15 @@
 """Newcomers' prompts beside running rows: these wait for a moment only, and the prompts are run in few passes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from page_device import VOCAB_SIZE, PageDevice, PageStep
+from page_device import VOCAB_SIZE, NextToken, PageDevice, PageStep
 
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
-from llmcli.engine.request import Request
+from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
 from llmcli.measure.bench import NoText
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
@@ -52,8 +53,9 @@ class FreeDevice(PageDevice):
         return 1
 
     def span_end(self, position: int, most: int, prompt_len: int) -> int:
-        end = max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
-        return min(end, prompt_len)
+        if position + most >= prompt_len:
+            return prompt_len
+        return max((position + most) // PAGE_TOKENS, position // PAGE_TOKENS + 1) * PAGE_TOKENS
 
 
 # A card that takes long for any span, one for which tokens are dear, a fast one, and one with slow attention.
@@ -91,6 +93,140 @@ def test_newcomers_hold_running_rows_up_for_a_moment_only(start: float, per_toke
         fewest = count * num_tokens / room if num_tokens > room else count / (0.035 // seconds(0, num_tokens))
         assert num_steps <= 1.5 * fewest + 12  # some to learn in
     assert max(held) <= 0.05
+
+
+class JoiningDevice(FreeDevice):
+    """The prompts of a step share one pass, of 7 ms and 25 us a token. Attributes: passes: the tokens of each prompt"""
+
+    def __init__(self, next_token: NextToken, num_rows: int, **options: Any) -> None:
+        options = {"max_seq_len": 5000, "works_ahead": True, **options}
+        super().__init__(next_token, num_rows=num_rows, joins_prompts=True, **options)
+        self.passes: list[list[int]] = []
+
+    def run(self, works: Sequence[Work]) -> PageStep:
+        lengths = [work.num_tokens for work in works if work.token_ids]
+        if lengths:
+            self.passes.append(lengths)
+        return PageStep(super().run(works).choices(), pass_seconds(lengths) if lengths else 0.0)
+
+
+def pass_seconds(lengths: Sequence[int]) -> float:
+    return 0.007 + 2.5e-5 * sum(lengths)
+
+
+def scheduler_that_runs(device: PageDevice) -> Scheduler:
+    """Beside a text whose prompt has run."""
+    scheduler = scheduler_of(device)
+    submit(scheduler, [1, 2, 3], 4000)
+    while not scheduler.usage.steps:
+        scheduler.step()
+    return scheduler
+
+
+def tokens_of(scheduler: Scheduler, requests: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Run these requests to their ends; what each has said."""
+    said: dict[int, tuple[int, ...]] = {}
+    while len(said) < len(requests):
+        for event in scheduler.step():
+            if isinstance(event, Finished) and event.request in requests:
+                said[event.request] = event.token_ids
+    return said
+
+
+def test_prompts_share_the_passes_over_the_weights() -> None:
+    """Newcomers come in the time of few passes, each chooses what it chooses alone, and nobody waits for long."""
+
+    def next_token(history: Sequence[int], sampler: Sampler) -> int:
+        return 65 + hash(tuple(history)) % 20
+
+    device = JoiningDevice(next_token, 100)
+    scheduler = scheduler_that_runs(device)
+    lengths = [20 + 37 * number % 220 for number in range(90)]
+    prompts = [[number + 4] * length for number, length in enumerate(lengths)]
+    device.passes.clear()
+    said = tokens_of(scheduler, [submit(scheduler, prompt, 3) for prompt in prompts])
+    alone = []
+    for prompt in prompts:
+        history = list(prompt)
+        for _ in range(3):
+            history.append(next_token(history, GREEDY))
+        alone.append(tuple(history[-3:]))
+    assert [said[number] for number in sorted(said)] == alone
+    assert sum(map(sum, device.passes)) == sum(lengths)
+    room = int((0.035 - 0.007) / 2.5e-5) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert len(device.passes) <= 1.5 * sum(lengths) / room + 6  # some to learn in
+    assert max(map(pass_seconds, device.passes)) <= 0.045
+
+
+def test_what_a_prompt_has_chosen_beside_others_can_be_read_ahead() -> None:
+    device = JoiningDevice(lambda history, sampler: history[0], 10)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    numbers = [submit(scheduler, [50 + number] * 30, 3) for number in range(3)]
+    scheduler.step()
+    assert device.passes == [[30] * 3]
+    texts = [text for text in scheduler._running if text.sample.number in numbers]
+    assert [text.read_ahead() for text in texts] == [(50,) * 2, (51,) * 2, (52,) * 2]  # with the step behind
+
+
+def test_a_short_prompt_counts_as_a_longer_one() -> None:
+    """As cards compute short ones apart: not as many share a step as its tokens would allow."""
+    device = JoiningDevice(lambda history, sampler: 65, 100)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    tokens_of(scheduler, [submit(scheduler, [4 + number] * 10, 1) for number in range(60)])
+    assert device.passes[:2] == [[10] * 4] * 2  # as of 256 tokens
+
+
+def test_prompts_that_begin_alike_are_run_once() -> None:
+    """The first of them runs alone; the others find its pages, and share a step."""
+    device = JoiningDevice(lambda history, sampler: 65, 10)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    common = list(range(100, 164))
+    tokens_of(scheduler, [submit(scheduler, [*common, number, *([7] * 40)], 1) for number in range(4)])
+    assert device.passes == [[105], [41, 41, 41]]
+    device.passes.clear()
+    tokens_of(scheduler, [submit(scheduler, [*common[:15], number, *([8] * 40)], 1) for number in range(4)])
+    assert device.passes == [[56] * 4]  # less than a page is nobody's
+
+
+def test_who_runs_in_a_step_alone() -> None:
+    """Those whose logits are read, of scores too; prompts of several samples, whose logits are kept."""
+    device = JoiningDevice(lambda history, sampler: 65, 10)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    plain = Request((1,) * 30, GREEDY, (0,), 1)
+    last = [
+        scheduler.submit(one)
+        for one in (
+            plain,
+            replace(plain, prompt_token_ids=(2,) * 30),
+            replace(plain, prompt_token_ids=(3,) * 31, num_alternatives=2),
+            replace(plain, prompt_token_ids=(4,) * 30),
+            ScoreRequest((5,) * 33, 1),
+            replace(plain, prompt_token_ids=(6,) * 33, samples=(0, 1)),
+            replace(plain, prompt_token_ids=(7,) * 30),
+            replace(plain, prompt_token_ids=(8,) * 30),
+        )
+    ][-1]
+    tokens_of(scheduler, [last])
+    assert device.passes == [[30, 30], [31], [30], [32], [33], [30, 30]]
+
+
+def test_rows_and_pages_that_are_not_there() -> None:
+    """No more prompts start than there are rows; a prompt without pages waits, with its row."""
+    device = JoiningDevice(lambda history, sampler: 65, 4)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    tokens_of(scheduler, [submit(scheduler, [4 + number] * 20, 2) for number in range(7)])
+    assert device.passes[0] == [20] * 3
+    assert max(map(len, device.passes)) <= 3
+    device = JoiningDevice(lambda history, sampler: 65, 4, num_pages=14, max_seq_len=224)
+    scheduler = scheduler_that_runs(device)
+    device.passes.clear()
+    tokens_of(scheduler, [submit(scheduler, [4 + number] * 80, 2) for number in range(3)])
+    assert device.passes == [[80, 80], [80]]
 
 
 class TimedDevice(FreeDevice):

@@ -41,10 +41,11 @@ class PageDevice:
         works_ahead: bool = False,
         seconds: Callable[[int, int], float] = lambda position, num_tokens: 1e-5 * num_tokens,
         max_drafts: int = MAX_SPAN - 1,
+        joins_prompts: bool = False,
     ):
         pages = -(-max_seq_len // PAGE_TOKENS) * num_rows if num_pages is None else num_pages
         self.config: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
-        self.limits = Limits(num_rows, max_seq_len, pages, works_ahead, max_drafts)
+        self.limits = Limits(num_rows, max_seq_len, pages, works_ahead, max_drafts, joins_prompts=joins_prompts)
         self.next_token = next_token
         self.chunk = chunk
         self.seconds = seconds

@@ -1,10 +1,10 @@
 """Many rows side by side, each compared with the row alone: what steps that are queued ahead must not change."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
-from row_steps import PROMPT, WARM, start
+from row_steps import PROMPT, WARM, forget_prompts, start
 
 from llmcli.runners.base import Runner, Span, Step
 from llmcli.sampling.sampler import Sampler
@@ -121,3 +121,40 @@ def check_changing_pages(runner: Runner, count: int) -> None:
     assert any(table != sorted(table) for table in tables)
     for held in (row, *holders):
         runner.close(held)
+
+
+def check_prompts_together(runner: Runner, lengths: Sequence[int], most: Sequence[int]) -> None:
+    """Prompts of such lengths in the same steps until they end, against each alone: equal tokens and logits.
+
+    In each step, spans have about so many tokens as `most` says next. Some prompts begin one step later, some two.
+    """
+    prompts = [[row, *PROMPT[row : row + length - 1]] for row, length in enumerate(lengths)]
+    samplers = [Sampler(WARM, seed=3, sample_index=row) for row in range(len(lengths))]
+    alone = [tell(runner, prompt, sampler, 3) for prompt, sampler in zip(prompts, samplers, strict=True)]
+    forget_prompts(runner)
+    rows = [runner.open(prompt, sampler) for prompt, sampler in zip(prompts, samplers, strict=True)]
+    assert [runner.num_tokens(row) for row in rows] == [0] * len(rows)
+    token_ids: list[list[int]] = [[] for _ in rows]
+    for turn, about in enumerate(cycle(most)):
+        spans, places = [], []
+        for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            begin = runner.num_tokens(row)
+            if begin < len(prompt) and place % 3 <= turn:
+                end = runner.span_end(row, about)
+                spans.append(Span(row, tuple(prompt[begin:end]), "last" if end == len(prompt) else "none"))
+                places.append(place)
+        if not spans:
+            break
+        step = runner.queue(spans)
+        for index, place in enumerate(places):
+            if spans[index].choose == "last":
+                token_ids[place].append(token_of(step, index))
+    for _ in range(2):
+        step = runner.queue([Span(row) for row in rows])
+        for place, told in enumerate(token_ids):
+            told.append(token_of(step, place))
+    logits = [step.logits(place).tobytes() for place in range(len(rows))]
+    for row in rows:
+        runner.close(row)
+    assert token_ids == [told for told, _ in alone]
+    assert logits == [bits for _, bits in alone]

@@ -36,6 +36,7 @@ class SimulatedDevice:
     num_multiprocessors, l2_bytes, shared_bytes_per_block = 132, 50 * 2**20, 227 * 1024
     can_cluster, can_wgmma = True, True
     clock_hertz = 1.98e9
+    uses_own = False
     own_sources: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:

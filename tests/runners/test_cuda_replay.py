@@ -18,10 +18,18 @@ from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
+
+# Each runs twice: the second time none of its layers is recorded.
+CHUNKS = [
+    *((Part(count, 20),) for count in (1, 2, 9, 64, 65, 200)),
+    (Part(65, 21),),
+    (Part(35, 20), Part(30, 0)),
+    (Part(30, 20), Part(35, 0)),
+]
 
 
 class NotingCard(DriverlessCard):
@@ -67,7 +75,7 @@ def noted_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def check_replays(noted_products: None) -> Callable[..., None]:
-    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded."""
+    """Compares prompts and batches of a model, each on the same arrays; so many kinds of layers are recorded, once."""
 
     def check(folder: Path, num_kinds: int, **options: Any) -> None:
         stored = StoredModel.of_model(open_model(folder), **options)
@@ -77,10 +85,11 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         for card in cards:
             products = Products(card, Cublas(card), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
-            for count in (1, 2, 9, 64, 65, 200):
+            for parts in 2 * CHUNKS:
+                count = sum(part.num_tokens for part in parts)
                 for way in ("packed", "widened"):
                     token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-                    forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 20, way))
+                    forward.run_chunk(Chunk(token_ids, positions, workspace.pages[: len(parts)], parts, way))
             for count in (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
@@ -90,7 +99,8 @@ def check_replays(noted_products: None) -> Callable[..., None]:
                 forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, num_spans=1))
         replaying, straight = cards
         assert replaying.started == straight.started
-        assert replaying.num_recordings == 18 * num_kinds < 18 * stored.config.num_hidden_layers
+        num_passes = 2 * len(CHUNKS) + 6
+        assert replaying.num_recordings == num_passes * num_kinds < num_passes * stored.config.num_hidden_layers
 
     return check
 
@@ -138,7 +148,35 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
     prepared = products()
     for count in range(128, 1025, 128):
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        forward.run_chunk(Chunk(token_ids, positions, workspace.pages[0], 20, "widened"))
+        forward.run_chunk(Chunk(token_ids, positions, workspace.pages[:1], (Part(count, 20),), "widened"))
         run = products()
         assert run
         assert run <= prepared
+
+
+def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path) -> None:
+    """Those of the last 256, for these kernels and these arrays."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128)))
+    plan = plan_memory(StoredModel.of_model(open_model(folder)), max_seq_len=512, num_rows=2, chunk_tokens=300)
+    weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
+    card = NotingCard()
+    forward = Forward(card, plan, weights, cache, workspace, Products(card, Cublas(card), workspace.widened))
+
+    def num_recorded(count: int, first_row: int = 0) -> int:
+        before = card.num_recordings
+        token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
+        pages = workspace.pages[first_row : first_row + 1]
+        forward.run_chunk(Chunk(token_ids, positions, pages, (Part(count, 0),), "widened"))
+        return card.num_recordings - before
+
+    assert [num_recorded(100) for _ in range(3)] == [1, 0, 0]
+    assert [num_recorded(100, 1) for _ in range(2)] == [1, 0]
+    card.uses_own = True
+    assert [num_recorded(100) for _ in range(2)] == [1, 0]
+    card.uses_own = False
+    assert sum(num_recorded(count) for count in range(1, 256)) == 254
+    assert num_recorded(100) == 0
+    assert num_recorded(256) == 1
+    assert num_recorded(1) == 0
+    assert [num_recorded(100, 1), num_recorded(2)] == [1, 1]

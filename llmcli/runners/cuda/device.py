@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import LLMCliError
 from llmcli.kernels.device import Moment
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
+from llmcli.runners.base import PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
 from llmcli.runners.cuda.lanes import DecodeLanes
-from llmcli.runners.cuda.products import WAYS, way_of
+from llmcli.runners.cuda.prompts import method_of, prompt_passes, way_of_method
 from llmcli.runners.cuda.sampling import DeviceSampler, Run
 from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace
@@ -25,15 +26,12 @@ from llmcli.runners.step_device import SINGLE, Work
 from llmcli.sampling.mask import TokenMask
 from llmcli.sampling.sampler import Sampler
 
-# Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
-_FIRST_NUMBER = 1 + len(WAYS)
-
 
 class CudaDevice:
     """See `StepDevice`. It computes a prompt in chunks of `chunk_tokens`. A chunk's length decides its way of products.
 
     With `is_free` a product gives a token the same bits beside any number of others. Then a chunk may be cut at every
-    page, and other prompts may share its beginning.
+    page, other prompts may share its beginning, and prompts of one way run side by side.
     """
 
     def __init__(
@@ -71,10 +69,7 @@ class CudaDevice:
     def method(self, position: int, prompt_len: int) -> int:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
         begin = self._chunk_begin(position)
-        num_tokens = min(self._forward.chunk_tokens, prompt_len - begin)
-        if num_tokens <= MAX_SPAN:
-            return SINGLE
-        return 1 + WAYS.index(way_of(num_tokens)) if self._is_free else _FIRST_NUMBER + num_tokens
+        return method_of(min(self._forward.chunk_tokens, prompt_len - begin), is_free=self._is_free)
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The start of the page, or of the chunk if a chunk may not be cut."""
@@ -103,7 +98,7 @@ class CudaDevice:
         self._sampler.set_sampler(slot, sampler)
 
     def run(self, works: Sequence[Work]) -> CudaStep:
-        """Queue a step: all lanes in one pass, those with drafts in passes of their own, then the others one by one."""
+        """Queue a step: all lanes in one pass, those with drafts in passes of their own, then prompts in theirs."""
         if any(work.choose == "none" and not work.token_ids for work in works):
             raise ValueError("a span that does not choose names its tokens")
         # Card and host must agree on the number of runs and on positions, or the next step would be misread.
@@ -114,7 +109,7 @@ class CudaDevice:
         """Run a work layer by layer; see `StepDevice.hidden_states`."""
         with interrupts_held_back():
             self.num_steps += 1
-            layers = self._span_by_layer(work)
+            layers = self._spans_by_layer([work])
         states = []
         for index, hidden in enumerate(layers):
             states.append(fetch(self._forward.device, hidden))
@@ -145,12 +140,15 @@ class CudaDevice:
             drafted |= self._run_drafts({place: works[place] for place in places}, masks)
         spans = [place for place in others if works[place].logits is None and not works[place].drafts]
         if not spans:  # a moment takes the host some microseconds, and decoding is not timed
-            return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], None, None, self.num_steps)
+            return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], (), None, self.num_steps)
         begin = self._forward.device.now()
-        for place in spans:
-            runs[place] = self._run_span(works[place], masks[place])
+        beside: list[int] = []
+        for beside in prompt_passes(works, spans, self._forward.chunk_tokens):
+            found = self._run_spans([works[place] for place in beside], [masks[place] for place in beside])
+            for place, of_work in zip(beside, found, strict=True):
+                runs[place] = of_work
         timed = begin, self._forward.device.now()
-        return CudaStep(self, works, runs, drafted, masks, lanes, (), spans[-1], timed, self.num_steps)
+        return CudaStep(self, works, runs, drafted, masks, lanes, (), beside, timed, self.num_steps)
 
     def _run_lanes(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         slots = [self._prepare_slot(work) for work in works]
@@ -186,45 +184,57 @@ class CudaDevice:
     def _masks_of(self, work: Work) -> StepMasks:
         return self._no_masks if work.masks is None else StepMasks(work.masks, self.config.vocab_size)
 
-    def _run_span(self, work: Work, masks: StepMasks) -> list[Run]:
-        """Queue a span of tokens whose ids the host knows, and its choices; returns the runs of the sampler."""
-        workspace, count, positions = self._workspace, work.num_tokens, self._workspace.positions
-        for _ in self._span_by_layer(work):
+    def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
+        """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
+        for _ in self._spans_by_layer(works):
             pass
-        if work.choose == "none":
-            return []
-        first = 0 if work.choose == "every" else count - 1
-        logits = workspace.score_logits[: count - first]
-        self._forward.project_logits(self._forward.hidden[first:count], logits)
-        runs = []
-        for place in range(first, count):
+        ends = accumulate(work.num_tokens for work in works)
+        behind = [_choices_behind(work, end) for work, end in zip(works, ends, strict=True)]
+        places = list(chain.from_iterable(behind))
+        logits = self._workspace.score_logits[: len(places)]
+        if places:
+            self._forward.project_logits(self._forward.outputs_of(places), logits)
+        lasts = accumulate(len(of_work) for of_work in behind)
+        return [
+            self._choose_behind(work, of_work, logits[last - len(of_work) : last], made)
+            for work, of_work, last, made in zip(works, behind, lasts, masks, strict=True)
+        ]
+
+    def _choose_behind(self, work: Work, places: range, logits: Any, masks: StepMasks) -> list[Run]:
+        """Queue a span's choices behind its last tokens, which have these places among the tokens of the pass."""
+        positions, runs = self._workspace.positions, []
+        for number, place in enumerate(places):
             # One by one: a choice reads the tokens before it. The span's next token then replaces the chosen one.
-            mask = masks.mask(place - first)
-            self._sample(work, logits[place - first : place - first + 1], positions[place : place + 1], mask)
-            runs.append(self._count_run(work, work.position + place + 1))
-            if place + 1 < count and work.slot is not None:
-                self._send_history(work.slot, work.position + place + 1, work.token_ids[place + 1 : place + 2])
+            mask, end = masks.mask(number), work.position + work.num_tokens - len(places) + number + 1
+            self._sample(work, logits[number : number + 1], positions[place : place + 1], mask)
+            runs.append(self._count_run(work, end))
+            if number + 1 < len(places) and work.slot is not None:
+                self._send_history(work.slot, end, work.token_ids[end - work.position :][:1])
         return runs
 
-    def _span_by_layer(self, work: Work) -> Iterator[Any]:
-        """Queue a span's layers, one each time it is asked; see `Forward.lanes_by_layer`."""
-        workspace, count = self._workspace, work.num_tokens
+    def _spans_by_layer(self, works: Sequence[Work]) -> Iterator[Any]:
+        """Queue the layers of spans of one method, one each time it is asked; see `Forward.lanes_by_layer`."""
+        workspace, parts = self._workspace, tuple(Part(work.num_tokens, work.position) for work in works)
+        count, method = sum(part.num_tokens for part in parts), works[0].method
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        pages = np.zeros(workspace.pages.shape[1], np.int32)
-        pages[: len(work.pages)] = work.pages
-        self._mailbox.send(token_ids, np.array(work.token_ids, np.int32))
-        self._mailbox.send(positions, np.arange(work.position, work.position + count, dtype=np.int32))
-        self._mailbox.send(workspace.pages, pages)
-        if work.slot is not None:
-            self._send_history(work.slot, work.position, work.token_ids)
-        if work.method == SINGLE:
+        page_table = workspace.pages[: len(works)]
+        pages = np.zeros(page_table.shape, np.int32)
+        for of_row, work in zip(pages, works, strict=True):
+            of_row[: len(work.pages)] = work.pages
+        ids = [np.array(work.token_ids, np.int32) for work in works]
+        self._mailbox.send(token_ids, np.concatenate(ids))
+        places = [np.arange(part.start, part.start + part.num_tokens, dtype=np.int32) for part in parts]
+        self._mailbox.send(positions, np.concatenate(places))
+        self._mailbox.send(page_table, pages)
+        for work, of_work in zip(works, ids, strict=True):
+            if work.slot is not None:
+                self._send_history(work.slot, work.position, of_work)
+        if method == SINGLE:
             rows = workspace.no_rows[:count]
             return self._forward.lanes_by_layer(
-                Lanes(token_ids, None, rows, positions, workspace.pages, num_spans=1 if count > 1 else None)
+                Lanes(token_ids, None, rows, positions, page_table, num_spans=1 if count > 1 else None)
             )
-        number = work.method - _FIRST_NUMBER
-        way = way_of(number) if number > 0 else WAYS[work.method - 1]
-        return self._forward.chunk_by_layer(Chunk(token_ids, positions, workspace.pages[0], work.position, way))
+        return self._forward.chunk_by_layer(Chunk(token_ids, positions, page_table, parts, way_of_method(method)))
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]
@@ -259,9 +269,9 @@ class CudaDevice:
         self._tables[slot] = list(pages)
         self._mailbox.send(self._workspace.page_table[slot, : len(pages)], np.array(pages, np.int32))
 
-    def _send_history(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
-        place = self._workspace.history[slot, position : position + len(token_ids)]
-        self._mailbox.send(place, np.array(token_ids, np.int32))
+    def _send_history(self, slot: int, position: int, token_ids: npt.ArrayLike) -> None:
+        values = np.asarray(token_ids, np.int32)
+        self._mailbox.send(self._workspace.history[slot, position : position + len(values)], values)
 
     def _chunk_begin(self, position: int) -> int:
         return position // self._forward.chunk_tokens * self._forward.chunk_tokens
@@ -291,8 +301,8 @@ class CudaDevice:
         return fetch(self._forward.device, self._draft_lanes.logits[first : first + count])
 
     def read_span(self, first: int, count: int) -> AllLogits:
-        """The logits behind the tokens first ... count - 1 of the latest span. Shapes: result [n, vocab_size]"""
-        return self._forward.logits_of_span(first, count)
+        """The logits behind `count` tokens of the latest pass of spans. Shapes: result [count, vocab_size]"""
+        return self._forward.logits_of_span(first, first + count)
 
 
 class CudaStep:
@@ -307,15 +317,16 @@ class CudaStep:
         masks: Sequence[StepMasks],
         lanes: Sequence[int],
         last_pass: Sequence[Sequence[int]],
-        last_span: int | None,
+        last_spans: Sequence[int],
         timed: tuple[Moment, Moment] | None,
         number: int,
     ):
         """What was queued.
 
-        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by
-        place. `lanes`: places of the works that are lanes; `last_pass`: those of the last pass with drafts, if nothing
-        has run behind it. `timed`: the moments before and behind all other spans; None if there are none.
+        `runs`: each work's sampler runs; `drafted`: the choices of those with drafts, by place. `lanes`: places of the
+        works that are lanes; `last_pass`: those of the last pass with drafts, if nothing has run behind it;
+        `last_spans`: those of the last pass of other spans. `timed`: the moments before and behind all of these; None
+        if there are none.
         """
         self._device = device
         self._works = works
@@ -324,7 +335,7 @@ class CudaStep:
         self._masks = masks
         self._lanes = list(lanes)
         self._last_pass = [place for places in last_pass for place in places]
-        self._last_span = last_span
+        self._last_spans = list(last_spans)
         self._timed = timed
         self._number = number
         self._chosen: list[Chosen] | None = None  # once they are read
@@ -345,15 +356,16 @@ class CudaStep:
         work = self._works[span]
         if work.logits is not None:
             return work.logits.reshape(1, -1)
-        is_there = span in self._lanes or span in self._last_pass or span == self._last_span
+        is_there = span in (*self._lanes, *self._last_pass, *self._last_spans)
         if self._number != self._device.num_steps or not is_there:
             raise ValueError("the logits of this span have been overwritten")
         if span in self._lanes:
             return self._device.read_lane(self._lanes.index(span))
+        beside, read = self._last_spans, self._device.read_span
         if span in self._last_pass:
-            before = sum(self._works[place].num_tokens for place in self._last_pass[: self._last_pass.index(span)])
-            return self._device.read_drafted(before + first, work.num_tokens - first)
-        return self._device.read_span(first, work.num_tokens)
+            beside, read = self._last_pass, self._device.read_drafted
+        before = sum(self._works[place].num_tokens for place in beside[: beside.index(span)])
+        return read(before + first, work.num_tokens - first)
 
     def prompt_seconds(self) -> float:
         """See `Step.prompt_seconds`."""
@@ -361,6 +373,13 @@ class CudaStep:
             return 0.0
         begin, end = self._timed
         return begin.seconds_until(end)
+
+
+def _choices_behind(work: Work, end: int) -> range:
+    """Behind which tokens of a pass a span chooses. Its last token is the one before `end`."""
+    if work.choose == "none":
+        return range(0)
+    return range(end - (work.num_tokens if work.choose == "every" else 1), end)
 
 
 def _is_lane(work: Work) -> bool:

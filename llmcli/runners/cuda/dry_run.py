@@ -20,7 +20,7 @@ from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
 from llmcli.kernels.stage_wide import IMAGE_TOKENS
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes
+from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
@@ -44,6 +44,8 @@ class DryRun:
 
     With `in_order` every launch has a note of its own, in the order in which a card starts them.
     """
+
+    uses_own = False
 
     def __init__(self, card: CardFacts, *, in_order: bool = False):
         self.num_multiprocessors = card.num_multiprocessors
@@ -76,7 +78,17 @@ class DryRun:
         """Run `run`, and return its launches as something that can be started again."""
         begin = len(self._started)
         run()
-        return _Repeat(self._started[begin:], self._started if self._in_order else None)
+        return _Repeat(self, self._started[begin:], self._started)
+
+    def repeat(self, repeat: "_Repeat") -> None:
+        """Note recorded launches once more: anew if their notes have been taken."""
+        if self._in_order or repeat.notes is not self._started:
+            repeat.launches = [Started(one.launch) for one in repeat.launches]
+            repeat.notes = self._started
+            self._started += repeat.launches
+        else:
+            for one in repeat.launches:
+                one.count += 1
 
     def take(self) -> list[Started]:
         """Return the notes since the last call, and forget them."""
@@ -84,19 +96,16 @@ class DryRun:
         return started
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Repeat:
-    """Stands in for a `Replay`. `notes` get its launches anew; without them it counts."""
+    """Stands in for a `Replay`. Its launches are among `notes`."""
 
+    dry_run: DryRun
     launches: list[Started]
-    notes: list[Started] | None
+    notes: list[Started]
 
     def start(self, addresses: Sequence[int]) -> None:
-        if self.notes is not None:
-            self.notes.extend(Started(one.launch) for one in self.launches)
-            return
-        for one in self.launches:
-            one.count += 1
+        self.dry_run.repeat(self)
 
 
 def num_launches(started: Iterable[Started]) -> int:
@@ -204,8 +213,9 @@ class DryModel:
         self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, num_spans))
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
-        token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[0]
-        self._forward.run_chunk(Chunk(token_ids, self._positions(num_tokens, start), pages, start, way))
+        token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[:1]
+        parts = (Part(num_tokens, start),)
+        self._forward.run_chunk(Chunk(token_ids, self._positions(num_tokens, start), pages, parts, way))
 
     def _positions(self, num_tokens: int, start: int) -> Phantom:
         return _assume(self._workspace.positions[:num_tokens], np.arange(start, start + num_tokens))

@@ -1,4 +1,4 @@
-"""The forward pass on the card: a chunk of a prompt, or one token in each of many lanes.
+"""The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
 
 Everything is queued on the device's stream, and nothing is allocated. Lanes and short spans use the fused products of
 rows, whose bits depend on the token alone. Prompts use matrix products on the tensor cores, with one kernel for
@@ -6,9 +6,9 @@ each operation between them.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gather_columns import gather_columns
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
-from llmcli.kernels.replay import Replay, base_addresses, likeness
+from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
 from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.rotary import rotary
@@ -32,7 +32,7 @@ from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
-from llmcli.runners.cuda.arena import fetch
+from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.products import Products, Way
@@ -43,6 +43,8 @@ from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspa
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
+# Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
+_MOST_KEPT_CHUNKS = 256
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,24 @@ class Lanes:
     num_spans: int | None = None
 
 
+class Part(NamedTuple):
+    """Consecutive tokens of one row's prompt, from position `start` on."""
+
+    num_tokens: int
+    start: int
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive tokens of a prompt from position `start` on, and the way of their products.
+    """Tokens of prompts, `parts` of different rows one behind the other, and the way of their products.
 
-    Shapes: token_ids, positions int32 [num_tokens]; pages int32 [pages_per_row]
+    Shapes: token_ids, positions int32 [num_tokens]; page_table int32 [num_parts, pages_per_row]
     """
 
     token_ids: Any
     positions: Any
-    pages: Any
-    start: int
+    page_table: Any
+    parts: tuple[Part, ...]
     way: Way
 
 
@@ -119,6 +128,7 @@ class Forward:
         self._row_products = RowProducts(device, workspace.staged, workspace.norm_factors)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
+        self._replays = RecentReplays(_MOST_KEPT_CHUNKS)
 
     def run_lanes(self, lanes: Lanes) -> None:
         """Run one token a lane; leave the last layer's outputs in `hidden`.
@@ -129,7 +139,7 @@ class Forward:
             pass
 
     def run_chunk(self, chunk: Chunk) -> None:
-        """Run tokens of a prompt; leave the last layer's outputs in `hidden`."""
+        """Run tokens of prompts; leave the last layer's outputs in `hidden`."""
         for _ in self.chunk_by_layer(chunk):
             pass
 
@@ -145,7 +155,7 @@ class Forward:
             attend = functools.partial(self._attend_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
 
-        return self._each_layer(run, activations.hidden)
+        return self._each_layer(run, activations.hidden, {})
 
     def chunk_by_layer(self, chunk: Chunk) -> Iterator[Any]:
         """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
@@ -158,7 +168,8 @@ class Forward:
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        return self._each_layer(run, activations.hidden)
+        key = (self.device.uses_own, chunk.way, chunk.parts, *base_addresses((chunk.positions, chunk.page_table)))
+        return self._each_layer(run, activations.hidden, self._replays.of(key))
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -188,6 +199,18 @@ class Forward:
             rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
         rows.multiply(head.matrix, logits)
 
+    def outputs_of(self, places: Sequence[int]) -> Any:
+        """The outputs of these tokens among those run last: rows of `hidden`, or copies if they lie apart.
+
+        Shapes: result float32 [len(places), hidden_size]
+        """
+        if places[-1] - places[0] == len(places) - 1:
+            return self.hidden[places[0] : places[-1] + 1]
+        rows = self._workspace.outputs[: len(places) * self.config.hidden_size].reshape(len(places), -1)
+        for row, place in zip(rows, places, strict=True):
+            copy(self.device, row, self.hidden[place])
+        return rows
+
     def logits_of_span(self, begin: int, end: int) -> AllLogits:
         """The logits of the tokens begin ... end - 1 among those run last. Shapes: result float32 [n, vocab_size]."""
         parts = []
@@ -202,10 +225,9 @@ class Forward:
         """Copy the keys and values of a page."""
         self._cache.copy_page(self.device, source, target)
 
-    def _each_layer(self, run: Callable[[_Layer], None], hidden: Any) -> Iterator[Any]:
-        """Run the first layer of each kind, and replay its launches for the others. Yield `hidden` between them."""
+    def _each_layer(self, run: Callable[[_Layer], None], hidden: Any, replays: dict[int, Replay]) -> Iterator[Any]:
+        """Run the layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
         yield hidden
-        replays: dict[int, Replay] = {}
         for layer in self._layers:
             replay = replays.get(layer.kind)
             if replay is None:
@@ -351,7 +373,7 @@ class Forward:
             )
 
     def _attend_chunk(self, layer: _Layer, chunk: Chunk, activations: Activations) -> None:
-        """The same for tokens of one row. Each token sees those before it."""
+        """The same for tokens of prompts. Each token sees those of its row before it."""
         device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
         weights, eps = layer.weights, self.config.rms_norm_eps
         if weights.q_norm is not None and weights.k_norm is not None:
@@ -361,14 +383,18 @@ class Forward:
             head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
         if traits.uses_rope[layer.index]:
             rotary(device, qkv=qkv, layout=layout, positions=chunk.positions, cos_sin=self._weights.cos_sin)
-        kv_append(device, qkv=qkv, layout=layout, pages=chunk.pages, positions=chunk.positions, **layer.cache)
-        attention_prefill(
-            device,
-            qkv=qkv,
-            layout=layout,
-            **layer.cache,
-            pages=chunk.pages,
-            start=chunk.start,
-            window=traits.sliding_windows[layer.index],
-            out=activations.mixed,
-        )
+        first = 0
+        for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
+            some = slice(first, first + part.num_tokens)
+            positions, first = chunk.positions[some], some.stop
+            kv_append(device, qkv=qkv[some], layout=layout, pages=pages, positions=positions, **layer.cache)
+            attention_prefill(
+                device,
+                qkv=qkv[some],
+                layout=layout,
+                **layer.cache,
+                pages=pages,
+                start=part.start,
+                window=traits.sliding_windows[layer.index],
+                out=activations.mixed[some],
+            )

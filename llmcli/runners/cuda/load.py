@@ -143,6 +143,7 @@ def load(
                 works_ahead=True,
                 max_drafts=MAX_SPAN - 1,
                 takes_masks=True,
+                joins_prompts=is_free,
             ),
             is_free=is_free,
             cache_type=stored.cache_type,

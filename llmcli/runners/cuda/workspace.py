@@ -21,6 +21,7 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
+MOST_PARTS = 16  # rows whose prompts run in one chunk
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
@@ -57,10 +58,10 @@ def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
 class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
-    - For a chunk or span: token_ids, positions int32 [chunk]; pages int32 [1, pages_per_row]; no_rows int32 [MAX_SPAN],
-      zeros; and its activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8, flat; mixed
-      float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale float32
-      [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+    - For chunks and spans: token_ids, positions int32 [chunk]; pages int32 [MOST_PARTS, pages_per_row]; no_rows int32
+      [MAX_SPAN], zeros; and their activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8,
+      flat; mixed float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale
+      float32 [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
@@ -137,7 +138,7 @@ def plan_workspace(
     return Workspace(
         token_ids=of_tokens,
         positions=of_tokens,
-        pages=Region((1, pages_of(max_seq_len)), INT32),
+        pages=Region((MOST_PARTS, pages_of(max_seq_len)), INT32),
         no_rows=Region((MAX_SPAN,), INT32),
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),

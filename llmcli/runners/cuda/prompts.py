@@ -1,0 +1,49 @@
+"""How the tokens of a prompt are computed, and which prompts of a step run side by side."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from llmcli.runners.base import MAX_SPAN
+from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, WAYS, Way, way_of
+from llmcli.runners.cuda.workspace import MOST_PARTS
+from llmcli.runners.step_device import SINGLE, Work
+
+# Method numbers: SINGLE, then one for each way of products. From here on: this plus the number of a chunk's tokens.
+_FIRST_NUMBER = 1 + len(WAYS)
+
+
+def method_of(num_tokens: int, *, is_free: bool) -> int:
+    """The method of a chunk of so many tokens. With `is_free` products have the same bits for any number of tokens."""
+    if num_tokens <= MAX_SPAN:
+        return SINGLE
+    return 1 + WAYS.index(way_of(num_tokens)) if is_free else _FIRST_NUMBER + num_tokens
+
+
+def way_of_method(method: int) -> Way:
+    """The way of products of a method other than SINGLE."""
+    return WAYS[method - 1] if method < _FIRST_NUMBER else way_of(method - _FIRST_NUMBER)
+
+
+def prompt_passes(works: Sequence[Work], places: Iterable[int], most_tokens: int) -> list[list[int]]:
+    """The passes of the works at these places: those computed in one way side by side, as far as they fit.
+
+    A token has the same bits in each of them. A work that chooses behind every token runs alone: there
+    is no room for the logits of more.
+    """
+
+    def method_at(place: int) -> int:
+        return works[place].method
+
+    passes: list[list[int]] = []
+    for method, some in groupby(sorted(places, key=method_at), method_at):
+        is_free = SINGLE < method < _FIRST_NUMBER
+        most = min(most_tokens, MAX_PACKED_TOKENS) if is_free and way_of_method(method) == "packed" else most_tokens
+        room = 0
+        for place in some:
+            joins = is_free and works[place].choose != "every"
+            if not joins or works[place].num_tokens > room or len(passes[-1]) == MOST_PARTS:
+                passes.append([])
+                room = most if joins else 0
+            passes[-1].append(place)
+            room -= works[place].num_tokens
+    return passes

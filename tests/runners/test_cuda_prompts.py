@@ -1,0 +1,155 @@
+"""Prompts side by side on a card, mostly a simulated one: which share a pass, and that each has its bits of alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from quantized import SCHEMES, SIZES, export
+from row_steps import GREEDY, PROMPT, logits_of, same
+from side_by_side import check_prompts_together
+from simulated_card import SimulatedDevice, simulate
+from tiny_models import write_tiny_llama
+
+from llmcli.checkpoint.export_options import ExportOptions
+from llmcli.checkpoint.model import open_model
+from llmcli.runners.base import Runner, Span
+from llmcli.runners.cuda.forward import Chunk, Forward
+from llmcli.runners.cuda.load import load
+
+LENGTHS = [100, 3, 30, 70, 200, 9, 66, 20, 41, 90, 1, 130]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    return simulate(monkeypatch)
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
+    """Gets every chunk that runs, without those of dry runs."""
+    noted: list[Chunk] = []
+    by_layer = Forward.chunk_by_layer
+
+    def note(forward: Forward, chunk: Chunk) -> Any:
+        if isinstance(forward.device, SimulatedDevice):
+            noted.append(chunk)
+        return by_layer(forward, chunk)
+
+    monkeypatch.setattr(Forward, "chunk_by_layer", note)
+    return noted
+
+
+def load_simulated(folder: Path, device: Any, **options: Any) -> Runner:
+    return load(open_model(folder), device=device, **{"max_seq_len": 256, "uses_graphs": False, **options})
+
+
+def parts_of(chunks: list[Chunk]) -> list[list[tuple[int, int]]]:
+    return [[tuple(part) for part in chunk.parts] for chunk in chunks]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "int8 groups of 32", "int4 channel"])
+@pytest.mark.parametrize("options", [{}, {"kv_cache": "int8"}], ids=str)
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_each_has_the_bits_that_it_has_alone(
+    name: str, options: dict[str, Any], is_wide: bool, device: SimulatedDevice, tmp_path: Path
+) -> None:
+    """Whole prompts, and prompts cut at many places, in chunks that hold some of them; also in every other form."""
+    device.can_wgmma = is_wide
+    dtype = torch.float32 if name == "float32" else torch.bfloat16
+    folder = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=dtype, **SIZES)
+    if name in SCHEMES:
+        folder = export(folder, tmp_path / "model", ExportOptions(SCHEMES[name]))
+    runner = load_simulated(folder, device, num_rows=len(LENGTHS), prefill_chunk=160, **options)
+    check_prompts_together(runner, LENGTHS, [10**9])
+    check_prompts_together(runner, LENGTHS, [40, 16, 100])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_quantized", [True, False])
+@pytest.mark.parametrize("options", [{}, {"kv_cache": "int8"}], ids=str)
+def test_each_has_the_bits_that_it_has_alone_on_a_card(
+    is_quantized: bool,
+    options: dict[str, Any],
+    load_on_card: Callable[..., Runner],
+    int8_model: Path,
+    tmp_path: Path,
+) -> None:
+    folder = int8_model
+    if not is_quantized:
+        folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    runner = load_on_card(folder, num_rows=len(LENGTHS), prefill_chunk=256, **options)
+    assert runner.limits.joins_prompts
+    check_prompts_together(runner, LENGTHS, [10**9])
+    check_prompts_together(runner, LENGTHS, [40, 16, 100])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16)
+
+
+def queue_all(runner: Runner, lengths: list[int]) -> tuple[Any, list[list[int]]]:
+    """A step that runs prompts of such lengths, no two of which begin alike."""
+    prompts = [[row, *PROMPT[1:length]] for row, length in enumerate(lengths)]
+    rows = [runner.open(prompt) for prompt in prompts]
+    return runner.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(rows, prompts, strict=True)]), prompts
+
+
+def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
+    """Short prompts and long ones have other products, and a chunk's room is bounded; 8 tokens need no chunk."""
+    runner = load_simulated(folder, device, num_rows=8, prefill_chunk=160)
+    queue_all(runner, [70, 20, 90, 8, 30, 66, 30, 16])
+    assert parts_of(chunks) == [[(20, 0), (30, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)], [(66, 0)]]
+    assert [chunk.way for chunk in chunks] == ["packed"] * 2 + ["widened"] * 2
+    chunks.clear()
+    queue_all(load_simulated(folder, device, num_rows=20, prefill_chunk=256), [9] * 5 + [10] * 20)
+    assert [len(chunk.parts) for chunk in chunks] == [6, 6, 6, 6, 1]  # 64 tokens at a time
+    chunks.clear()
+    queue_all(load_simulated(folder, device, num_rows=20, max_seq_len=1536), [65] * 20)
+    assert [len(chunk.parts) for chunk in chunks] == [16, 4]
+
+
+def test_products_that_depend_on_their_neighbours_get_none(
+    device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]
+) -> None:
+    folder = write_tiny_llama(tmp_path / "plain", with_tokenizer=False, dtype=torch.float32)
+    queue_all(load_simulated(folder, device, num_rows=4), [70, 20, 90, 30])
+    assert sorted(parts_of(chunks)) == [[(20, 0)], [(30, 0)], [(70, 0)], [(90, 0)]]
+
+
+def test_logits_of_all_that_ran_in_the_last_pass(device: SimulatedDevice, folder: Path) -> None:
+    runner = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
+    step, prompts = queue_all(runner, [70, 20, 90])
+    found = step.logits(0, 69)[0], step.logits(2, 89)[0], step.logits(2)
+    with pytest.raises(ValueError, match="overwritten"):
+        step.logits(1)  # those of another pass
+    assert found[2].shape == (90, runner.config.vocab_size)
+    assert same(found[2][-1], found[1])
+    fresh = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
+    for logits, prompt in zip(found, (prompts[0], prompts[2]), strict=False):
+        assert same(np.asarray(logits), logits_of(fresh, prompt))
+
+
+def test_a_choice_behind_every_token_beside_other_prompts(device: SimulatedDevice, folder: Path) -> None:
+    runner = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
+    prompts = [[row, *PROMPT[1:length]] for row, length in enumerate((70, 100, 75, 90))]
+
+    def choices(places: list[int]) -> list[Any]:
+        rows = [runner.open(prompts[place], GREEDY) for place in places]
+        for row in rows:
+            runner.keep(row, 0)
+        spans = [
+            Span(row, tuple(prompts[place][:64]), "every") if place == 1 else Span(row, tuple(prompts[place]))
+            for row, place in zip(rows, places, strict=True)
+        ]
+        found = runner.queue(spans).choices()
+        for row in rows:
+            runner.close(row)
+        return found
+
+    together = choices([0, 1, 2, 3])
+    assert [len(chosen) for chosen in together] == [1, 64, 1, 1]
+    assert together == [chosen for place in range(4) for chosen in choices([place])]
