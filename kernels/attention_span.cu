@@ -213,8 +213,10 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
                                 keys, values, key_scales, value_scales, window, num_attention_heads,
                                 num_key_value_heads, max_splits, partials, counters, out};
     if (warp < Memory::ATTENDING_WARPS) {
+        if constexpr (Memory::MOVES_REGISTERS) registers_up_to<Memory::MOST_REGISTERS>();
         attend_pieces(call, shared);
     } else {
+        if constexpr (Memory::MOVES_REGISTERS) registers_down_to<Memory::FEWEST_REGISTERS>();
         copy_pieces(call, shared);
     }
 }

@@ -4,6 +4,7 @@
 #include "common/head.cuh"
 #include "common/kv_ring.cuh"
 #include "common/load.cuh"
+#include "common/registers.cuh"
 #include "common/splits.cuh"
 
 constexpr int MAX_SPAN = 8;   // new tokens of a row; llmcli/runners/base.py knows it too
@@ -204,6 +205,12 @@ struct SpanShared {
     static constexpr int TEAMS = COLUMNS > TILE_COLUMNS ? 2 : 1, COPIERS = COLUMNS > TILE_COLUMNS ? 4 : 1;
     static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
     static constexpr int THREADS = ATTENDING + 32 * COPIERS;
+    // Large blocks are whole groups of four warps; those that copy leave registers to those that attend. All of them
+    // are what the block has: 256 * 216 + 128 * 72 <= 384 * 168.
+    static constexpr bool MOVES_REGISTERS = TEAMS > 1;
+    static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
+    static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,
+                  "a block has 168 registers a thread");
     using Tile = Attend<KvT, HEAD_DIM, COLUMNS / TEAMS>;
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
     static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;
