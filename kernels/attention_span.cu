@@ -20,11 +20,12 @@
 //           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
-//           a split has fewer columns, so that more blocks take part. The large blocks that have splits of the same
-//           columns wait for each other and put a share of them together each. All of them run at once: there is at
-//           most one a multiprocessor; those of the kernels in front that have not ended run too, and wait for none
-//           behind them; and those of the kernel behind start when all of these have called grid_dependency_launch or
-//           ended. Figures: docs/performance/attention.md
+//           a split has fewer columns, so that more blocks take part. The large blocks that have many splits of the
+//           same columns wait for each other and put a share of them together each; few splits are put together by the
+//           block that ends last, as those of small blocks are. All large blocks run at once: there is at most one a
+//           multiprocessor; those of the kernels in front that have not ended run too, and wait for none behind them;
+//           and those of the kernel behind start when all of these have called grid_dependency_launch or ended. On
+//           Hopper the warps that copy hand registers to those that attend. Figures: docs/performance/attention.md
 #include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
