@@ -6,7 +6,8 @@
 //           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
 //           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory; may overlap the
-//           kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head
+//           kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head;
+//           with COLUMNS 32 it is at most that of multiprocessors
 // Traffic:  that of attention_decode for one lane of each row, times ceil(lanes of it * group / COLUMNS), the further
 //           ones mostly from L2
 // Numerics: those of attention_decode, bit by bit, if its grid has max_splits: the same splits, the same tiles for each
@@ -19,9 +20,13 @@
 //           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
-//           a split has fewer columns, so that more blocks take part. Figures: docs/performance/attention.md
-#include "common/arrival.cuh"
-#include "common/span_prepare.cuh"
+//           a split has fewer columns, so that more blocks take part. The large blocks that have many splits of the
+//           same columns wait for each other and put a share of them together each; few splits are put together by the
+//           block that ends last, as those of small blocks are. All large blocks run at once: there is at most one a
+//           multiprocessor; those of the kernels in front that have not ended run too, and wait for none behind them;
+//           and those of the kernel behind start when all of these have called grid_dependency_launch or ended. On
+//           Hopper the warps that copy hand registers to those that attend. Figures: docs/performance/attention.md
+#include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
 // stages, and the tiles of a warp that attends to a part all come from one copier. So who waits for a stage knows that
@@ -116,7 +121,7 @@ __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>
     if (warp == 0) {
 #pragma unroll
         for (int i = 0; i < TEAM_COLUMNS / 4; ++i) {
-            const int place = first_place + i / 2 * TILE_COLUMNS + 2 * (lane % 4) + i % 2;
+            const int place = number_here(first_place + i / 2 * TILE_COLUMNS + 2 * (lane % 4) + i % 2);
             if (!shared.has_own[place]) continue;
             tile.start_column_with(i / 2, i % 2, shared.own_scores[place],
                                    shared.own_values[shared.columns[place].token]);
@@ -146,31 +151,6 @@ __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>
                                   its_tiles * TILE_COLUMNS);
     sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // every warp's part is there
     mix_part(call, shared, piece, part, split);
-}
-
-// The block whose splits of a head are the last to be written puts all of them together.
-template <typename Memory>
-__device__ __forceinline__ void merge_piece(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                            const SpanPiece& piece) {
-    constexpr int HEAD_DIM = Memory::HEAD_DIM, VECTORS = HEAD_DIM / 4;
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // the block's parts are written
-    if (threadIdx.x == 0) {
-        unsigned* counter = call.counters + call.head_of(piece.span, shared.columns[0]);
-        const unsigned arriving = piece.end_split - piece.first_split;
-        shared.is_last = arrive_with(counter, arriving) + arriving == piece.most_splits;
-        if (shared.is_last) *counter = 0;  // for the next launch
-    }
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);
-    if (!shared.is_last) return;
-    for (int i = number_here(threadIdx.x); i < Memory::COLUMNS * VECTORS; i += Memory::ATTENDING) {
-        const SpanColumn column = shared.columns[i / VECTORS];
-        if (column.token < 0) continue;
-        const int count = piece.splits[column.token].count;
-        const size_t head = call.head_of(piece.span, column);
-        if (count == 1) continue;
-        *reinterpret_cast<float4*>(call.out + head * HEAD_DIM + 4 * (i % VECTORS)) =
-            merge_splits<HEAD_DIM>(call.partials + head * call.max_splits * PART_SIZE<HEAD_DIM>, count, i % VECTORS);
-    }
 }
 
 template <typename Memory>
@@ -234,8 +214,10 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
                                 keys, values, key_scales, value_scales, window, num_attention_heads,
                                 num_key_value_heads, max_splits, partials, counters, out};
     if (warp < Memory::ATTENDING_WARPS) {
+        if constexpr (Memory::MOVES_REGISTERS) registers_up_to<Memory::MOST_REGISTERS>();
         attend_pieces(call, shared);
     } else {
+        if constexpr (Memory::MOVES_REGISTERS) registers_down_to<Memory::FEWEST_REGISTERS>();
         copy_pieces(call, shared);
     }
 }

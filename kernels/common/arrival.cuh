@@ -18,12 +18,21 @@ __device__ __forceinline__ unsigned arrive_with(unsigned* counter, unsigned coun
     return before;
 }
 
-// Counts the arrival at a counter that is never reset, and waits until it is at least `expected`. Faster than waiting
-// after `arrive`, which first has to get a count back.
-__device__ __forceinline__ void arrive_and_wait(unsigned* counter, unsigned expected) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+// The same, but no count comes back, which takes a round trip.
+__device__ __forceinline__ void announce(unsigned* counter, unsigned count) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
+// Waits until at least `expected` arrivals have been counted; their writes are visible then. The blocks that arrive
+// must run at once.
+__device__ __forceinline__ void wait_for_arrivals(unsigned* counter, unsigned expected) {
     unsigned found;
     do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
     } while (found < expected);
+}
+
+// Counts one who has waited; the one that finds `last` sets the counter to 0. Nothing is released.
+__device__ __forceinline__ void leave(unsigned* counter, unsigned last) {
+    asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(last) : "memory");
 }

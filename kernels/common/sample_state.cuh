@@ -176,7 +176,10 @@ struct Row {
   __device__ __forceinline__ void barrier() {
     ++num_barriers;
     __syncthreads();  // the writes of the whole block are before thread 0's arrival
-    if (threadIdx.x == 0) arrive_and_wait(&state().arrivals, num_barriers * gridDim.x);
+    if (threadIdx.x == 0) {
+      announce(&state().arrivals, 1);
+      wait_for_arrivals(&state().arrivals, num_barriers * gridDim.x);
+    }
     __syncthreads();  // nobody reads before thread 0 has seen all arrive
   }
 

@@ -4,11 +4,12 @@
 #include "common/head.cuh"
 #include "common/kv_ring.cuh"
 #include "common/load.cuh"
+#include "common/registers.cuh"
 #include "common/splits.cuh"
 
 constexpr int MAX_SPAN = 8;   // new tokens of a row; llmcli/runners/base.py knows it too
 constexpr int MAX_LANES = 32;
-constexpr int TILE_COLUMNS = 8;  // of one product
+constexpr int TILE_COLUMN_BITS = 3, TILE_COLUMNS = 1 << TILE_COLUMN_BITS;  // of one product
 
 // The new tokens of one row: lanes first_lane, first_lane + 1, ..., at positions position, position + 1, ...
 struct Span {
@@ -26,7 +27,10 @@ struct SpanTable {
     int rows[MAX_LANES], num_tokens[MAX_LANES];
     int most_splits[MAX_LANES];  // that one of its tokens has
     int ends[MAX_LANES];         // of its items
-    int columns, group, num_key_value_heads;
+    unsigned cuts;               // bits of the lanes whose splits do not begin where those of the lane in front do
+    int column_bits, group;
+
+    __device__ __forceinline__ int columns() const { return 1 << column_bits; }  // of an item at most
 
     // One warp calls it. Fewer columns an item, down to TILE_COLUMNS, while every block still has at most one.
     template <int MOST_COLUMNS>
@@ -36,20 +40,24 @@ struct SpanTable {
         const int row = lane < num_lanes ? load_here(all_rows + lane) : -1;
         const int position = lane < num_lanes ? load_here(all_positions + lane) : 0;
         const Splits<PAGE_TOKENS> its_splits(row >= 0 ? position : 0, window, max_splits);
-        const unsigned lanes_of_row = __match_any_sync(0xffffffffu, row);
-        const bool is_first = row >= 0 && __ffs(lanes_of_row) - 1 == lane;
+        const bool is_other = __shfl_up_sync(0xffffffffu, row, 1) != row || lane == 0;
+        const unsigned others = __ballot_sync(0xffffffffu, is_other), behind = others & ~((2u << lane) - 1);
+        const bool is_first = row >= 0 && is_other;
+        const int tokens = (behind == 0 ? 32 : __ffs(behind) - 1) - lane;  // from this lane on
+        const bool starts_elsewhere = __shfl_up_sync(0xffffffffu, its_splits.start, 1) != its_splits.start;
+        const bool has_other_length = __shfl_up_sync(0xffffffffu, its_splits.tokens, 1) != its_splits.tokens;
         int most = its_splits.count;
 #pragma unroll
         for (int distance = 1; distance < MAX_SPAN; distance *= 2) {
             const int other = __shfl_down_sync(0xffffffffu, most, distance);
             if (__shfl_down_sync(0xffffffffu, row, distance) == row) most = max(most, other);
         }
-        const int all_columns = __popc(lanes_of_row) * its_group, per_tile = is_first ? heads * most : 0;
-        int at_once = TILE_COLUMNS, items;
+        const int all_columns = tokens * its_group, per_tile = is_first ? heads * most : 0;
+        int bits = TILE_COLUMN_BITS, items;
         while (true) {
-            items = per_tile * ((all_columns + at_once - 1) / at_once);
-            if (at_once == MOST_COLUMNS || __reduce_add_sync(0xffffffffu, items) <= gridDim.x) break;
-            at_once *= 2;
+            items = per_tile * (((all_columns - 1) >> bits) + 1);
+            if (1 << bits == MOST_COLUMNS || __reduce_add_sync(0xffffffffu, items) <= gridDim.x) break;
+            ++bits;
         }
         int end = items;
 #pragma unroll
@@ -59,10 +67,11 @@ struct SpanTable {
         }
         splits[lane] = its_splits;
         rows[lane] = row;
-        num_tokens[lane] = __popc(lanes_of_row);
+        num_tokens[lane] = tokens;
         most_splits[lane] = most;
         ends[lane] = end;
-        if (lane == 0) columns = at_once, group = its_group, num_key_value_heads = heads;
+        const unsigned its_cuts = __ballot_sync(0xffffffffu, is_other || starts_elsewhere || has_other_length);
+        if (lane == 0) cuts = its_cuts, column_bits = bits, group = its_group;
     }
     __device__ __forceinline__ int num_items() const { return ends[MAX_LANES - 1]; }
 };
@@ -73,9 +82,11 @@ struct SpanPiece {
     int kv_head, first_column, columns;
     int first_split, end_split, most_splits;
     bool is_last;                       // of the block
+    unsigned cuts;                      // bits of the span's tokens: see SpanTable
     const Splits<PAGE_TOKENS>* splits;  // of the span's tokens
 
     __device__ __forceinline__ bool has_split(int split) const { return split >= first_split && split < end_split; }
+    __device__ __forceinline__ bool has_all_splits() const { return end_split - first_split == most_splits; }
     // Whether it ends with one of the new tokens, or has tokens of their tiles: a window may begin a page later for the
     // later ones, and then an earlier split of theirs does. All lanes of a warp call it.
     __device__ __forceinline__ bool has_new() const {
@@ -84,15 +95,31 @@ struct SpanPiece {
     }
 };
 
-// Walks over the pieces of this block: a share of the line of items, as even as it can be.
+// The line of items, cut into a share for each block, as even as they can be.
+struct SpanCut {
+    int part, longer;  // items of a share; so many first blocks have one more
+
+    __device__ __forceinline__ explicit SpanCut(const SpanTable& table) {
+        const int blocks = number_here(gridDim.x), items = table.num_items();  // no registers are left to keep it in
+        part = items <= blocks ? items == blocks : items / blocks;  // few items wait for no division
+        longer = items - part * blocks;
+    }
+    __device__ __forceinline__ int begin(int block) const { return block * part + min(block, longer); }
+    __device__ __forceinline__ int block_of(int item) const {
+        const int in_longer = longer * (part + 1);
+        return item < in_longer ? item / (part + 1) : longer + (item - in_longer) / part;
+    }
+};
+
+// Walks over the pieces of this block.
 struct SpanShare {
     int item, end;
 
     __device__ __forceinline__ explicit SpanShare(const SpanTable& table) {
-        const int blocks = gridDim.x, block = blockIdx.x, items = table.num_items();
-        const int part = items / blocks, longer = items - part * blocks;
-        item = block * part + min(block, longer);
-        end = item + part + (block < longer);
+        const SpanCut cut(table);
+        const int block = number_here(blockIdx.x);
+        item = cut.begin(block);
+        end = cut.begin(block + 1);
     }
     __device__ __forceinline__ bool is_over() const { return item >= end; }
     // The next piece; there is one. All lanes of a warp call it.
@@ -101,18 +128,34 @@ struct SpanShare {
         const int lane = __popc(__ballot_sync(0xffffffffu, table.ends[threadIdx.x % 32] <= item));
         piece.span = {table.rows[lane], lane, table.splits[lane].position, table.num_tokens[lane]};
         piece.splits = table.splits + lane;
+        piece.cuts = table.cuts >> lane;
         piece.most_splits = table.most_splits[lane];
         const int in_span = item - (lane == 0 ? 0 : table.ends[lane - 1]), tile = in_span / piece.most_splits;
         const int all_columns = piece.span.num_tokens * table.group;
-        const int tiles = (all_columns + table.columns - 1) / table.columns;
-        piece.kv_head = tile / tiles;
-        piece.first_column = (tile - piece.kv_head * tiles) * table.columns;
-        piece.columns = min(table.columns, all_columns - piece.first_column);
+        const int tiles = ((all_columns - 1) >> table.column_bits) + 1;
+        piece.kv_head = tiles == 1 ? tile : tile / tiles;
+        piece.first_column = (tile - piece.kv_head * tiles) << table.column_bits;
+        piece.columns = min(table.columns(), all_columns - piece.first_column);
         piece.first_split = in_span - tile * piece.most_splits;
         piece.end_split = min(piece.most_splits, piece.first_split + end - item);
         item += piece.end_split - piece.first_split;
         piece.is_last = is_over();
         return piece;
+    }
+};
+
+// The blocks that put together the splits of this block's last piece: those that have some of them as their last items.
+// The block behind them may have some too; it goes on to others.
+struct SpanMergers {
+    int rank, count;  // this block among them
+
+    __device__ __forceinline__ SpanMergers(const SpanTable& table, const SpanPiece& piece) {
+        const SpanCut cut(table);
+        const int block = number_here(blockIdx.x);
+        const int begin = cut.begin(block + 1) - piece.end_split, end = begin + piece.most_splits;
+        const int first = cut.block_of(begin), last = cut.block_of(end - 1);
+        rank = block - first;
+        count = last - first + (cut.begin(last + 1) == end);
     }
 };
 
@@ -123,10 +166,9 @@ struct SpanPart {
 
     __device__ __forceinline__ SpanPart(const SpanPiece& piece, int first, int split) {
         const Splits<PAGE_TOKENS>* splits = piece.splits;
+        const unsigned cuts = piece.cuts & ~((2u << first) - 1);  // behind `first`
         from = first;
-        for (to = from + 1; to < piece.span.num_tokens; ++to) {
-            if (splits[to].start != splits[from].start || splits[to].tokens != splits[from].tokens) break;
-        }
+        to = cuts == 0 ? piece.span.num_tokens : min(__ffs(cuts) - 1, piece.span.num_tokens);
         begin = splits[from].begin(split);
         end = splits[to - 1].end(split);
         visible = splits[from].visible;
@@ -144,7 +186,10 @@ struct SpanColumn {
     static __device__ __forceinline__ SpanColumn at(int place, const SpanPiece& piece, int group) {
         constexpr int TEAM_TILES = COLUMNS / TEAMS / TILE_COLUMNS;
         const int tile = place / TILE_COLUMNS;
-        const int number = (tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS;
+        return of((tile % TEAM_TILES * TEAMS + tile / TEAM_TILES) * TILE_COLUMNS + place % TILE_COLUMNS, piece, group);
+    }
+    // The piece's column of this number.
+    static __device__ __forceinline__ SpanColumn of(int number, const SpanPiece& piece, int group) {
         const int column = piece.first_column + number, token = column / group;
         if (number >= piece.columns) return {-1, 0};
         return {token, piece.kv_head * group + column - token * group};
@@ -160,6 +205,12 @@ struct SpanShared {
     static constexpr int TEAMS = COLUMNS > TILE_COLUMNS ? 2 : 1, COPIERS = COLUMNS > TILE_COLUMNS ? 4 : 1;
     static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
     static constexpr int THREADS = ATTENDING + 32 * COPIERS;
+    // Large blocks are whole groups of four warps; those that copy leave registers to those that attend. All of them
+    // are what the block has: 256 * 216 + 128 * 72 <= 384 * 168.
+    static constexpr bool MOVES_REGISTERS = TEAMS > 1;
+    static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
+    static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,
+                  "a block has 168 registers a thread");
     using Tile = Attend<KvT, HEAD_DIM, COLUMNS / TEAMS>;
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
     static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/barrier.cuh"
+#include "common/registers.cuh"
 
 // Where columns of 16-byte pieces lie: 8 columns of one piece side by side (128 bytes), `piece_bytes` from one piece of
 // a column to its next one. No swizzle: the 128 bytes that are read together hit all banks once.
@@ -26,21 +27,6 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// Registers of this thread from here on: fewer, which others may take, or more, as soon as others have left them. Four
-// warps, the first a multiple of four, call it together.
-template <int COUNT>
-__device__ __forceinline__ void registers_down_to() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
-}
-template <int COUNT>
-__device__ __forceinline__ void registers_up_to() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
 }
 
 #if __CUDA_ARCH_FEAT_SM90_ALL

@@ -67,7 +67,8 @@ _INSTRUCTIONS = (
     ("max.NaN", "max_nan({})"),
     ("atom.acq_rel.gpu.global.inc", "atomic_inc({})"),
     ("atom.acq_rel.gpu.global.add", "atomic_add({})"),
-    ("red.release", "reduce_one({})"),
+    ("red.release.gpu.global.add", "reduce_add({})"),
+    ("red.relaxed.gpu.global.inc", "reduce_inc({})"),
     ("cvt.rn.f16x2.e4m3x2", "widen_e4m3({})"),
     ("lop3.b32 %0, %1, %2, %3, 0xea", "and_or({})"),
     ("wgmma.fence", ""),
@@ -184,7 +185,8 @@ def _kernel(text: str, match: re.Match[str]) -> tuple[str, int]:
             cluster = _split(text[attribute.end() : end], ",")[0]
         begin = end + 1
     body = text.index("{", _closing(text, text.index("(", begin)))
-    return f"void {text[begin:body]}{{ if (emulator::tells_cluster({cluster})) return;", body + 1
+    waits = str("load_acquire" in text).lower()
+    return f"void {text[begin:body]}{{ if (emulator::tells_cluster({cluster}, {waits})) return;", body + 1
 
 
 def _shared(match: re.Match[str]) -> str:

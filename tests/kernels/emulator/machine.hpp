@@ -1,10 +1,11 @@
 // machine: the threads of a cluster as fibers of one thread of the host, in random order; shared memory, barriers.
+// Clusters run one after the other; but where a kernel waits for other blocks, all run at once, some slower than others.
 //
 // A thread runs until it waits: for its warp, for a barrier, for copies. Then any other one goes on. Copies of the
 // asynchronous kind land at once, or late and in any order (`late`). Until they land, their place holds 0xEE. Shared
 // memory begins as 0xEE. What goes wrong ends the launch with a message: a deadlock, too many arrivals, addresses that
 // are not aligned, collectives in which a warp's threads differ. Not told: missing fences, races of plain loads and
-// stores where nobody waits in between, what lies outside global arrays, anything between clusters that run at once.
+// stores where nobody waits in between, what lies outside global arrays.
 #pragma once
 
 #include <ucontext.h>
@@ -12,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -22,11 +24,11 @@
 namespace emulator {
 
 constexpr size_t SHARED_BYTES = 256 * 1024, STACK_BYTES = 128 * 1024;
+constexpr unsigned SPEEDS = 8;
 using Action = std::function<void()>;
 
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack;
     dim3 thread;
     int rank = 0, lane = 0, warp = 0;  // rank: the block's number in its cluster
     bool is_done = false;
@@ -53,6 +55,7 @@ struct Block {
     Named named[16];
     dim3 index;
     int any = 0;
+    unsigned slowness = 0;  // chances in SPEEDS that a warp sits a turn out
 };
 struct Barrier { int count, pending; long bytes; unsigned phase; };
 
@@ -67,7 +70,8 @@ inline Named whole_cluster;
 inline std::map<Fiber*, unsigned> cluster_turns;
 inline dim3 grid_size, block_size;
 inline int cluster_size = 1;
-inline bool is_late = false, is_probe = false;
+inline bool is_late = false, is_probe = false, waits_for_blocks = false;
+inline bool goes_on = false;  // somebody who waited need not wait any more
 inline const Action* body = nullptr;
 
 inline std::string problem;  // of the launch under way; empty if there is none
@@ -96,6 +100,7 @@ inline const uint64_t* collect(uint64_t value, const char* what) {
     if (++all.arrived == 32) {
         all.arrived = 0;
         ++all.turn;
+        goes_on = true;
     } else {
         wait_until([&] { return all.turn != turn; });
     }
@@ -107,6 +112,7 @@ inline void arrive(Named& one, int count, bool waits) {
     if (one.arrived == count) {
         one.arrived = 0;
         ++one.turn;
+        goes_on = true;
     } else if (waits) {
         wait_until([&] { return one.turn != turn; });
     }
@@ -136,7 +142,7 @@ inline Barrier& barrier(unsigned address, int rank) {
     return found->second;
 }
 inline void end_phase(Barrier& one) {
-    if (one.pending == 0 && one.bytes == 0) ++one.phase, one.pending = one.count;
+    if (one.pending == 0 && one.bytes == 0) ++one.phase, one.pending = one.count, goes_on = true;
 }
 inline void arrive_at(unsigned address, int rank) {
     Barrier& one = barrier(address, rank);
@@ -161,18 +167,19 @@ inline void entry() {
     current->is_done = true;
     swapcontext(&current->context, &scheduler);
 }
-inline void start_fiber(Fiber& one) {
-    one.stack.resize(STACK_BYTES);
+inline void start_fiber(Fiber& one, char* stack) {
     getcontext(&one.context);
-    one.context.uc_stack.ss_sp = one.stack.data();
+    one.context.uc_stack.ss_sp = stack;
     one.context.uc_stack.ss_size = STACK_BYTES;
     one.context.uc_link = nullptr;
     makecontext(&one.context, entry, 0);
 }
 
-// The blocks first_block, first_block + 1, ... of one cluster.
-inline void run_cluster(unsigned first_block, int num_blocks, size_t dynamic_bytes, unsigned seed) {
+// The blocks first_block, first_block + 1, ... of one cluster, or of the grid.
+inline void run_blocks(unsigned first_block, int num_blocks, size_t dynamic_bytes, unsigned seed) {
     static std::vector<std::vector<unsigned char>> memory;
+    static std::unique_ptr<char[]> stacks;  // pages that nobody writes to take no memory
+    static size_t num_stacks = 0;
     random_numbers.seed(seed);
     const unsigned num_threads = block_size.x * block_size.y * block_size.z;
     if (num_threads % 32 != 0) fail("a block of broken warps");
@@ -183,6 +190,7 @@ inline void run_cluster(unsigned first_block, int num_blocks, size_t dynamic_byt
     cluster_turns.clear();
     whole_cluster = Named();
     fibers.resize(num_blocks * num_threads);
+    if (num_stacks < fibers.size()) stacks.reset(new char[(num_stacks = fibers.size()) * STACK_BYTES]);
     std::vector<int> order;
     for (int rank = 0; rank < num_blocks; ++rank) {
         memory[rank].assign(SHARED_BYTES + 1024, 0xEE);
@@ -190,42 +198,43 @@ inline void run_cluster(unsigned first_block, int num_blocks, size_t dynamic_byt
         one.shared = memory[rank].data() + (1024 - reinterpret_cast<uintptr_t>(memory[rank].data()) % 1024);
         one.used = dynamic_bytes;
         one.warps.resize(num_threads / 32);
+        one.slowness = waits_for_blocks ? random_numbers() % SPEEDS : SPEEDS / 4;
         const unsigned number = first_block + rank;
         one.index = {number % grid_size.x, number / grid_size.x % grid_size.y, number / grid_size.x / grid_size.y};
     }
     for (unsigned i = 0; i < fibers.size(); ++i) {
         Fiber& one = fibers[i];
-        std::vector<char> stack = std::move(one.stack);
         one = Fiber();
-        one.stack = std::move(stack);
         const unsigned thread = i % num_threads;
         one.rank = i / num_threads, one.warp = thread / 32, one.lane = thread % 32;
         const unsigned row = thread / block_size.x;
         one.thread = {thread % block_size.x, row % block_size.y, row / block_size.y};
-        start_fiber(one);
+        start_fiber(one, stacks.get() + i * STACK_BYTES);
     }
     for (unsigned i = 0; i < fibers.size(); i += 32) order.push_back(i);
     size_t num_left = fibers.size();
-    for (long num_idle = 0; num_left > 0; ++num_idle) {
-        if (num_idle > 5000) fail("nobody goes on: a deadlock");  // usual cases take up to 900 turns
+    for (int num_idle = 0; num_left > 0; num_idle = goes_on ? 0 : num_idle + 1) {
+        if (num_idle > 1000) fail("nobody goes on: a deadlock");
+        goes_on = false;
         std::shuffle(order.begin(), order.end(), random_numbers);
         for (const int first : order) {
-            if (random_numbers() % 4 == 0) continue;
+            if (random_numbers() % SPEEDS < blocks[fibers[first].rank].slowness) continue;
             for (int i = 0; i < 32; ++i) {
                 current = &fibers[first + i];
                 if (current->is_done) continue;
                 swapcontext(&scheduler, &current->context);
                 if (!problem.empty()) return;
-                if (current->is_done) --num_left, num_idle = 0;
+                if (current->is_done) --num_left, goes_on = true;
             }
         }
         current = nullptr;
-        if (!under_way.empty() && random_numbers() % 2 == 0) {
+        for (int i = 0; i < num_blocks && !under_way.empty(); ++i) {
+            if (random_numbers() % 2) continue;
             const size_t chosen = random_numbers() % under_way.size();
             const Action action = under_way[chosen];
             under_way.erase(under_way.begin() + chosen);
             action();
-            num_idle = 0;
+            goes_on = true;
         }
     }
     for (const Action& action : under_way) action();
@@ -235,7 +244,7 @@ template <typename... Parameters, size_t... I>
 void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...);
 }
-// Starts all blocks, cluster by cluster. `kernel` begins by telling the size of its clusters.
+// Starts all blocks. `kernel` begins by telling the size of its clusters, and whether blocks wait for each other.
 template <typename... Parameters>
 void start(void (*kernel)(Parameters...), void** arguments, dim3 grid, dim3 threads, size_t dynamic_bytes, bool late,
             unsigned seed) {
@@ -247,8 +256,10 @@ void start(void (*kernel)(Parameters...), void** arguments, dim3 grid, dim3 thre
     is_probe = false;
     const unsigned num_blocks = grid.x * grid.y * grid.z;
     if (num_blocks % cluster_size != 0) fail("a grid of broken clusters");
-    for (unsigned first = 0; first < num_blocks; first += cluster_size) {
-        run_cluster(first, cluster_size, dynamic_bytes, seed + first);
+    if (waits_for_blocks && cluster_size > 1) fail("a grid of clusters that wait for each other");
+    const unsigned at_once = waits_for_blocks ? num_blocks : cluster_size;
+    for (unsigned first = 0; first < num_blocks; first += at_once) {
+        run_blocks(first, at_once, dynamic_bytes, seed + first);
     }
 }
 // The same; what went wrong, or null.
@@ -264,8 +275,8 @@ const char* launch(void (*kernel)(Parameters...), void** arguments, dim3 grid, d
     return problem.empty() ? nullptr : problem.c_str();
 }
 // The first statement of a kernel; true where nothing else is wanted.
-inline bool tells_cluster(int size) {
-    cluster_size = size;
+inline bool tells_cluster(int size, bool waits) {
+    cluster_size = size, waits_for_blocks = waits;
     return is_probe;
 }
 

@@ -32,7 +32,8 @@ inline void atomic_inc(unsigned& before, unsigned* counter, unsigned last) {
     *counter = before >= last ? 0 : before + 1;
 }
 inline void atomic_add(unsigned& before, unsigned* counter, unsigned count) { before = *counter, *counter += count; }
-inline void reduce_one(unsigned* counter) { ++*counter; }
+inline void reduce_add(unsigned* counter, unsigned count) { *counter += count; }
+inline void reduce_inc(unsigned* counter, unsigned last) { *counter = *counter >= last ? 0 : *counter + 1; }
 inline void load_acquire(unsigned& found, unsigned* counter) {
     emulator::yield();  // who polls it waits for others
     found = *counter;
