@@ -23,9 +23,10 @@
 //           a split has fewer columns, so that more blocks take part. The large blocks that have many splits of the
 //           same columns wait for each other and put a share of them together each; few splits are put together by the
 //           block that ends last, as those of small blocks are. All large blocks run at once: there is at most one a
-//           multiprocessor; those of the kernels in front that have not ended run too, and wait for none behind them;
-//           and those of the kernel behind start when all of these have called grid_dependency_launch or ended. On
-//           Hopper the warps that copy hand registers to those that attend. Figures: docs/performance/attention.md
+//           multiprocessor, and a process has one stream on a card (llmcli/kernels/device.py); those of the kernels in
+//           front that have not ended run too, and wait for none behind them; and those of the kernel behind start when
+//           all of these have called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to
+//           those that attend. Figures: docs/performance/attention.md
 #include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
@@ -192,6 +193,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     using Memory = SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>;
     static_assert(Memory::Tile::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
+    static_assert(!Memory::MOVES_REGISTERS || BLOCKS == 1, "fewer than 168 registers a thread would be waited for");
     extern __shared__ __align__(128) unsigned char dynamic[];
     Memory& shared = *reinterpret_cast<Memory*>(dynamic);
 

@@ -1,5 +1,5 @@
 // arrival: a counter in global memory, by which blocks of a grid tell each other that they have written. Release and
-// acquire at device scope: pair each call with a __syncthreads, which adds the writes and reads of the whole block. An
+// acquire at device scope: pair each call with a barrier, which adds the writes and reads of the other threads. An
 // arrival with __threadfence would need two of them, 0.3 us together. Source: PTX ISA, memory consistency model.
 #pragma once
 
@@ -18,13 +18,13 @@ __device__ __forceinline__ unsigned arrive_with(unsigned* counter, unsigned coun
     return before;
 }
 
-// The same, but no count comes back, which takes a round trip.
+// Counts arrivals, and does not get the count back, which would take a round trip. Nobody's writes are visible for it.
 __device__ __forceinline__ void announce(unsigned* counter, unsigned count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
 }
 
 // Waits until at least `expected` arrivals have been counted; their writes are visible then. The blocks that arrive
-// must run at once.
+// must all run at once: nothing else that waits in this way may be on the card, in another stream or process.
 __device__ __forceinline__ void wait_for_arrivals(unsigned* counter, unsigned expected) {
     unsigned found;
     do {

@@ -20,8 +20,8 @@ __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& 
 }
 
 // This block puts its share of a piece's columns and dimensions together; all parts are visible. A warp takes 32
-// dimensions of a column, and copies as many of their parts at once as the ring has room for, which is free. Mostly
-// that is all of them, so it waits for one round trip.
+// dimensions of a column at a time, and copies as many of their parts at once as its share of the ring has room for,
+// which is free. Mostly that is all of them, so it waits for one round trip.
 template <typename Memory>
 __device__ __forceinline__ void merge_share(const SpanCall<typename Memory::KvT>& call, Memory& shared,
                                             const SpanPiece& piece, const SpanMergers& mergers) {

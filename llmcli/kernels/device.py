@@ -27,7 +27,10 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Device:
-    """One card, ready for launches, all on one non-blocking stream. Made by `Device.open`.
+    """One card, ready for launches. Made by `Device.open`.
+
+    All launches of a process on a card are on one non-blocking stream, also those of several devices, such as a model's
+    and its draft model's: kernels whose blocks wait for each other must find the whole card free.
 
     `trace`, when a list, gets (stem, name) of every launch; `noted` gets all that is started, to be started again.
     Attributes: own_sources: see KernelCache; uses_own: whether they are launched, which `engine_kernels` changes
@@ -50,7 +53,7 @@ class Device:
         self._cupy = cupy
         with device_errors():
             self.activate()
-            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.stream = _stream_of(cupy, card.index)
             runtime = cupy.cuda.runtime
             attribute = runtime.deviceGetAttribute
             # Cards have clusters and overlapping launches from sm_90, and graphs record the latter from CUDA 12.3.
@@ -223,6 +226,12 @@ class Moment:
         with device_errors():
             later._event.synchronize()
             return 1e-3 * float(cupy.cuda.get_elapsed_time(self._event, later._event))
+
+
+@functools.cache
+def _stream_of(cupy: Any, card: int) -> Any:
+    """The stream of all launches of this process on a card, which is the current one."""
+    return cupy.cuda.Stream(non_blocking=True)
 
 
 @contextmanager

@@ -178,15 +178,18 @@ def _instruction(text: str, match: re.Match[str]) -> tuple[str, int]:
 
 
 def _kernel(text: str, match: re.Match[str]) -> tuple[str, int]:
-    begin, cluster = match.end(), "1"
+    begin, cluster, resident = match.end(), "1", "1"
     while attribute := re.compile(r"\s*(__launch_bounds__|__cluster_dims__)\s*\(").match(text, begin):
         end = _closing(text, attribute.end() - 1)
+        values = _split(text[attribute.end() : end], ",")
         if attribute[1] == "__cluster_dims__":
-            cluster = _split(text[attribute.end() : end], ",")[0]
+            cluster = values[0]
+        elif len(values) > 1:
+            resident = values[-1]
         begin = end + 1
     body = text.index("{", _closing(text, text.index("(", begin)))
     waits = str("load_acquire" in text).lower()
-    return f"void {text[begin:body]}{{ if (emulator::tells_cluster({cluster}, {waits})) return;", body + 1
+    return f"void {text[begin:body]}{{ if (emulator::tells_launch({cluster}, {resident}, {waits})) return;", body + 1
 
 
 def _shared(match: re.Match[str]) -> str:
@@ -268,15 +271,17 @@ class EmulatedDevice:
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
         sizes = (*(*launch.grid, 1, 1)[:3], *launch.block_shape)
         run = self._functions[stem, name]
-        problem = run(pointers, *sizes, ctypes.c_size_t(launch.shared_bytes), self.is_late, self.seed)
+        card = self.is_late, self.seed, self.num_multiprocessors
+        problem = run(pointers, *sizes, ctypes.c_size_t(launch.shared_bytes), *card)
         if problem is not None:
             raise RuntimeError(f"{stem}: {problem.decode()}")
 
     def _compile(self, stem: str, names: list[str], translated: str) -> None:
         calls = "".join(
             f'extern "C" const char* run_{index}(void** arguments, unsigned gx, unsigned gy, unsigned gz, unsigned bx, '
-            "unsigned by, unsigned bz, size_t bytes, bool late, unsigned seed) { "
-            f"return emulator::launch(&{name}, arguments, {{gx, gy, gz}}, {{bx, by, bz}}, bytes, late, seed); }}\n"
+            "unsigned by, unsigned bz, size_t bytes, bool late, unsigned seed, unsigned multiprocessors) { "
+            f"return emulator::launch(&{name}, arguments, {{gx, gy, gz}}, {{bx, by, bz}}, bytes, late, seed, "
+            "multiprocessors); }\n"
             for index, name in enumerate(names)
         )
         text = f'#include "ptx.hpp"\n{translated}\n{calls}'

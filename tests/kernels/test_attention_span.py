@@ -206,18 +206,26 @@ def test_a_large_block_with_a_short_ring_on_the_cpu(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
-@pytest.mark.parametrize(("dtype", "window"), [(F16, None), (CODES, 1150)], ids=["fp16", "codes, a window"])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "window", "max_stages"),
+    [(QkvLayout(8, 2, 32), F16, None, 8), (QkvLayout(8, 1, 64), CODES, 1150, 4)],
+    ids=["fp16", "codes, a window, two tiles of columns a head"],
+)
 def test_large_blocks_share_out_the_parts_of_splits_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, window: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: QkvLayout,
+    dtype: np.dtype,
+    window: int | None,
+    max_stages: int,
 ) -> None:
     """All blocks run at once, some slower than others. Up to 5 have parts of a head, and some have parts of three.
 
-    Behind 1,280 tokens the splits of the new ones grow. The shorter row has so few that the last block joins them. The
-    ring has room for 8 parts.
+    Behind 1,280 tokens the splits of the new ones grow, without a window. The shorter row has so few that the last
+    block joins them. The ring has room for 8 parts.
     """
-    monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", 4)
-    device = EmulatedDevice(tmp_path)
-    layout, bits = QkvLayout(8, 2, 64), set()
+    monkeypatch.setattr(attention_span_launcher, "_MAX_STAGES", max_stages)
+    device, bits = EmulatedDevice(tmp_path), set()
     tokens = new_tokens(layout, dtype, [130, 1276], window=window, num_splits=10, max_seq_len=1284)
     problem = problem_of(spans_of(tokens, [3, 8]), num_spans=2)
     device.compile_for([problem])

@@ -318,6 +318,12 @@ def test_another_thread_launches_after_activating(probes: Device) -> None:
 
 
 @pytest.mark.cuda
+def test_two_devices_of_a_card_have_one_stream(device: Device) -> None:
+    """Blocks that wait for each other must find the whole card free: a draft model runs in its model's stream."""
+    assert Device.open(device.index).stream is device.stream
+
+
+@pytest.mark.cuda
 def test_a_full_card_is_an_error_of_ours(device: Device) -> None:
     import cupy
 

@@ -1,5 +1,6 @@
 // machine: the threads of a cluster as fibers of one thread of the host, in random order; shared memory, barriers.
-// Clusters run one after the other; but where a kernel waits for other blocks, all run at once, some slower than others.
+// Clusters run one after the other. Of a kernel that may wait for other blocks as many run at once as the card has room
+// for, some slower than others.
 //
 // A thread runs until it waits: for its warp, for a barrier, for copies. Then any other one goes on. Copies of the
 // asynchronous kind land at once, or late and in any order (`late`). Until they land, their place holds 0xEE. Shared
@@ -10,6 +11,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -30,7 +32,7 @@ using Action = std::function<void()>;
 struct Fiber {
     ucontext_t context;
     dim3 thread;
-    int rank = 0, lane = 0, warp = 0;  // rank: the block's number in its cluster
+    int rank = 0, lane = 0, warp = 0;  // rank: the block's number among those that run
     bool is_done = false;
     std::vector<Action> copies;            // asked for, and not yet in a group
     std::deque<std::vector<Action>> groups;
@@ -70,6 +72,7 @@ inline Named whole_cluster;
 inline std::map<Fiber*, unsigned> cluster_turns;
 inline dim3 grid_size, block_size;
 inline int cluster_size = 1;
+inline unsigned resident = 1;  // blocks of a kernel on a multiprocessor
 inline bool is_late = false, is_probe = false, waits_for_blocks = false;
 inline bool goes_on = false;  // somebody who waited need not wait any more
 inline const Action* body = nullptr;
@@ -244,10 +247,11 @@ template <typename... Parameters, size_t... I>
 void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...);
 }
-// Starts all blocks. `kernel` begins by telling the size of its clusters, and whether blocks wait for each other.
+// Starts all blocks. `kernel` begins by telling the size of its clusters, how many blocks a multiprocessor has, and
+// whether they may wait for each other.
 template <typename... Parameters>
 void start(void (*kernel)(Parameters...), void** arguments, dim3 grid, dim3 threads, size_t dynamic_bytes, bool late,
-            unsigned seed) {
+            unsigned seed, unsigned multiprocessors) {
     grid_size = grid, block_size = threads, is_late = late, cluster_size = 1;
     const Action run = [&] { call(kernel, arguments, std::index_sequence_for<Parameters...>()); };
     body = &run;
@@ -257,26 +261,26 @@ void start(void (*kernel)(Parameters...), void** arguments, dim3 grid, dim3 thre
     const unsigned num_blocks = grid.x * grid.y * grid.z;
     if (num_blocks % cluster_size != 0) fail("a grid of broken clusters");
     if (waits_for_blocks && cluster_size > 1) fail("a grid of clusters that wait for each other");
-    const unsigned at_once = waits_for_blocks ? num_blocks : cluster_size;
+    const unsigned at_once = waits_for_blocks ? resident * multiprocessors : cluster_size;
     for (unsigned first = 0; first < num_blocks; first += at_once) {
-        run_blocks(first, at_once, dynamic_bytes, seed + first);
+        run_blocks(first, std::min(at_once, num_blocks - first), dynamic_bytes, seed + first);
     }
 }
 // The same; what went wrong, or null.
 template <typename... Parameters>
 const char* launch(void (*kernel)(Parameters...), void** arguments, dim3 grid, dim3 threads, size_t dynamic_bytes,
-                   bool late, unsigned seed) {
+                   bool late, unsigned seed, unsigned multiprocessors) {
     problem.clear();
     current = nullptr;
     try {
-        start(kernel, arguments, grid, threads, dynamic_bytes, late, seed);
+        start(kernel, arguments, grid, threads, dynamic_bytes, late, seed, multiprocessors);
     } catch (const std::runtime_error&) {
     }
     return problem.empty() ? nullptr : problem.c_str();
 }
 // The first statement of a kernel; true where nothing else is wanted.
-inline bool tells_cluster(int size, bool waits) {
-    cluster_size = size, waits_for_blocks = waits;
+inline bool tells_launch(int size, unsigned blocks, bool waits) {
+    cluster_size = size, resident = blocks, waits_for_blocks = waits;
     return is_probe;
 }
 
