@@ -60,10 +60,10 @@ def problem_of(
         given["before"] = rng.standard_normal((num_tokens, layout.num_rows)).astype(np.float32)
 
     def products() -> tuple[np.ndarray, np.ndarray]:
-        exact = x.astype(np.float64) * scales[:, None]
+        halves = x.astype(np.float64)
         weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)  # as dequantize rounds
-        y = exact @ weights.T
-        bound = truncated_sum_bound(exact, weights, layout.unit_inputs) + 4 * U * np.abs(y)
+        y = (halves @ weights.T) * scales[:, None]
+        bound = truncated_sum_bound(halves, weights, layout.unit_inputs) * scales[:, None] + 4 * U * np.abs(y)
         if has_bias:
             y = y + given["bias"].astype(np.float64)[: layout.num_rows]
             bound += 2 * U * np.abs(y)
