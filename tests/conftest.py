@@ -1,6 +1,7 @@
 """Fixtures of all tests: the folder of real tokenizers and models beside the project, and tiny models made here."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from llmcli.kernels import environment
 from llmcli.kernels.device import Device
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# A shell has programs in its background ignore these two, and what they start as well: nothing could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Tiny matrices gain nothing from more threads, and waiting for a busy second core costs far more than it brings.
 torch.set_num_threads(1)

@@ -14,7 +14,6 @@ from chat_terminal import CTRL_C, CTRL_D, LETTERS_ONLY, ChatTerminal
 SHELL = """
 import os, signal, subprocess, sys, termios
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # who runs tests in the background may have it ignored
 job = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL))
 while True:
     os.tcsetpgrp(0, job.pid)
