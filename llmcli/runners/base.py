@@ -107,7 +107,8 @@ class Step(Protocol):
     def choices(self) -> list[Chosen]:
         """The choices of each span, or the error that left no token to choose. Waits for this step only.
 
-        A span with drafts has one choice more than it keeps drafts.
+        Steps may be read in another order than they were queued. A span with drafts has one choice more than it keeps
+        drafts.
 
         Raises: DeviceError
         """

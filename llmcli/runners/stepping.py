@@ -26,6 +26,7 @@ class _Row:
     pages: list[int] = field(default_factory=list)
     # Its first tokens, as far as the host has seen them. Behind all of them comes what the last span chose, once seen.
     seen_token_ids: list[int] = field(default_factory=list)
+    chosen_behind: dict[int, int] = field(default_factory=dict)  # choices that were read before those in front of them
     num_writable: int = 0  # tokens up to which it may write: it has the pages, alone from its end on; 0 if not known
     num_indexed: int = 0  # pages that were offered to the prompt index
     is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
@@ -46,9 +47,15 @@ class _Row:
         self.num_tokens += len(token_ids)
 
     def learn(self, token_id: int, place: int) -> None:
-        """Note the token that was chosen behind the first `place` tokens. The row may hold it already."""
-        if len(self.seen_token_ids) == place:
-            self.seen_token_ids.append(token_id)
+        """Note the token that was chosen behind the first `place` tokens. The row may hold it already.
+
+        Steps may be read in another order than they ran.
+        """
+        if len(self.seen_token_ids) > place:
+            return
+        self.chosen_behind[place] = token_id
+        while (known := self.chosen_behind.pop(len(self.seen_token_ids), None)) is not None:
+            self.seen_token_ids.append(known)
 
 
 class _Ran(NamedTuple):
@@ -308,6 +315,7 @@ class SteppingRunner:
         row.has_unread_drafts = False
         row.num_indexed = min(row.num_indexed, num_tokens // PAGE_TOKENS)
         del row.seen_token_ids[num_tokens:]
+        row.chosen_behind.clear()
 
     def _add(self, row: _Row) -> int:
         self._next_row += 1

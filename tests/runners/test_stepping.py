@@ -49,3 +49,27 @@ def test_a_choice_that_is_made_again_is_the_one_that_runs() -> None:
     runner.keep(row, 20)
     runner.queue([Span(row, (9,))]).choices()
     assert list(runner.token_ids(row)) == [*PROMPT, 9]
+
+
+def test_steps_may_be_read_in_another_order() -> None:
+    """As a text that is held to a schema does, which reads its latest step for its mask."""
+    runner = SteppingRunner(device_with_rows(1))
+    row = runner.open(PROMPT, SAMPLER)
+    steps = [runner.queue([Span(row, tuple(PROMPT))]), runner.queue([Span(row)]), runner.queue([Span(row)])]
+    for number in (1, 2, 0):
+        assert steps[number].choices() == [((100 + number, None, None),)]
+    runner.queue([Span(row)])
+    assert list(runner.token_ids(row)) == [*PROMPT, 100, 101, 102]
+
+
+def test_a_choice_of_before_a_roll_back_is_not_of_the_row() -> None:
+    runner = SteppingRunner(device_with_rows(1))
+    row = runner.open(PROMPT, SAMPLER)
+    first, later = runner.queue([Span(row, tuple(PROMPT))]), runner.queue([Span(row)])
+    later.choices()  # behind one that has not been read
+    runner.keep(row, 19)
+    first.choices()
+    runner.queue([Span(row, (PROMPT[-1],))]).choices()
+    runner.queue([Span(row)]).choices()
+    runner.queue([Span(row)])
+    assert list(runner.token_ids(row)) == [*PROMPT, 102, 103]

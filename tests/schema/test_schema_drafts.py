@@ -106,3 +106,17 @@ def test_drafts_change_no_held_text(model: Model, num_schemas: int) -> None:
             num_kept[name] += drafting.usage.num_kept
     print(f"{num_texts} texts, drafts that were kept: {num_kept}")
     assert num_kept["always"] > num_texts
+
+
+@pytest.mark.parametrize("num_held_tokens", [3, 31])
+def test_a_free_text_beside_a_held_one_has_drafts(model: Model, num_held_tokens: int) -> None:
+    """For its mask the held text reads the latest step, before the free text has read its earlier ones."""
+    held = Schema(regex_grammar("--regex", "[a-z ]{60}"), model.vocabulary)
+    ends, params = frozenset({EOS_ID}), SamplingParams(temperature=0.0)
+    requests = []
+    for schema, prompt in ((held, (BOS_ID, *range(97, 96 + num_held_tokens))), (None, (BOS_ID, *(97, 98, 99) * 4))):
+        sampler = Sampler(params, seed=1, num_prompt_tokens=len(prompt), eos_token_ids=ends)
+        requests.append(Request(prompt, sampler, (0,), 50, schema=schema))
+    expected = model.texts(2, requests, None)
+    for name, least in LEAST.items():
+        assert model.texts(2, requests, Drafting(NgramSource(), least=least)) == expected, name
