@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
     using Memory = SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>;
     static_assert(Memory::Tile::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
-    static_assert(!Memory::MOVES_REGISTERS || BLOCKS == 1, "fewer than 168 registers a thread would be waited for");
+    static_assert(!Memory::MOVES_REGISTERS || BLOCKS == 1, "with a second block warps wait for registers forever");
     extern __shared__ __align__(128) unsigned char dynamic[];
     Memory& shared = *reinterpret_cast<Memory*>(dynamic);
 

@@ -21,7 +21,7 @@ from llmcli.kernels.device import Device
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-# A shell has programs in its background ignore these two, and what they start as well: nothing could be interrupted.
+# Programs in a shell's background ignore these signals, and so does what they start. Tests have to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:

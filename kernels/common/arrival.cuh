@@ -18,7 +18,7 @@ __device__ __forceinline__ unsigned arrive_with(unsigned* counter, unsigned coun
     return before;
 }
 
-// Counts arrivals, and does not get the count back, which would take a round trip. Nobody's writes are visible for it.
+// Counts arrivals without waiting for the count, which would take a round trip. Makes no other block's writes visible.
 __device__ __forceinline__ void announce(unsigned* counter, unsigned count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
 }

@@ -205,8 +205,8 @@ struct SpanShared {
     static constexpr int TEAMS = COLUMNS > TILE_COLUMNS ? 2 : 1, COPIERS = COLUMNS > TILE_COLUMNS ? 4 : 1;
     static constexpr int ATTENDING_WARPS = TEAMS * WARPS, ATTENDING = 32 * ATTENDING_WARPS;
     static constexpr int THREADS = ATTENDING + 32 * COPIERS;
-    // Large blocks are whole groups of four warps; those that copy leave registers to those that attend. All of them
-    // are what the block has: 256 * 216 + 128 * 72 <= 384 * 168.
+    // Large blocks are whole groups of four warps. Those that copy leave registers to those that attend. The block has
+    // 168 registers a thread, and shares them all out anew.
     static constexpr bool MOVES_REGISTERS = TEAMS > 1;
     static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
     static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,

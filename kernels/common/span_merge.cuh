@@ -4,7 +4,7 @@
 #include "common/arrival.cuh"
 #include "common/span_prepare.cuh"
 
-// This block puts all of a piece's columns together, whose parts are visible.
+// This block puts together the splits of all columns of a piece; their parts are visible.
 template <typename Memory>
 __device__ __forceinline__ void merge_all(const SpanCall<typename Memory::KvT>& call, const Memory& shared,
                                           const SpanPiece& piece) {

@@ -23,8 +23,8 @@ def truncated_sum_bound(x: np.ndarray, weights: np.ndarray, span: int) -> np.nda
     They line up 16 products and the sum so far by the largest exponent, cut each of them off at 2^-25 of it, and then
     their sum at 2^-23 of itself. So what counts is the sum on its way: behind an outlier all that follows is added to a
     large one. A product's exponent is that of its factors, and that of a subnormal factor is -14, however small it is.
-    Taken for one cut at 2^-23 of all that has been added up, as signs differ and cuts cancel. The order of inputs is
-    free within `span` of them. Source: an H200's values; tests/lab/test_lab_bounds.py has a model that gives them
+    The bound takes one cut at 2^-23 of all that has been added up: signs differ, so cuts cancel. Inputs may come in any
+    order within `span` of them. Source: an H200's values; tests/lab/test_lab_bounds.py has a model that gives them
     Shapes: x [num_tokens, num_inputs]; weights [num_outputs, num_inputs]; result [num_tokens, num_outputs]; all float64
     """
     so_far = np.zeros((len(x), len(weights)))

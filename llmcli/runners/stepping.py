@@ -26,7 +26,7 @@ class _Row:
     pages: list[int] = field(default_factory=list)
     # Its first tokens, as far as the host has seen them. Behind all of them comes what the last span chose, once seen.
     seen_token_ids: list[int] = field(default_factory=list)
-    chosen_behind: dict[int, int] = field(default_factory=dict)  # choices that were read before those in front of them
+    chosen_behind: dict[int, int] = field(default_factory=dict)  # by place: read before the choices in front of them
     num_writable: int = 0  # tokens up to which it may write: it has the pages, alone from its end on; 0 if not known
     num_indexed: int = 0  # pages that were offered to the prompt index
     is_mixed: bool = False  # a new row would compute its prompt otherwise, so its pages are not offered
