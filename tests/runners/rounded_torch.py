@@ -1,10 +1,10 @@
 """The torch model in float32 with roundings where the CUDA runner has them, so that the two can be compared closely.
 
 Many tokens: inputs of products are rounded to float16, and so are the weights (of quantized layers beyond 64 tokens);
-attention rounds scaled queries and weights to the cache's type. Few tokens: products with codes round inputs to 1 /
-32639 of the largest in their unit, others round nothing. A lone token's attention rounds nothing either. Keys and
-values always have the cache's type. With int8 codes the type of attention is float16, and it is the products of weights
-and value scales that are rounded. Prompts are cut where the card cuts them.
+attention rounds scaled queries and weights to the cache's type. Few tokens, which a card multiplies as rows: products
+with codes round inputs to 1 / 32639 of the largest in their span, others round nothing. A lone token's attention rounds
+nothing either. Keys and values always have the cache's type. With int8 codes the type of attention is float16, and it
+is the products of weights and value scales that are rounded. Prompts are cut where the card cuts them.
 """
 
 import math
@@ -17,8 +17,11 @@ from torch import Tensor
 
 from llmcli.checkpoint.model import Model
 from llmcli.config.llama import LlamaConfig
-from llmcli.runners.cuda.memory import PREFILL_CHUNKS
+from llmcli.kernels.device import Device
+from llmcli.runners.base import MAX_SPAN
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.host import device
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import cache, llama, load
@@ -26,27 +29,27 @@ from llmcli.runners.torch.packed_linear import WideningProduct
 from llmcli.runners.torch.packed_weight import PackedWeight
 from llmcli.runners.torch.weights import LoadedWeights
 
-FEW_TOKENS = 8
+SPAN_INPUTS = 128
 
 
-def in_units(x: Tensor, unit_inputs: int) -> Tensor:
-    """Inputs as multiples of 1 / 32639 of the largest among 64 (int8) or 128 (int4) neighbours."""
-    padded = F.pad(x, (0, -x.shape[-1] % unit_inputs)).unflatten(-1, (-1, unit_inputs))
+def in_spans(x: Tensor) -> Tensor:
+    """Inputs as multiples of 1 / 32639 of the largest in their span."""
+    padded = F.pad(x, (0, -x.shape[-1] % SPAN_INPUTS)).unflatten(-1, (-1, SPAN_INPUTS))
     step = padded.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 32639
     return (torch.round(padded / step) * step).flatten(-2)[..., : x.shape[-1]]
 
 
 class RoundedProduct(WideningProduct):
-    """A quantized layer."""
+    """A quantized layer, which multiplies up to `few_tokens` as rows."""
 
-    def __init__(self, weight: PackedWeight):
+    def __init__(self, weight: PackedWeight, few_tokens: int):
         super().__init__(weight, torch.float32)
         self._whole = weight.widened(slice(None))
-        self._unit_inputs = 64 if weight.scheme.num_bits == 8 else 128
+        self._few_tokens = few_tokens
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) <= FEW_TOKENS:
-            return F.linear(in_units(x, self._unit_inputs), self._whole)
+        if len(x) <= self._few_tokens:
+            return F.linear(in_spans(x), self._whole)
         weight = self._whole if len(x) <= MAX_PACKED_TOKENS else self._whole.half().float()
         return F.linear(x.half().float(), weight)
 
@@ -85,10 +88,13 @@ def load_rounded(
     """A torch runner whose plain weights have `dtype`, its cache that or float16, and whose arithmetic is float32."""
     has_codes = kv_cache == "int8"
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
+    stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
+    plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=Device.open().facts)
+    few_tokens = max(plan.staged_tokens, MAX_SPAN)
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
-        if dtype != torch.float32 and len(x) > FEW_TOKENS:
+        if dtype != torch.float32 and len(x) > few_tokens:
             x, weight = x.half().float(), weight.half().float()
         return F.linear(x, weight, bias)
 
@@ -123,7 +129,8 @@ def load_rounded(
         return LoadedWeights(plain, weights.packed)
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
-    monkeypatch.setattr("llmcli.runners.torch.packed_linear.choose_product", lambda weight, _: RoundedProduct(weight))
+    choose_product = "llmcli.runners.torch.packed_linear.choose_product"
+    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, few_tokens))
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
     monkeypatch.setattr(load, "PagedCache", Cache)

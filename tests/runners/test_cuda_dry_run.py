@@ -14,6 +14,7 @@ from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
+from llmcli.runners.cuda import memory
 from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
@@ -57,15 +58,18 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     folder = export(source, tmp_path / "model", ExportOptions(scheme))
     names = needed(folder, replace(TYPICAL_CARD, shared_bytes_per_block=shared_bytes))
-    assert (PREFILL | DECODE | LOAD | {"round_rows", "scale_bias"}) <= names.keys()
+    group_size = scheme.group_size or 128
+    is_staged = group_size >= 128  # then gemm_wide is for longer prompts, and nothing lies between two products
+    between = {"rms_norm", "round_rows", "scale_bias", "swiglu", "residual_add"}
+    assert (DECODE | LOAD | {"rotary", "kv_append", "attention_prefill"}) <= names.keys()
+    assert between & names.keys() == (set() if is_staged else between)
     weight = f"Int{scheme.num_bits}"
     assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])
     assert any(name.startswith("gemv<__nv_bfloat16") for name in names["gemv"])  # the head
     assert any("repack_scales" in name for name in names["repack"])
     assert any("repack_zero_points" in name for name in names["repack"]) == (not scheme.is_symmetric)
-    group_size = scheme.group_size or 128
-    assert ("gemm_packed" in names) == (group_size >= 64 * 8 // scheme.num_bits)
-    assert ("gemm_codes" in names) == ("stage_digits" in names) == (group_size >= 128)
+    assert ("gemm_packed" in names) == (not is_staged and group_size >= 64 * 8 // scheme.num_bits)
+    assert ("gemm_codes" in names) == ("stage_digits" in names) == is_staged
 
 
 @pytest.mark.parametrize(
@@ -73,9 +77,10 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     [(8, True, set()), (9, False, {16}), (9, True, {16, 32, 64}), (20, False, {16, 32}), (70, False, {16, 32, 64})],
 )
 def test_kernels_of_many_rows_are_loaded_before_they_run(
-    num_rows: int, has_codes_head: bool, tokens: set[int], tmp_path: Path
+    num_rows: int, has_codes_head: bool, tokens: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For each number of lanes that may run, and of tokens that a head of codes may score; on other cards none."""
+    monkeypatch.setattr(memory, "staged_tokens_of", lambda card, layouts: 0)  # which need all of them
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     options = ExportOptions(WeightScheme(8, 128), head_bits=8 if has_codes_head else None)
     folder = export(source, tmp_path / "model", options)
@@ -86,6 +91,34 @@ def test_kernels_of_many_rows_are_loaded_before_they_run(
     staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves"}
     assert others.keys() == names.keys() - staged - {"stage_wide", "gemm_wide"}
     assert others["gemv"] >= names["gemv"]
+
+
+def test_kernels_of_staged_prompts_are_loaded_before_they_run(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    names = needed(export(source, tmp_path / "model", ExportOptions(WeightScheme(8, 128))), num_rows=1)
+    assert {int(name.split(", ")[4]) for name in names["gemm_codes"]} == {16, 32, 64}
+    names = needed(source, num_rows=1)
+    assert {int(name.split(", ")[3]) for name in names["gemm_halves"]} == {16, 32, 64, 128}
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"scheme": WeightScheme(8, 128)}, 192),
+        ({"scheme": WeightScheme(4, None)}, 192),
+        ({"scheme": WeightScheme(8, 128), "skip": ("o_proj",)}, 128),
+        ({"scheme": WeightScheme(8, 64)}, 0),
+    ],
+)
+def test_how_long_staged_prompts_may_be(options: dict[str, Any], tokens: int, tmp_path: Path) -> None:
+    """The matrix with the fewest tokens decides; other cards, and groups that gemm_codes does not take, have none."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    stored = StoredModel.of_model(open_model(export(source, tmp_path / "model", ExportOptions(**options))), "bfloat16")
+    for chunk_tokens in (2048, 100):
+        plan = plan_memory(stored, max_seq_len=4096, num_rows=1, chunk_tokens=chunk_tokens)
+        assert plan.staged_tokens == min(tokens, chunk_tokens)
+    other = replace(TYPICAL_CARD, can_wgmma=False)
+    assert plan_memory(stored, max_seq_len=4096, num_rows=1, card=other).staged_tokens == 0
 
 
 def test_layers_stored_in_different_ways(tmp_path: Path) -> None:

@@ -81,17 +81,32 @@ def test_steps_as_measured(
     assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
 
 
-# Tokens of a prompt of Llama-3.1-8B in int8, and milliseconds on an H200 whose large fp16 products reach 720 TFLOP/s.
-PROMPTS = [(128, 12.0), (300, 17.0), (1024, 29.3), (2048, 59.8), (8000, 247.7)]
+# Shape, format, tokens of a prompt, and milliseconds on an H200 whose large fp16 products reach 720 TFLOP/s.
+PROMPTS = [
+    ("Llama-3.1-8B", "int8", 12, 4.01),
+    ("Llama-3.1-8B", "int8", 32, 4.58),
+    ("Llama-3.1-8B", "int8", 64, 6.33),
+    ("Llama-3.1-8B", "int8", 128, 9.57),
+    ("Llama-3.1-8B", "int8", 192, 11.80),
+    ("Llama-3.1-8B", "int8", 256, 12.60),
+    ("Llama-3.1-8B", "int8", 300, 17.0),
+    ("Llama-3.1-8B", "int8", 1024, 29.3),
+    ("Llama-3.1-8B", "int8", 2048, 56.9),
+    ("Llama-3.1-8B", "int8", 8000, 246.8),
+    ("Llama-3.2-1B", "int8", 12, 1.58),
+    ("Llama-3.2-1B", "int8", 128, 2.57),
+    ("Llama-3.1-8B", "bf16", 12, 7.34),
+    ("Llama-3.1-8B", "bf16", 128, 11.61),
+]
 
 
-@pytest.mark.parametrize(("num_tokens", "milliseconds"), PROMPTS)
-def test_prompts_as_measured(num_tokens: int, milliseconds: float) -> None:
-    stored = StoredModel.of_model(shape_model("Llama-3.1-8B", "int8"))
+@pytest.mark.parametrize(("shape", "form", "num_tokens", "milliseconds"), PROMPTS)
+def test_prompts_as_measured(shape: str, form: str, num_tokens: int, milliseconds: float) -> None:
+    stored = StoredModel.of_model(shape_model(shape, form))
     plan = plan_memory(stored, max_seq_len=8448, num_rows=1, card=H200)
     predicted = CardPredictor(plan, Rates(4.5e12, {"float16": 7.2e14}, 4e-6), H200).prefill_seconds(num_tokens)
     assert predicted is not None
-    assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.08)
+    assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.1)
 
 
 # Tokens of a span, those before it, microseconds of a layer's attention: 32 query heads and 8 key-value heads of 128,

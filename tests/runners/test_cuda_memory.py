@@ -70,7 +70,7 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_rows", "dtype", "num_absent"),
-    [(3, "bfloat16", 5), (20, "bfloat16", 3), (40, "float32", 4), (40, "bfloat16", 1)],
+    [(3, "bfloat16", 3), (20, "bfloat16", 3), (40, "float32", 4), (40, "bfloat16", 1)],
 )
 def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
@@ -79,8 +79,8 @@ def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monke
     memory = card_memory(held_bytes(plan.workspace))
     workspace = lay_out(plan.workspace, memory)
     arrays = [array for array in vars(workspace).values() if array is not None]
-    # Many rows need memory as digits, and for their attention where the cache is not of float32, as spans do; inputs
-    # that are ordered need some, which are not there.
+    # Many rows need memory for their attention where the cache is not of float32, as spans do; inputs that are ordered
+    # need some, which are not there.
     assert len(arrays) == len(vars(workspace)) - num_absent
     places = sorted((array.data.ptr, array.nbytes) for array in arrays)
     for (begin, size), (following, _) in zip(places, places[1:], strict=False):
@@ -188,9 +188,10 @@ def test_the_workspace_grows_with_the_card() -> None:
     assert (small.weights, small.cache) == (large.weights, large.cache)
 
 
-def test_many_rows_have_memory_where_they_are_staged() -> None:
+def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the largest product: digits of down, two bytes an input and a float for 128, or pairs of the head of floats,
     four bytes an input, which multiplies 64 rows of a text to be scored."""
+    monkeypatch.setattr("llmcli.runners.cuda.memory.staged_tokens_of", lambda card, layouts: 0)
     int8, int4 = (
         StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
         for bits in (8, 4)
@@ -220,24 +221,39 @@ def test_many_rows_have_memory_where_they_are_staged() -> None:
     assert with_digits.total_bytes - without.total_bytes == 256 * 14336 // 128 * (2 * 128 + 4) + 4 * 256
 
 
+def test_tokens_of_short_prompts_have_memory_as_rows() -> None:
+    stored = StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
+    for num_rows in (1, 16):
+        workspace = plan_memory(stored, max_seq_len=4096, num_rows=num_rows).workspace
+        assert workspace.staged is not None
+        assert workspace.norm_factors is not None
+        assert workspace.staged.num_bytes == 192 * 14336 // 128 * (2 * 128 + 4)
+        assert (workspace.norm_factors.shape, workspace.gated.shape) == ((192,), (192, 14336))
+
+
 def test_how_products_are_made() -> None:
     codes, plain = tile_layout("int8", 64, 256, 128, "bfloat16"), tile_layout("bfloat16", 64, 256)
     small_groups = tile_layout("int8", 64, 256, 32, "bfloat16")
     assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
-    forward: Any = SimpleNamespace(chunk_tokens=2048, config=SimpleNamespace(vocab_size=256))
     nothing: Any = None
-    device = CudaDevice(
-        forward, nothing, nothing, nothing, nothing, nothing,
-        limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
-        arithmetic=Arithmetic("auto", "auto", None, ()),
-    )  # fmt: skip
-    alone, *methods = (device.method(0, count) for count in (8, 9, 64, 65, 2048))
-    assert alone == SINGLE
-    assert methods[0] == methods[1]
-    assert methods[2] == methods[3]
-    assert len({SINGLE, *methods}) == 3
-    assert device.method(2047, 2048 + 9) == methods[2]
-    assert device.method(2048, 2048 + 9) == methods[0]
+    short = set()
+    for staged_tokens, most in ((0, 64), (192, 192)):
+        shape = SimpleNamespace(vocab_size=256)
+        forward: Any = SimpleNamespace(chunk_tokens=2048, staged_tokens=staged_tokens, config=shape)
+        device = CudaDevice(
+            forward, nothing, nothing, nothing, nothing, nothing,
+            limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
+            arithmetic=Arithmetic("auto", "auto", None, ()),
+        )  # fmt: skip
+        alone, *methods = (device.method(0, count) for count in (8, 9, most, most + 1, 2048))
+        assert alone == SINGLE
+        assert methods[0] == methods[1]
+        assert methods[2] == methods[3]
+        assert len({SINGLE, *methods}) == 3
+        assert device.method(2047, 2048 + 9) == methods[2]
+        assert device.method(2048, 2048 + 9) == methods[0]
+        short.add(methods[0])
+    assert len(short) == 2  # the two ways of few tokens round differently
 
 
 # Fewer pages, then fewer rows

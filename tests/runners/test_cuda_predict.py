@@ -31,7 +31,7 @@ from llmcli.runners.cuda.dry_run import PRODUCT, DryModel, Started, num_launches
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
 from llmcli.runners.cuda.memory import MemoryPlan, plan_memory
-from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, NEW_LAUNCH, CardPredictor
+from llmcli.runners.cuda.predict import CHUNK_LAUNCHES, CardPredictor
 from llmcli.runners.cuda.pricing import LEAST_CLOCKS, Rates
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
@@ -325,15 +325,16 @@ def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
     model = DryModel(shape_7b(card=card), card)
-    for num_tokens in (8, 64, 65, 2048):
+    for num_tokens in (8, 64, 65, 192, 193, 2048):
         flops: Counter[str] = Counter()
         for one in model.span(num_tokens, 100):
             assert one.launch.cost is not None
             flops[one.launch.stem] += one.count * one.launch.cost().flops
-        products = {"gemv", "gemm_packed", "gemm_wide", PRODUCT} & flops.keys()
+        products = {"gemv", "gemm_packed", "gemm_codes", "gemm_wide", PRODUCT} & flops.keys()
         assert sum(flops[stem] for stem in products) == 2 * num_tokens * weights
         assert len(products) == 1
-        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 64)
+        assert ("gemm_codes" in products) == (can_wgmma and 8 < num_tokens <= 192)
+        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 192)
         num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
         attention = sum(count for stem, count in flops.items() if stem.startswith("attention_"))
         assert attention == 32 * 4 * num_seen * 4096
@@ -357,24 +358,23 @@ def test_every_kernel_is_known_before_the_first_step() -> None:
     model = DryModel(shape_7b(num_rows=256), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (9, 17, 40, 72, 136, 256)]
-    spans = [model.span(num_tokens, 0) for num_tokens in (65, 128, 129, 300, 700, 1000, 2047, 2048)]
+    spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 130, 193, 256, 300, 700, 1000, 2047, 2048)]
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known
     assert {name.split(", ")[2] for stem, name in used if stem == "gemm_wide"} == {"128", "256"}
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
-    """Of 32 layers that are alike the first takes it longer, and the card has to wait for that in any case."""
+    """The card has to wait for a chunk's tokens in any case."""
     plan = shape_7b()
     slow, slower, none, fast = (
         CardPredictor(plan, replace(RATES, launch_seconds=seconds), TYPICAL_CARD) for seconds in (1e-3, 2e-3, 0.0, 1e-6)
     )
     between = slower.prefill_seconds(100) - slow.prefill_seconds(100)
-    embedding, of_layer = 1, (num_launches(DryModel(plan, TYPICAL_CARD).span(100, 0)) - 1) // 32
-    first = CHUNK_LAUNCHES + NEW_LAUNCH * (embedding + of_layer)
-    assert between == pytest.approx(1e-3 * (first + 31 * of_layer))
+    of_layer = (num_launches(DryModel(plan, TYPICAL_CARD).span(100, 0)) - 1) // 32
+    assert between == pytest.approx(1e-3 * (CHUNK_LAUNCHES + 31 * of_layer))
     assert slow.decode_seconds(100) == slower.decode_seconds(100)
-    assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * first)
+    assert fast.prefill_seconds(100) - none.prefill_seconds(100) == pytest.approx(1e-6 * CHUNK_LAUNCHES)
 
 
 def test_long_prompts_are_bound_by_operations() -> None:

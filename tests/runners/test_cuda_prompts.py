@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from foreign_models import write_gptq
 from quantized import SCHEMES, SIZES, export
-from row_steps import GREEDY, PROMPT, logits_of, same
+from row_steps import GREEDY, PROMPT, logits_of, relative_error, same
 from side_by_side import check_prompts_together
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
@@ -16,8 +17,10 @@ from tiny_models import write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Runner, Span
-from llmcli.runners.cuda.forward import Chunk, Forward
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.load import load
+from llmcli.runners.cuda.passes import Chunk
+from llmcli.runners.torch.load import load as load_by_torch
 
 LENGTHS = [100, 3, 30, 70, 200, 9, 66, 20, 41, 90, 1, 130]
 
@@ -100,6 +103,7 @@ def queue_all(runner: Runner, lengths: list[int]) -> tuple[Any, list[list[int]]]
 
 def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
     """Short prompts and long ones have other products, and a chunk's room is bounded; 8 tokens need no chunk."""
+    device.can_wgmma = False
     runner = load_simulated(folder, device, num_rows=8, prefill_chunk=160)
     queue_all(runner, [70, 20, 90, 8, 30, 66, 30, 16])
     assert parts_of(chunks) == [[(20, 0), (30, 0)], [(30, 0), (16, 0)], [(70, 0), (90, 0)], [(66, 0)]]
@@ -112,6 +116,24 @@ def test_which_run_in_one_pass(device: SimulatedDevice, folder: Path, chunks: li
     assert [len(chunk.parts) for chunk in chunks] == [16, 4]
 
 
+def test_which_run_in_one_pass_as_rows(device: SimulatedDevice, folder: Path, chunks: list[Chunk]) -> None:
+    runner = load_simulated(folder, device, num_rows=8, prefill_chunk=160)
+    queue_all(runner, [70, 20, 90, 8, 30, 66, 30, 140])
+    assert parts_of(chunks) == [[(70, 0), (20, 0)], [(90, 0), (30, 0)], [(66, 0), (30, 0)], [(140, 0)]]
+    assert [chunk.way for chunk in chunks] == ["staged"] * 3 + ["widened"]
+
+
+@pytest.mark.parametrize("shares_order", [True, False])
+def test_short_prompts_are_computed_as_by_torch(shares_order: bool, device: SimulatedDevice, tmp_path: Path) -> None:
+    """As rows, also with inputs in an order, which float32 rows have more room for than decoding needs."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
+    folder = write_gptq(source, tmp_path / "model", desc_act=True, shares_order=shares_order)
+    reference, runner = load_by_torch(open_model(folder), max_seq_len=256), load_simulated(folder, device)
+    for length in (9, 64, 65, 192):
+        prompt = PROMPT[:length]
+        assert relative_error(logits_of(runner, prompt), logits_of(reference, prompt)) < 1e-3
+
+
 def test_products_that_depend_on_their_neighbours_get_none(
     device: SimulatedDevice, tmp_path: Path, chunks: list[Chunk]
 ) -> None:
@@ -121,14 +143,15 @@ def test_products_that_depend_on_their_neighbours_get_none(
 
 
 def test_logits_of_all_that_ran_in_the_last_pass(device: SimulatedDevice, folder: Path) -> None:
-    runner = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
-    step, prompts = queue_all(runner, [70, 20, 90])
-    found = step.logits(0, 69)[0], step.logits(2, 89)[0], step.logits(2)
+    sizes = {"num_rows": 4, "prefill_chunk": 300, "max_seq_len": 320}
+    runner = load_simulated(folder, device, **sizes)
+    step, prompts = queue_all(runner, [140, 20, 150])
+    found = step.logits(0, 139)[0], step.logits(2, 149)[0], step.logits(2)
     with pytest.raises(ValueError, match="overwritten"):
         step.logits(1)  # those of another pass
-    assert found[2].shape == (90, runner.config.vocab_size)
+    assert found[2].shape == (150, runner.config.vocab_size)
     assert same(found[2][-1], found[1])
-    fresh = load_simulated(folder, device, num_rows=4, prefill_chunk=256)
+    fresh = load_simulated(folder, device, **sizes)
     for logits, prompt in zip(found, (prompts[0], prompts[2]), strict=False):
         assert same(np.asarray(logits), logits_of(fresh, prompt))
 

@@ -18,8 +18,9 @@ from llmcli.kernels.cublas import Cublas
 from llmcli.kernels.driver import BoundLaunch
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda.arena import on_card
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import plan_memory
+from llmcli.runners.cuda.passes import Chunk, Lanes, Part
 from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.stored import StoredModel
 

@@ -26,7 +26,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.errors import CheckpointError, UnsupportedModelError
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import Arithmetic, Runner, Span
-from llmcli.runners.cuda import row_products
+from llmcli.runners.cuda import memory, row_products
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.torch.load import load
@@ -269,6 +269,7 @@ def test_a_runner_that_nobody_uses_leaves_the_card_at_once(device: SimulatedDevi
 # Many rows
 
 
+@pytest.mark.usefixtures("no_staged_prompts")
 @pytest.mark.parametrize(
     "name", ["int8 groups of 128", "int4 channel", "int4 groups of 128", "int4 channel, asymmetric"]
 )
@@ -306,6 +307,7 @@ def test_many_rows_in_an_order_have_the_bits_of_each_alone(
     check_rows_together(runner, 20, 2)
 
 
+@pytest.mark.usefixtures("no_staged_prompts")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_many_rows_as_pairs_have_the_bits_of_each_alone(
     dtype: str, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
@@ -336,6 +338,7 @@ def test_many_rows_of_8_bit_floats_have_the_bits_of_each_alone(
         assert {stem for stem, rows in launched if rows == -(-num_rows // 8) * 8} == {"stage_halves", "gemm_halves"}
 
 
+@pytest.mark.usefixtures("no_staged_prompts")
 @pytest.mark.parametrize("can_wgmma", [True, False])
 def test_a_text_is_scored_with_the_same_bits_in_any_way(
     can_wgmma: bool, device: SimulatedDevice, tmp_path: Path, launched: list[tuple[str, int]]
@@ -354,6 +357,12 @@ def test_a_text_is_scored_with_the_same_bits_in_any_way(
         ways = ["stage_digits", "gemm_codes"] if uses_digits else ["gemv"]
         assert launched == [(stem, rows) for rows in (64, 16) for stem in ways]
     assert scores[0] == scores[1]
+
+
+@pytest.fixture
+def no_staged_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of prompts are then not among those of rows."""
+    monkeypatch.setattr(memory, "staged_tokens_of", lambda card, layouts: 0)
 
 
 @pytest.fixture

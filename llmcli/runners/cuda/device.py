@@ -15,8 +15,9 @@ from llmcli.kernels.device import Moment
 from llmcli.runners.base import PAGE_TOKENS, AllLogits, Arithmetic, Chosen, HiddenStates, Limits
 from llmcli.runners.cuda.arena import Mailbox, fetch, send
 from llmcli.runners.cuda.draft_lanes import DraftChoices, DraftLanes, with_drafts
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.lanes import DecodeLanes
+from llmcli.runners.cuda.passes import Chunk, Lanes, Part
 from llmcli.runners.cuda.prompts import method_of, prompt_passes, way_of_method
 from llmcli.runners.cuda.sampling import DeviceSampler, Run
 from llmcli.runners.cuda.step_masks import StepMasks
@@ -68,8 +69,9 @@ class CudaDevice:
 
     def method(self, position: int, prompt_len: int) -> int:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
-        begin = self._chunk_begin(position)
-        return method_of(min(self._forward.chunk_tokens, prompt_len - begin), is_free=self._is_free)
+        forward, begin = self._forward, self._chunk_begin(position)
+        num_tokens = min(forward.chunk_tokens, prompt_len - begin)
+        return method_of(num_tokens, forward.staged_tokens, is_free=self._is_free)
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The start of the page, or of the chunk if a chunk may not be cut."""
@@ -143,7 +145,7 @@ class CudaDevice:
             return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], (), None, self.num_steps)
         begin = self._forward.device.now()
         beside: list[int] = []
-        for beside in prompt_passes(works, spans, self._forward.chunk_tokens):
+        for beside in prompt_passes(works, spans, self._forward.staged_tokens, self._forward.chunk_tokens):
             found = self._run_spans([works[place] for place in beside], [masks[place] for place in beside])
             for place, of_work in zip(beside, found, strict=True):
                 runs[place] = of_work
@@ -234,7 +236,8 @@ class CudaDevice:
             return self._forward.lanes_by_layer(
                 Lanes(token_ids, None, rows, positions, page_table, num_spans=1 if count > 1 else None)
             )
-        return self._forward.chunk_by_layer(Chunk(token_ids, positions, page_table, parts, way_of_method(method)))
+        way = way_of_method(method, self._forward.staged_tokens)
+        return self._forward.chunk_by_layer(Chunk(token_ids, positions, page_table, parts, way))
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]

@@ -14,8 +14,9 @@ import numpy as np
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.runners.base import MAX_SPAN, Chosen
 from llmcli.runners.cuda.arena import Mailbox, copy
-from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.graphs import StepGraphs
+from llmcli.runners.cuda.passes import Lanes
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.step_masks import StepMasks
 from llmcli.runners.cuda.workspace import Workspace

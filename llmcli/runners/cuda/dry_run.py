@@ -20,8 +20,9 @@ from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
 from llmcli.kernels.stage_wide import IMAGE_TOKENS
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.forward import Chunk, Forward, Lanes, Part
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan
+from llmcli.runners.cuda.passes import Chunk, Lanes, Part
 from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
@@ -180,7 +181,7 @@ class DryModel:
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
-            self._run_chunk(num_tokens, start, way_of(num_tokens))
+            self._run_chunk(num_tokens, start, way_of(num_tokens, self._forward.staged_tokens))
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -196,10 +197,15 @@ class DryModel:
         started = self.take()
         for count in range(1, MAX_SPAN + 1):
             started += self.head(count)
-        if self._num_rows > MAX_SPAN:
-            for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
-                started += self.step(min(count, self._num_rows), 0) + self.head(min(count, LOGIT_ROWS, self._longest))
-        ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
+        for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
+            if self._workspace.staged is not None:
+                started += self.head(min(count, LOGIT_ROWS, self._longest))
+            if self._num_rows > MAX_SPAN:
+                started += self.step(min(count, self._num_rows), 0)
+        staged = self._forward.staged_tokens
+        ways: list[tuple[Way, int]] = [("staged", min(count, staged)) for count in TOKENS if staged]
+        if not staged:
+            ways += [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
         ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
         for way, count in ways:
             if count <= self._longest:

@@ -1,14 +1,13 @@
 """The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
 
-Everything is queued on the device's stream, and nothing is allocated. Lanes and short spans use the fused products of
-rows, whose bits depend on the token alone. Prompts use matrix products on the tensor cores, with one kernel for
-each operation between them.
+Everything is queued on the device's stream, and nothing is allocated. Lanes, short spans and staged prompts use the
+fused products of rows, whose bits depend on the token alone. Other prompts use products of whole matrices.
 """
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
 from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
 from llmcli.runners.cuda.memory import MemoryPlan
+from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
@@ -45,46 +45,6 @@ from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspa
 _MOST_PREPARED_TOKENS = 1024
 # Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
 _MOST_KEPT_CHUNKS = 256
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
-
-    With `num_spans` they belong to so many rows: the lanes of a row lie side by side and hold consecutive tokens.
-    Without it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without
-    it by lane.
-    Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
-            token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
-    """
-
-    token_ids: Any
-    token_rows: Any
-    rows: Any
-    positions: Any
-    page_table: Any
-    num_spans: int | None = None
-
-
-class Part(NamedTuple):
-    """Consecutive tokens of one row's prompt, from position `start` on."""
-
-    num_tokens: int
-    start: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens of prompts, `parts` of different rows one behind the other, and the way of their products.
-
-    Shapes: token_ids, positions int32 [num_tokens]; page_table int32 [num_parts, pages_per_row]
-    """
-
-    token_ids: Any
-    positions: Any
-    page_table: Any
-    parts: tuple[Part, ...]
-    way: Way
 
 
 @dataclass(frozen=True)
@@ -120,6 +80,7 @@ class Forward:
         self.device = device
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
+        self.staged_tokens = plan.staged_tokens
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)
@@ -163,7 +124,9 @@ class Forward:
 
         def run(layer: _Layer) -> None:
             attend = functools.partial(self._attend_chunk, layer, chunk, activations)
-            if chunk.way == "widened" and is_wide(self.device, layer.weights):
+            if chunk.way == "staged":
+                self._few_tokens(layer.weights, activations, attend)
+            elif chunk.way == "widened" and is_wide(self.device, layer.weights):
                 run_wide(self.device, layer.weights, activations, self.config.rms_norm_eps, attend)
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmcli.runners.cuda.arena import Mailbox
-from llmcli.runners.cuda.forward import Forward, Lanes
+from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.graphs import StepGraphs
+from llmcli.runners.cuda.passes import Lanes
 from llmcli.runners.cuda.sampling import DeviceSampler
 from llmcli.runners.cuda.workspace import Workspace, num_lanes
 

@@ -60,8 +60,8 @@ class Workspace(Generic[A]):
 
     - For chunks and spans: token_ids, positions int32 [chunk]; pages int32 [MOST_PARTS, pages_per_row]; no_rows int32
       [MAX_SPAN], zeros; and their activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8,
-      flat; mixed float32 [chunk, q_size]; gated float32 [lanes, intermediate_size]; row_scale, gated_scale, unit_scale
-      float32 [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+      flat; mixed float32 [chunk, q_size]; gated float32 [most rows, intermediate_size]; row_scale, gated_scale,
+      unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
@@ -116,9 +116,15 @@ def num_lanes(num_rows: int) -> int:
 
 
 def plan_workspace(
-    stored: StoredModel, weights: Weights[Space], max_seq_len: int, num_rows: int, chunk: int, card: CardFacts
+    stored: StoredModel,
+    weights: Weights[Space],
+    max_seq_len: int,
+    num_rows: int,
+    chunk: int,
+    staged_tokens: int,
+    card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card."""
+    """Plan the workspace for chunks of `chunk` tokens on a card, of which up to `staged_tokens` are staged."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
@@ -129,7 +135,8 @@ def plan_workspace(
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    staged, norm_factors = _plan_staged(weights, lanes, card)
+    most_rows = max(lanes, staged_tokens)  # of a product
+    staged, norm_factors = _plan_staged(weights, most_rows, card)
     together = min(lanes, ATTENTION_LANES)
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
@@ -143,7 +150,7 @@ def plan_workspace(
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),
-        gated=Region((lanes, config.intermediate_size), FLOAT32),
+        gated=Region((most_rows, config.intermediate_size), FLOAT32),
         inputs=Region((max(input_bytes, wide_bytes),), BYTE),
         row_scale=scales,
         gated_scale=scales,
@@ -153,7 +160,7 @@ def plan_workspace(
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
-        gathered=_plan_gathered(weights, lanes, chunk),
+        gathered=_plan_gathered(weights, most_rows, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
         free_rows=of_lanes,
@@ -177,20 +184,20 @@ def tiles_at_a_time(layout: TileLayout, itemsize: int, room_bytes: int) -> int:
     return min(max(room_bytes // (TILE_ROWS * layout.num_inputs * itemsize), 1), layout.num_tiles)
 
 
-def _plan_staged(weights: Weights[Space], lanes: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
-    """Plan staged rows and their norm factors. Scoring uses them where lanes do, since they are there."""
-    if lanes <= MAX_SPAN:
+def _plan_staged(weights: Weights[Space], rows: int, card: CardFacts) -> tuple[Region, Region] | tuple[None, None]:
+    """Plan up to `rows` staged rows and their norm factors. Scoring uses them where others do, since they are there."""
+    if rows <= MAX_SPAN:
         return None, None
-    scored = max(lanes, LOGIT_ROWS)
-    of_layers = ((matrix.layout, lanes) for layer in weights.layers for matrix in layer.projections)
+    scored = max(rows, LOGIT_ROWS)
+    of_layers = ((matrix.layout, rows) for layer in weights.layers for matrix in layer.projections)
     num_bytes = staged_bytes(card, (*of_layers, (weights.head.layout, scored)))
     return (Region((num_bytes,), BYTE), Region((scored,), FLOAT32)) if num_bytes else (None, None)
 
 
-def _plan_gathered(weights: Weights[Space], lanes: int, chunk: int) -> Region | None:
-    """Plan the inputs of products in another order: of lanes and scored rows as float32, of a chunk as it is taken."""
+def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | None:
+    """Plan the inputs of products in another order: of rows and scored rows as float32, of a chunk as it is taken."""
     ordered = [matrix for matrix in weights.projections if matrix.order is not None]
-    rows = max(lanes, LOGIT_ROWS if weights.head.order is not None else 0)
+    rows = max(rows, LOGIT_ROWS if weights.head.order is not None else 0)
     of_token = ((max(4 * rows, matrix.activation_dtype.itemsize * chunk), matrix) for matrix in ordered)
     num_bytes = max((num_bytes * matrix.layout.num_inputs for num_bytes, matrix in of_token), default=0)
     return Region((num_bytes,), BYTE) if num_bytes else None

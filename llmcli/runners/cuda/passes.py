@@ -1,0 +1,46 @@
+"""What one pass of the forward computation runs: lanes, or a chunk of prompts."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llmcli.runners.cuda.products import Way
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Tokens that run side by side, each with the bits of a step of its own. All arrays lie on the card.
+
+    With `num_spans` they belong to so many rows: the lanes of a row lie side by side and hold consecutive tokens.
+    Without it every lane has another row. With `token_rows`, which equals `rows`, token_ids is indexed by row; without
+    it by lane.
+    Shapes: rows, positions int32 [num_lanes], row -1 for an unused lane; page_table int32 [num_rows, pages_per_row];
+            token_ids int32 [num_rows] with `token_rows`, else [num_lanes]
+    """
+
+    token_ids: Any
+    token_rows: Any
+    rows: Any
+    positions: Any
+    page_table: Any
+    num_spans: int | None = None
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of one row's prompt, from position `start` on."""
+
+    num_tokens: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of prompts, `parts` of different rows one behind the other, and the way of their products.
+
+    Shapes: token_ids, positions int32 [num_tokens]; page_table int32 [num_parts, pages_per_row]
+    """
+
+    token_ids: Any
+    positions: Any
+    page_table: Any
+    parts: tuple[Part, ...]
+    way: Way
