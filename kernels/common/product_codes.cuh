@@ -191,13 +191,20 @@ struct CodeProduct {
 
     // Four of eight nibbles as bytes: signed and times 16 in a symmetric scheme.
     __device__ __forceinline__ static unsigned even(unsigned word) {
-        return IS_SYMMETRIC ? (word << 4 & 0xf0f0f0f0u) ^ 0x80808080u : word & 0x0f0f0f0fu;
+        return IS_SYMMETRIC ? signed_nibbles(word << 4) : word & 0x0f0f0f0fu;
     }
     __device__ __forceinline__ static unsigned odd(unsigned word) {
-        return IS_SYMMETRIC ? (word & 0xf0f0f0f0u) ^ 0x80808080u : word >> 4 & 0x0f0f0f0fu;
+        return IS_SYMMETRIC ? signed_nibbles(word) : word >> 4 & 0x0f0f0f0fu;
     }
 
 private:
+    // (word & 0xf0f0f0f0) ^ 0x80808080 in one instruction, which the compiler does not find.
+    __device__ __forceinline__ static unsigned signed_nibbles(unsigned word) {
+        unsigned result;
+        asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "n"(0xf0f0f0f0u), "r"(0x80808080u));
+        return result;
+    }
+
     // The sums of this lane's two columns as 256 * first + second.
     __device__ __forceinline__ static float two_digits(int first, int second) {
         return __fmaf_rn(__fadd_rn(__int_as_float(first), -MAGIC_VALUE), 256.0f,
@@ -215,10 +222,11 @@ private:
             uint4& v = HAS_SPARE ? inputs[HAS_SPARE ? part : 0] : other;
             if (has_inputs) v = digits[part * ROWS * PART_VECTORS];
             if constexpr (IS_INT4) {
-                const unsigned a0 = part == 0 ? low[0].x : low[0].z, a1 = part == 0 ? high[0].x : high[0].z;
-                const unsigned a2 = part == 0 ? low[0].y : low[0].w, a3 = part == 0 ? high[0].y : high[0].w;
-                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(a1), even(a2), even(a3), v.x, v.z);
-                mma_bytes<IS_SYMMETRIC>(d, odd(a0), odd(a1), odd(a2), odd(a3), v.y, v.w);
+                // One word of each row after the other: neighbours of v are then an operand as they lie.
+                const unsigned a0 = part == 0 ? low[0].x : low[0].z, b0 = part == 0 ? high[0].x : high[0].z;
+                const unsigned a1 = part == 0 ? low[0].y : low[0].w, b1 = part == 0 ? high[0].y : high[0].w;
+                mma_bytes<IS_SYMMETRIC>(d, even(a0), even(b0), odd(a0), odd(b0), v.x, v.y);
+                mma_bytes<IS_SYMMETRIC>(d, even(a1), even(b1), odd(a1), odd(b1), v.z, v.w);
             } else {
                 constexpr unsigned SIGNS = IS_SYMMETRIC ? 0x80808080u : 0;
                 const uint4 &a = low[part], &b = high[part];

@@ -57,10 +57,6 @@ struct Fp8Product {
                                              const unsigned char* slot, const uint4* span, int lane) {
         const int g = lane / 4, t = lane % 4;
         const uint4* columns = span + g * 4 + t;
-        if (HAS_SPARE && g < 2 * ROWS) {
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) inputs[HAS_SPARE ? part : 0] = columns[part * PART_VECTORS];
-        }
         float d[COLUMN_TILES][4];
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
@@ -70,7 +66,9 @@ struct Fp8Product {
             widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
-                const uint4 v = HAS_SPARE ? inputs[HAS_SPARE ? part : 0] : columns[part * PART_VECTORS + 32 * c];
+                uint4& kept = inputs[HAS_SPARE ? part : 0];
+                if (!HAS_SPARE || g < 2 * ROWS) kept = columns[part * PART_VECTORS + 32 * c];
+                const uint4 v = kept;
                 mma<__half>(d[c], a[0][0], a[0][1], a[0][2], a[0][3], v.x, v.y);
                 mma<__half>(d[c], a[1][0], a[1][1], a[1][2], a[1][3], v.z, v.w);
             }

@@ -71,6 +71,7 @@ _INSTRUCTIONS = (
     ("red.relaxed.gpu.global.inc", "reduce_inc({})"),
     ("cvt.rn.f16x2.e4m3x2", "widen_e4m3({})"),
     ("lop3.b32 %0, %1, %2, %3, 0xea", "and_or({})"),
+    ("lop3.b32 %0, %1, %2, %3, 0x6a", "and_xor({})"),
     ("wgmma.fence", ""),
     ("wgmma.commit", "wgmma_commit()"),
     ("wgmma.wait", "wgmma_wait({})"),

@@ -42,6 +42,7 @@ inline void max_nan(float& result, float a, float b) { result = a != a || b != b
 inline void max_nan(float& result, float other) { max_nan(result, result, other); }
 inline void exp2(float& power, float x) { power = std::exp2(x); }
 inline void and_or(unsigned& result, unsigned word, unsigned mask, unsigned bits) { result = (word & mask) | bits; }
+inline void and_xor(unsigned& result, unsigned word, unsigned mask, unsigned bits) { result = (word & mask) ^ bits; }
 inline void widen_e4m3(unsigned& first, unsigned& last, unsigned word) {
     const auto wide = [&](int i) {
         const unsigned code = word >> 8 * i & 0xff, exponent = code >> 3 & 15, mantissa = code & 7;
