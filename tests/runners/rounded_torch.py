@@ -20,7 +20,7 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS
+from llmcli.runners.cuda.products import MAX_SHORT_TOKENS
 from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.host import device
 from llmcli.runners.stepping import SteppingRunner
@@ -50,7 +50,7 @@ class RoundedProduct(WideningProduct):
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) <= self._few_tokens:
             return F.linear(in_spans(x), self._whole)
-        weight = self._whole if len(x) <= MAX_PACKED_TOKENS else self._whole.half().float()
+        weight = self._whole if len(x) <= MAX_SHORT_TOKENS else self._whole.half().float()
         return F.linear(x.half().float(), weight)
 
 
@@ -90,7 +90,7 @@ def load_rounded(
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
     stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
     plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=Device.open().facts)
-    few_tokens = max(plan.staged_tokens, MAX_SPAN)
+    few_tokens = MAX_SHORT_TOKENS if plan.stages_prompts else MAX_SPAN
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()

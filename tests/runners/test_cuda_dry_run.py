@@ -22,6 +22,7 @@ from llmcli.runners.cuda.stored import StoredModel
 PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
 DECODE = {"embedding", "gemv", "attention_decode"}
 LOAD = {"repack", "dequantize"}
+WITHOUT_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
 
 
 def needed(folder: Path, card: CardFacts = TYPICAL_CARD, num_rows: int = 9, **options: Any) -> dict[str, set[str]]:
@@ -80,14 +81,14 @@ def test_kernels_of_many_rows_are_loaded_before_they_run(
     num_rows: int, has_codes_head: bool, tokens: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For each number of lanes that may run, and of tokens that a head of codes may score; on other cards none."""
-    monkeypatch.setattr(memory, "staged_tokens_of", lambda card, layouts: 0)  # which need all of them
+    monkeypatch.setattr(memory, "stages_rows", lambda card, layout, num_rows: False)  # which need all of them
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     options = ExportOptions(WeightScheme(8, 128), head_bits=8 if has_codes_head else None)
     folder = export(source, tmp_path / "model", options)
     names = needed(folder, num_rows=num_rows)
     assert {int(name.rstrip(">").split(", ")[-1]) for name in names.get("stage_digits", set())} == tokens
     assert {int(name.split(", ")[4]) for name in names.get("gemm_codes", set())} == tokens
-    others = needed(folder, replace(TYPICAL_CARD, can_wgmma=False), num_rows)
+    others = needed(folder, WITHOUT_WGMMA, num_rows)
     staged = {"stage_digits", "gemm_codes", "stage_halves", "gemm_halves"}
     assert others.keys() == names.keys() - staged - {"stage_wide", "gemm_wide"}
     assert others["gemv"] >= names["gemv"]
@@ -102,23 +103,25 @@ def test_kernels_of_staged_prompts_are_loaded_before_they_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "tokens"),
+    ("options", "stages_prompts"),
     [
-        ({"scheme": WeightScheme(8, 128)}, 192),
-        ({"scheme": WeightScheme(4, None)}, 192),
-        ({"scheme": WeightScheme(8, 128), "skip": ("o_proj",)}, 128),
-        ({"scheme": WeightScheme(8, 64)}, 0),
+        ({"scheme": WeightScheme(8, 128)}, True),
+        ({"scheme": WeightScheme(4, None)}, True),
+        ({"scheme": WeightScheme(8, 128), "skip": ("o_proj",)}, True),
+        ({"scheme": WeightScheme(8, 64)}, False),
     ],
 )
-def test_how_long_staged_prompts_may_be(options: dict[str, Any], tokens: int, tmp_path: Path) -> None:
-    """The matrix with the fewest tokens decides; other cards, and groups that gemm_codes does not take, have none."""
+def test_which_models_stage_short_prompts(options: dict[str, Any], stages_prompts: bool, tmp_path: Path) -> None:
+    """Other cards do not, nor groups that gemm_codes does not take, nor float32."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
-    stored = StoredModel.of_model(open_model(export(source, tmp_path / "model", ExportOptions(**options))), "bfloat16")
-    for chunk_tokens in (2048, 100):
-        plan = plan_memory(stored, max_seq_len=4096, num_rows=1, chunk_tokens=chunk_tokens)
-        assert plan.staged_tokens == min(tokens, chunk_tokens)
-    other = replace(TYPICAL_CARD, can_wgmma=False)
-    assert plan_memory(stored, max_seq_len=4096, num_rows=1, card=other).staged_tokens == 0
+    model = open_model(export(source, tmp_path / "model", ExportOptions(**options)))
+    for dtype, card, expected in (
+        ("auto", TYPICAL_CARD, stages_prompts),
+        ("auto", WITHOUT_WGMMA, False),
+        ("float32", TYPICAL_CARD, stages_prompts and "skip" not in options),
+    ):
+        plan = plan_memory(StoredModel.of_model(model, dtype), max_seq_len=4096, num_rows=1, card=card)
+        assert plan.stages_prompts == expected
 
 
 def test_layers_stored_in_different_ways(tmp_path: Path) -> None:

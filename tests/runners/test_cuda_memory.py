@@ -191,7 +191,7 @@ def test_the_workspace_grows_with_the_card() -> None:
 def test_many_rows_have_memory_where_they_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the largest product: digits of down, two bytes an input and a float for 128, or pairs of the head of floats,
     four bytes an input, which multiplies 64 rows of a text to be scored."""
-    monkeypatch.setattr("llmcli.runners.cuda.memory.staged_tokens_of", lambda card, layouts: 0)
+    monkeypatch.setattr("llmcli.runners.cuda.memory.stages_rows", lambda card, layout, num_rows: False)
     int8, int4 = (
         StoredModel.of_config(config(**LLAMA3_8B), stored_dtype="bfloat16", scheme=WeightScheme(bits, 128))
         for bits in (8, 4)
@@ -227,8 +227,8 @@ def test_tokens_of_short_prompts_have_memory_as_rows() -> None:
         workspace = plan_memory(stored, max_seq_len=4096, num_rows=num_rows).workspace
         assert workspace.staged is not None
         assert workspace.norm_factors is not None
-        assert workspace.staged.num_bytes == 192 * 14336 // 128 * (2 * 128 + 4)
-        assert (workspace.norm_factors.shape, workspace.gated.shape) == ((192,), (192, 14336))
+        assert workspace.staged.num_bytes == 256 * 14336 // 128 * (2 * 128 + 4)
+        assert (workspace.norm_factors.shape, workspace.gated.shape) == ((256,), (256, 14336))
 
 
 def test_how_products_are_made() -> None:
@@ -237,15 +237,15 @@ def test_how_products_are_made() -> None:
     assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
     nothing: Any = None
     short = set()
-    for staged_tokens, most in ((0, 64), (192, 192)):
+    for stages_prompts in (False, True):
         shape = SimpleNamespace(vocab_size=256)
-        forward: Any = SimpleNamespace(chunk_tokens=2048, staged_tokens=staged_tokens, config=shape)
+        forward: Any = SimpleNamespace(chunk_tokens=2048, stages_prompts=stages_prompts, config=shape)
         device = CudaDevice(
             forward, nothing, nothing, nothing, nothing, nothing,
             limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
             arithmetic=Arithmetic("auto", "auto", None, ()),
         )  # fmt: skip
-        alone, *methods = (device.method(0, count) for count in (8, 9, most, most + 1, 2048))
+        alone, *methods = (device.method(0, count) for count in (8, 9, 64, 65, 2048))
         assert alone == SINGLE
         assert methods[0] == methods[1]
         assert methods[2] == methods[3]
@@ -253,7 +253,7 @@ def test_how_products_are_made() -> None:
         assert device.method(2047, 2048 + 9) == methods[2]
         assert device.method(2048, 2048 + 9) == methods[0]
         short.add(methods[0])
-    assert len(short) == 2  # the two ways of few tokens round differently
+    assert len(short) == 2  # the two ways of short prompts round differently
 
 
 # Fewer pages, then fewer rows

@@ -325,7 +325,7 @@ def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     card = replace(TYPICAL_CARD, can_wgmma=can_wgmma)
     model = DryModel(shape_7b(card=card), card)
-    for num_tokens in (8, 64, 65, 192, 193, 2048):
+    for num_tokens in (8, 64, 65, 2048):
         flops: Counter[str] = Counter()
         for one in model.span(num_tokens, 100):
             assert one.launch.cost is not None
@@ -333,8 +333,8 @@ def test_a_prompts_launches_declare_the_operations_of_the_model(can_wgmma: bool)
         products = {"gemv", "gemm_packed", "gemm_codes", "gemm_wide", PRODUCT} & flops.keys()
         assert sum(flops[stem] for stem in products) == 2 * num_tokens * weights
         assert len(products) == 1
-        assert ("gemm_codes" in products) == (can_wgmma and 8 < num_tokens <= 192)
-        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 192)
+        assert ("gemm_codes" in products) == (can_wgmma and 8 < num_tokens <= 64)
+        assert ("gemm_wide" in products) == (can_wgmma and num_tokens > 64)
         num_seen = sum(position + 1 for position in range(100, 100 + num_tokens))
         attention = sum(count for stem, count in flops.items() if stem.startswith("attention_"))
         assert attention == 32 * 4 * num_seen * 4096
@@ -358,7 +358,7 @@ def test_every_kernel_is_known_before_the_first_step() -> None:
     model = DryModel(shape_7b(num_rows=256), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (9, 17, 40, 72, 136, 256)]
-    spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 130, 193, 256, 300, 700, 1000, 2047, 2048)]
+    spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 65, 128, 129, 300, 700, 1000, 2047, 2048)]
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known
     assert {name.split(", ")[2] for stem, name in used if stem == "gemm_wide"} == {"128", "256"}

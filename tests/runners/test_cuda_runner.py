@@ -68,7 +68,7 @@ class TestCudaRunnerWithCodes(CutAtChunks, OnCard):
 def compare(ours: Runner, *references: Runner) -> list[float]:
     """The worst relative error against each reference: prompts in each form of products, then lone tokens."""
     worst = [0.0] * len(references)
-    for length in (1, 5, 8, 9, 30, 64, 65, 150, 250):
+    for length in (1, 5, 8, 9, 30, 64, 65, 150):
         prompt = PROMPT[:length]
         rows, found = [], []
         for runner in (ours, *references):

@@ -362,7 +362,7 @@ def test_a_text_is_scored_with_the_same_bits_in_any_way(
 @pytest.fixture
 def no_staged_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of prompts are then not among those of rows."""
-    monkeypatch.setattr(memory, "staged_tokens_of", lambda card, layouts: 0)
+    monkeypatch.setattr(memory, "stages_rows", lambda card, layout, num_rows: False)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ class CudaDevice:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
         forward, begin = self._forward, self._chunk_begin(position)
         num_tokens = min(forward.chunk_tokens, prompt_len - begin)
-        return method_of(num_tokens, forward.staged_tokens, is_free=self._is_free)
+        return method_of(num_tokens, stages_prompts=forward.stages_prompts, is_free=self._is_free)
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The start of the page, or of the chunk if a chunk may not be cut."""
@@ -145,7 +145,7 @@ class CudaDevice:
             return CudaStep(self, works, runs, drafted, masks, lanes, passes[-1:], (), None, self.num_steps)
         begin = self._forward.device.now()
         beside: list[int] = []
-        for beside in prompt_passes(works, spans, self._forward.staged_tokens, self._forward.chunk_tokens):
+        for beside in prompt_passes(works, spans, self._forward.chunk_tokens):
             found = self._run_spans([works[place] for place in beside], [masks[place] for place in beside])
             for place, of_work in zip(beside, found, strict=True):
                 runs[place] = of_work
@@ -236,7 +236,7 @@ class CudaDevice:
             return self._forward.lanes_by_layer(
                 Lanes(token_ids, None, rows, positions, page_table, num_spans=1 if count > 1 else None)
             )
-        way = way_of_method(method, self._forward.staged_tokens)
+        way = way_of_method(method, stages_prompts=self._forward.stages_prompts)
         return self._forward.chunk_by_layer(Chunk(token_ids, positions, page_table, parts, way))
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:

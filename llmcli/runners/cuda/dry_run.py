@@ -23,7 +23,7 @@ from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes, Part
-from llmcli.runners.cuda.products import MAX_PACKED_TOKENS, Products, Way, way_of
+from llmcli.runners.cuda.products import MAX_SHORT_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace, num_lanes
@@ -181,7 +181,7 @@ class DryModel:
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
-            self._run_chunk(num_tokens, start, way_of(num_tokens, self._forward.staged_tokens))
+            self._run_chunk(num_tokens, start, way_of(num_tokens, stages_prompts=self._forward.stages_prompts))
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -202,10 +202,9 @@ class DryModel:
                 started += self.head(min(count, LOGIT_ROWS, self._longest))
             if self._num_rows > MAX_SPAN:
                 started += self.step(min(count, self._num_rows), 0)
-        staged = self._forward.staged_tokens
-        ways: list[tuple[Way, int]] = [("staged", min(count, staged)) for count in TOKENS if staged]
-        if not staged:
-            ways += [("packed", count) for count in range(1, MAX_PACKED_TOKENS + 1)]
+        ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
+        if self._forward.stages_prompts:
+            ways = [("staged", min(count, self._longest)) for count in TOKENS]
         ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
         for way, count in ways:
             if count <= self._longest:

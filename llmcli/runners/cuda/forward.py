@@ -80,7 +80,7 @@ class Forward:
         self.device = device
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
-        self.staged_tokens = plan.staged_tokens
+        self.stages_prompts = plan.stages_prompts
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)

@@ -13,7 +13,7 @@ from llmcli.kernels.sample_token import MAX_VOCAB_SIZE, RowLayout
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.base import MAX_SPAN, pages_of
 from llmcli.runners.cuda.regions import Region, held_bytes
-from llmcli.runners.cuda.row_products import staged_tokens_of
+from llmcli.runners.cuda.row_products import stages_rows
 from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
 from llmcli.runners.cuda.weight_layout import Space, Weights, plan_weights
@@ -34,7 +34,7 @@ _SMALLEST_USEFUL_CONTEXT = 128
 class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
-    `staging` is what loading needs; it takes the workspace's place for that time. Up to `staged_tokens` of a prompt are
+    `staging` is what loading needs; it takes the workspace's place for that time. `stages_prompts`: short prompts are
     multiplied as rows are.
     """
 
@@ -43,7 +43,7 @@ class MemoryPlan:
     num_rows: int
     num_pages: int
     chunk_tokens: int
-    staged_tokens: int
+    stages_prompts: bool
     weights: Weights[Space]
     cache: Cache[Region]
     workspace: Workspace[Region]
@@ -93,18 +93,18 @@ def plan_memory(
     chunk = max(min(chunk_tokens or PREFILL_CHUNKS[0], max_seq_len), num_lanes(num_rows), MAX_SPAN)
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
-    layouts = [matrix.layout for layer in weights.layers for matrix in layer.projections]
-    staged_tokens = min(staged_tokens_of(card, layouts), chunk)
+    matrices = [matrix for layer in weights.layers for matrix in layer.projections]
+    stages_prompts = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
     return MemoryPlan(
         stored,
         max_seq_len,
         num_rows,
         num_pages,
         chunk,
-        staged_tokens,
+        stages_prompts,
         weights=weights,
         cache=plan_cache(stored, num_pages),
-        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, staged_tokens, card),
+        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, stages_prompts, card),
         staging=plan_staging(stored, weights),
     )
 

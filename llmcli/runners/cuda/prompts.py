@@ -12,21 +12,21 @@ from llmcli.runners.step_device import SINGLE, Work
 _FIRST_NUMBER = 1 + len(WAYS)
 
 
-def method_of(num_tokens: int, staged_tokens: int, *, is_free: bool) -> int:
+def method_of(num_tokens: int, *, stages_prompts: bool, is_free: bool) -> int:
     """The method of a chunk of so many tokens. With `is_free` products have the same bits for any number of tokens."""
     if num_tokens <= MAX_SPAN:
         return SINGLE
-    return 1 + WAYS.index(way_of(num_tokens, staged_tokens)) if is_free else _FIRST_NUMBER + num_tokens
+    return 1 + WAYS.index(way_of(num_tokens, stages_prompts=stages_prompts)) if is_free else _FIRST_NUMBER + num_tokens
 
 
-def way_of_method(method: int, staged_tokens: int) -> Way:
+def way_of_method(method: int, *, stages_prompts: bool) -> Way:
     """The way of products of a method other than SINGLE."""
-    return WAYS[method - 1] if method < _FIRST_NUMBER else way_of(method - _FIRST_NUMBER, staged_tokens)
+    if method < _FIRST_NUMBER:
+        return WAYS[method - 1]
+    return way_of(method - _FIRST_NUMBER, stages_prompts=stages_prompts)
 
 
-def prompt_passes(
-    works: Sequence[Work], places: Iterable[int], staged_tokens: int, chunk_tokens: int
-) -> list[list[int]]:
+def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: int) -> list[list[int]]:
     """The passes of the works at these places: those computed in one way side by side, as far as they fit.
 
     A token has the same bits in each of them. A work that chooses behind every token runs alone: there
@@ -39,8 +39,7 @@ def prompt_passes(
     passes: list[list[int]] = []
     for method, some in groupby(sorted(places, key=method_at), method_at):
         is_free = SINGLE < method < _FIRST_NUMBER
-        way = way_of_method(method, staged_tokens) if is_free else "widened"
-        most = most_tokens_of(way, staged_tokens, chunk_tokens)
+        most = most_tokens_of(WAYS[method - 1], chunk_tokens) if is_free else 0
         room = 0
         for place in some:
             joins = is_free and works[place].choose != "every"

@@ -28,15 +28,6 @@ def stages_rows(card: CardFacts | Device, layout: TileLayout, num_rows: int) -> 
     return card.can_wgmma and num_rows > MAX_ROWS and (takes_codes(layout) or takes_halves(layout))
 
 
-# The most tokens of a prompt that are multiplied as rows are: for more gemm_wide and the matrix library take less time.
-_STAGED_TOKENS = {"int8": 192, "int4": 192, "fp8": 128, "float16": 64, "bfloat16": 128}
-
-
-def staged_tokens_of(card: CardFacts, layouts: Iterable[TileLayout]) -> int:
-    """The most tokens of a prompt to multiply as rows with all of these matrices; 0 where one does not stage rows."""
-    return min(_STAGED_TOKENS[one.weight_type] if stages_rows(card, one, MAX_ROWS + 1) else 0 for one in layouts)
-
-
 def staged_bytes(card: CardFacts, products: Iterable[tuple[TileLayout, int]]) -> int:
     """Bytes for the rows of each of these products, one at a time: a matrix, and the most rows that it multiplies."""
     return max(

@@ -22,6 +22,7 @@ ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
 MOST_PARTS = 16  # rows whose prompts run in one chunk
+MAX_STAGED_TOKENS = 256  # of short prompts side by side, where they are multiplied as rows are
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
@@ -121,10 +122,10 @@ def plan_workspace(
     max_seq_len: int,
     num_rows: int,
     chunk: int,
-    staged_tokens: int,
+    stages_prompts: bool,
     card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card, of which up to `staged_tokens` are staged."""
+    """Plan the workspace for chunks of `chunk` tokens on a card. `stages_prompts`: see MemoryPlan."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
@@ -135,7 +136,7 @@ def plan_workspace(
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    most_rows = max(lanes, staged_tokens)  # of a product
+    most_rows = max(lanes, min(MAX_STAGED_TOKENS, chunk) if stages_prompts else 0)  # of a product
     staged, norm_factors = _plan_staged(weights, most_rows, card)
     together = min(lanes, ATTENTION_LANES)
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
