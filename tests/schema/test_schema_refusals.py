@@ -1,5 +1,6 @@
 """What is refused before a model is read: by keyword and place, or by line; and the library's faults that we avoid."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -27,7 +28,8 @@ SCHEMAS = [
     ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
     ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
-    ({"pattern": "(?x)a # ["}, "expected no \\(\\?x\\)"),
+    ({"pattern": "(?x)a # ["}, r"#/pattern is .*, and not all read '\(\?x' alike; write it without \(\?x\)"),
+    ({"patternProperties": {"a++b": {}}}, r"#/patternProperties/a\+\+b is 'a\+\+b', and not all read"),
     ({"pattern": "(?=a)b"}, "--schema: #/pattern cannot be held: look-around"),
     ({"properties": {"a": {"pattern": r"\bx"}}}, "#/properties/a/pattern cannot be held: lookarounds"),
     ({"patternProperties": {"^a": {}, "(?=a)b": {}}}, r"#/patternProperties/\(\?=a\)b cannot be held"),
@@ -43,6 +45,11 @@ SCHEMAS = [
     ({"$ref": "#/$defs/a"}, "#/\\$ref is '#/\\$defs/a', and there is no schema"),
     ({"minProperties": 2}, "'minProperties' at # is 2, and required properties are 0"),
     ({"exclusiveMinimum": True}, "'exclusiveMinimum' at # is True, expected a number"),
+    ({"const": "é\x01x"}, r"#/const has the character U\+0001; leave it out"),
+    ({"items": {"enum": [1, {"a/b": ["x\x7f"]}]}}, r"#/items/enum/1/a~1b/0 has the character U\+007F"),
+    ({"enum": [1, 2**53 + 1]}, r"#/enum/1 is 9007199254740993, expected -2\*\*53 to 2\*\*53"),
+    ({"required": 5}, "'required' at # is 5, expected a list of keys"),
+    ({"items": {"required": ["a", {}]}}, "'required' at #/items is .*, expected a list of keys"),
     ({"type": "text"}, "# cannot be held: Invalid type"),
     ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "# cannot be held: oneOf"),
     # No value fits.
@@ -95,6 +102,15 @@ def test_what_is_not_refused(schema: object) -> None:
     [
         ("[", "no regular expression: unterminated"),
         ("[[a]b]", "no regular expression: Possible nested set"),
+        ("[a[b]]", r"--regex is '\[a\[b\]\]', and not all read '\[a\[b\]' alike; write \\ before a \["),
+        ("[^[a]]x", "not all read"),
+        ("[]-b]", "not all read"),
+        ("[--b]", "not all read"),
+        ("a*+ab", r"not all read '\*\+' alike; write \(\?:\.\.\.\) around"),
+        ("a{2}+", "not all read"),
+        ("a{2, 3}", r"not all read '{' alike; write \\{"),
+        ("(?x)a b", r"not all read '\(\?x' alike; write it without"),
+        ("(?x:a b)c", "write it without"),
         ("(?=a)b", "look-around"),
         (r"(a)\1", "backreferences"),
         (r"\bfoo", "lookarounds"),
@@ -124,6 +140,30 @@ def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
 
 def test_quoted_text_of_a_grammar_is_not_looked_at() -> None:
     lark_grammar("--grammar", 'start: "<x> @" /<~@>/ "\\"<" // <x>\n  | "b"~2 | "%json"\n# <y>\n')
+
+
+KEYWORDS = (
+    "required", "type", "enum", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength",
+    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties",
+    "patternProperties", "additionalProperties", "items", "prefixItems", "anyOf", "oneOf", "allOf", "$ref", "$defs",
+    "$schema", "$id", "title", "const",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_value_of_another_type_is_refused_or_demands_nothing(keyword: str) -> None:
+    for value in (None, 5, 1.5, "x", [], {}, True, [None], [{}], {"a": 5}):
+        for more in ({}, {"type": "object"}, {"type": "array"}):
+            with contextlib.suppress(UsageError):
+                json_schema_grammar("--schema", json.dumps({**more, keyword: value}))
+
+
+def test_control_characters_of_patterns_are_never_written() -> None:
+    """Where one must come no text fits; where one may come, others do."""
+    for character in (r"\x01", r"\a", r"\v", "\x0b", r"\u001f", r"\x7f", "\x7f", "\\\x07"):
+        grammar = json_schema_grammar("-", json.dumps({"type": "string", "pattern": f"^(a{character}b|c)$"}))
+        assert accepts(grammar, '"c"')
+        assert not accepts(grammar, '"ab"')
 
 
 def test_an_empty_choice() -> None:
