@@ -4,6 +4,7 @@ Refuses what llguidance cannot hold exactly, and what no text can fit, by the us
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.lark import check_lark
 from llmcli.schema.regex import check_regex
+
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
+_NUM_BYTES = 256
 
 # Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
 # lines of a user's grammar keep their numbers.
@@ -81,7 +85,9 @@ def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
     """One of some texts, none of them empty. Raises: UsageError for an empty one"""
     if not all(choices):
         raise UsageError(f"{name} is empty; give it a text")
-    return Grammar(name, f"start: {' | '.join(json.dumps(choice) for choice in choices)}{_NO_FORCING}")
+    # One word of the lexer: as rules no more than 2,000 may begin at once.
+    words = " | ".join(json.dumps(choice) for choice in choices)
+    return Grammar(name, f"start: CHOICE\nCHOICE: {words}{_NO_FORCING}")
 
 
 def lark_grammar(name: str, text: str) -> Grammar:
@@ -122,9 +128,16 @@ def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
 
 
 def _fault(lark: str) -> str | None:
-    """What llguidance says against a grammar, None if it reads it."""
+    """What llguidance says against a grammar, None if it reads it and a text may begin."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
+    if not matcher.is_error():
+        # What no text fits is found by a mask, and too many alternatives behind the first byte.
+        mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << _NUM_BYTES) - 1
+        if mask and not matcher.is_error():
+            matcher.consume_token((mask & -mask).bit_length() - 1)
     if not matcher.is_error():
         return None
     line = first_line(matcher.get_error())
-    return f"it is too complex, give a simpler one ({line})" if "fuel exhausted" in line else line
+    if line == NO_TOKEN or "Regex is empty" in line:
+        return "no text fits"
+    return f"it is too complex, give a simpler one ({line})" if re.search("fuel exhausted|max is", line) else line

@@ -53,6 +53,9 @@ SCHEMAS = [
     ({"type": "text"}, "# cannot be held: Invalid type"),
     ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "# cannot be held: oneOf"),
     # No value fits.
+    ({"properties": {"a": {"pattern": r"^\x7f$", "type": "string"}}, "required": ["a"], "type": "object"},
+     "#/properties/a/pattern cannot be held: no text fits"),
+    ({"type": "string", "pattern": "^.{5}$", "maxLength": 3}, "# cannot be held: no text fits"),
     (False, "# cannot be held: Unsatisfiable"),
     ({"minimum": 5, "maximum": 3, "type": "integer"}, "# cannot be held: Unsatisfiable"),
     ({"properties": {"a": {"enum": []}}, "required": ["a"], "type": "object"}, "#/properties/a cannot be held: Unsat"),
@@ -114,6 +117,7 @@ def test_what_is_not_refused(schema: object) -> None:
         ("(?=a)b", "look-around"),
         (r"(a)\1", "backreferences"),
         (r"\bfoo", "lookarounds"),
+        (r"a[^\s\S]", "--regex: no text fits"),
     ],
 )
 def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
@@ -131,6 +135,9 @@ def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
         ("start: @other", "line 1: another grammar"),
         ('start: "a" b', 'at 1\\(8\\).*unknown name: "b"'),
         ("", "no start rule"),
+        ("start: start", "--grammar: no text fits"),
+        ("start: A\nA: /[a-z]/ & /[0-9]/", "--grammar: no text fits"),
+        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(3000)), "it is too complex, .*max is 2000"),
     ],
 )
 def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
@@ -174,6 +181,13 @@ def test_an_empty_choice() -> None:
 def accepts(grammar: Grammar, text: str) -> bool:
     matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
     return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
+
+
+def test_many_choices() -> None:
+    choices = [f"{stem}{number}" for number in range(700) for stem in ("", "é", "a/", '"\n')]
+    grammar = choice_grammar("--choice", choices)
+    assert all(accepts(grammar, choice) for choice in choices)
+    assert not any(accepts(grammar, text) for text in ("", "700", "é", "a/é", "é700", "1a", '"n1', "a/1 "))
 
 
 @pytest.mark.parametrize(
