@@ -12,7 +12,7 @@ from typing import Any
 import llguidance
 
 from llmcli.errors import UsageError
-from llmcli.reading import parse_json
+from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.schema.gbnf import gbnf_as_lark, is_gbnf
 from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
@@ -55,7 +55,12 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
     Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
     """
     try:
-        schema = parse_json(text)
+        schema = parse_json(text, object_of_unique_keys)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise UsageError(f"{name} has the lone surrogate U+{code:04X}, which is no character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
     checked = CheckedSchema(name, schema)
@@ -140,4 +145,6 @@ def _fault(lark: str) -> str | None:
     line = first_line(matcher.get_error())
     if line == NO_TOKEN or "Regex is empty" in line:
         return "no text fits"
+    if "coerce_one_of" in line:
+        return "it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"
     return f"it is too complex, give a simpler one ({line})" if re.search("fuel exhausted|max is", line) else line

@@ -28,6 +28,8 @@ _ANNOTATIONS = (
     *("$schema", "$id", "id", "$comment", "title", "description", "default", "example", "examples", "deprecated"),
     *("readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator"),
 )
+# Values with which a keyword that is not held demands nothing.
+_IDLE = {"uniqueItems": False, "nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True}
 _HELD = {*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS}
 
 _OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")  # `items` may be a list there
@@ -99,6 +101,8 @@ class CheckedSchema:
         checked: dict[str, Any] = {}
         patterns = []
         for keyword, value in schema.items():
+            if keyword in _IDLE and value is _IDLE[keyword]:
+                continue
             self._check_keyword(keyword, schema, place)
             where = f"{place}/{_escaped(keyword)}"
             if keyword in _ANNOTATIONS or keyword.startswith("x-"):

@@ -51,7 +51,9 @@ SCHEMAS = [
     ({"required": 5}, "'required' at # is 5, expected a list of keys"),
     ({"items": {"required": ["a", {}]}}, "'required' at #/items is .*, expected a list of keys"),
     ({"type": "text"}, "# cannot be held: Invalid type"),
-    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "# cannot be held: oneOf"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+     "# cannot be held: it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"),
+    ({"items": {"oneOf": [{"const": 1}, {"const": 2}]}}, "#/items cannot be held: it is not seen"),
     # No value fits.
     ({"properties": {"a": {"pattern": r"^\x7f$", "type": "string"}}, "required": ["a"], "type": "object"},
      "#/properties/a/pattern cannot be held: no text fits"),
@@ -77,7 +79,14 @@ def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a JSON number"), ("[" * 99 + "]" * 99, "nested")]
+    ("text", "problem"),
+    [
+        ("{", "not valid JSON"),
+        ("3", "# is a JSON number"),
+        ("[" * 99 + "]" * 99, "nested"),
+        ('{"type": "integer", "type": "string"}', "^--schema: the key 'type' appears twice; keep one of them"),
+        ('{"const": "a\\ud800"}', "^--schema has the lone surrogate U\\+D800, which is no character; leave it out"),
+    ],
 )
 def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
@@ -94,6 +103,9 @@ def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
         {"enum": [{"not": 1}], "default": {"not": 1}},  # values, not schemas
         {"$defs": {"50% ü": {"type": "null"}}, "$ref": "#/$defs/50%25%20%C3%BC"},
         {"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]},
+        {"uniqueItems": False, "nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True},
+        {"oneOf": [{"type": "string"}, {"type": ["integer", "null"]}, {"enum": [True, False]}]},
+        {"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}, {"enum": [3, 4]}]},
     ],
 )
 def test_what_is_not_refused(schema: object) -> None:
