@@ -18,10 +18,11 @@ from llmcli.schema.regex import UNWRITTEN, as_in_json
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _VALUES = (
     *("$ref", "type", "const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
     *("minLength", "maxLength", "pattern", "format"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *(*_BOUNDS, "multipleOf"),
 )
 # They say nothing about which values are valid.
 _ANNOTATIONS = (
@@ -130,6 +131,8 @@ class CheckedSchema:
             elif keyword in ("const", "enum"):
                 self._check_value(value, where)
                 checked[keyword] = value
+            elif keyword in _BOUNDS and isinstance(value, int | float):
+                checked[keyword] = self._checked_bound(keyword, value, where)
             elif keyword == "format" and value in PATTERNS:
                 patterns.append({"pattern": PATTERNS[value]})
             else:
@@ -154,6 +157,13 @@ class CheckedSchema:
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for name, one in inner:
             self._check_value(one, f"{where}/{_escaped(str(name))}")
+
+    def _checked_bound(self, keyword: str, bound: float, where: str) -> float:
+        """A bound that llguidance does not round. Raises: UsageError for one that lets only larger numbers fit"""
+        sign = 1 if keyword in ("maximum", "exclusiveMaximum") else -1
+        if sign * bound <= -_MOST_EXACT:
+            raise UsageError(f"{self.name}: {where} is {shown(bound)}, and numbers are held from -2**53 to 2**53")
+        return sign * _MOST_EXACT if sign * bound > _MOST_EXACT else bound
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
         where = f"{self.name}: {keyword!r} at {place}"

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import jsonschema
 import llguidance
 import pytest
 
@@ -48,6 +49,8 @@ SCHEMAS = [
     ({"const": "é\x01x"}, r"#/const has the character U\+0001; leave it out"),
     ({"items": {"enum": [1, {"a/b": ["x\x7f"]}]}}, r"#/items/enum/1/a~1b/0 has the character U\+007F"),
     ({"enum": [1, 2**53 + 1]}, r"#/enum/1 is 9007199254740993, expected -2\*\*53 to 2\*\*53"),
+    ({"minimum": 2**60}, r"#/minimum is 1152921504606846976, and numbers are held from -2\*\*53 to 2\*\*53"),
+    ({"exclusiveMaximum": -(2**53)}, "#/exclusiveMaximum is -9007199254740992, and numbers are held from"),
     ({"required": 5}, "'required' at # is 5, expected a list of keys"),
     ({"items": {"required": ["a", {}]}}, "'required' at #/items is .*, expected a list of keys"),
     ({"type": "text"}, "# cannot be held: Invalid type"),
@@ -193,6 +196,17 @@ def test_an_empty_choice() -> None:
 def accepts(grammar: Grammar, text: str) -> bool:
     matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
     return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("bound", [2**53 - 1, 2**53, 2**53 + 1, 2**62, 591064915700530116, 2**63 - 1, 2**64, 1e30])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_large_bounds(kind: str, bound: float) -> None:
+    for schema in ({"maximum": bound}, {"exclusiveMaximum": bound}, {"minimum": -bound}, {"exclusiveMinimum": -bound}):
+        grammar = json_schema_grammar("--schema", json.dumps({"type": kind, **schema}))
+        check = jsonschema.Draft202012Validator(schema)
+        for value in (int(sign * (bound + more)) for sign in (1, -1) for more in (-1025, -2, -1, 0, 1, 2, 100, 1024)):
+            assert check.is_valid(value) or not accepts(grammar, str(value)), (schema, value)
+        assert accepts(grammar, "0")
 
 
 def test_many_choices() -> None:
