@@ -34,8 +34,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
             UnfinishedTextError with `require_complete` if a text that is held to a schema was cut, now or earlier
     """
     progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
-    kept = [task for task in job.tasks if task.grammar is not None and task.line.id in job.written.done]
-    completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
+    _count_kept(job, completeness)
     if job.output is not None and not job.todo:
         _finish_again(job)
         completeness.show_count()
@@ -88,6 +87,13 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
     _end(job, progress, completeness, require_complete=require_complete)
+
+
+def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
+    """Count what an earlier run has written."""
+    done = job.written.done
+    kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
+    completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
 
 
 def _finish_again(job: Job) -> None:

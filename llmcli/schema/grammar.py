@@ -60,7 +60,7 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
         raise UsageError(f"{name}: {error}") from error
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
-        raise UsageError(f"{name} has the lone surrogate U+{code:04X}, which is no character; leave it out") from error
+        raise UsageError(f"{name} has the lone surrogate U+{code:04X}, half of a character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
     checked = CheckedSchema(name, schema)

@@ -88,7 +88,7 @@ def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
         ("3", "# is a JSON number"),
         ("[" * 99 + "]" * 99, "nested"),
         ('{"type": "integer", "type": "string"}', "^--schema: the key 'type' appears twice; keep one of them"),
-        ('{"const": "a\\ud800"}', "^--schema has the lone surrogate U\\+D800, which is no character; leave it out"),
+        ('{"const": "a\\ud800"}', "^--schema has the lone surrogate U\\+D800, half of a character; leave it out"),
     ],
 )
 def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
