@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmcli.differences import shown
 from llmcli.errors import CheckpointError, LLMCliError, TokenizerError, UsageError
 
 MAX_DEPTH = 64  # of objects and lists; real files have fewer than ten
@@ -100,6 +101,16 @@ def parse_json(text: bytes | str, make_object: Callable[[list[tuple[str, Any]]],
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from error
     check_value(value)
     return value
+
+
+def object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `parse_json`. Raises: UsageError for a key that is there twice"""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise UsageError(f"the key {shown(key)} appears twice; keep one of them")
+        values[key] = value
+    return values
 
 
 def check_value(value: Any) -> None:

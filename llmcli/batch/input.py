@@ -23,7 +23,7 @@ from llmcli.batch.values import (
 )
 from llmcli.differences import refuse_unknown, shown
 from llmcli.errors import UsageError
-from llmcli.reading import parse_json
+from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.sampling.params import SPECS, check_param
 from llmcli.schema.held_to import HELD_KEYS, held_to_of
 
@@ -82,7 +82,7 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
     if not text.strip(" \t\r"):
         return None
     try:
-        value = parse_json(text, _object)
+        value = parse_json(text, object_of_unique_keys)
     except ValueError as error:
         raise UsageError(f"not valid JSON: {error}{_text_hint(text)}") from error
     if not isinstance(value, dict):
@@ -91,15 +91,6 @@ def parse_line(content: bytes, number: int, model_names: tuple[str, ...] = (), *
         return parse_openai(value, number, model_names)
     refuse_unknown(value, KEYS)
     return _native({key: item for key, item in value.items() if item is not None}, number)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise UsageError(f"the key {shown(key)} appears twice; keep one of them")
-        values[key] = value
-    return values
 
 
 def _native(values: dict[str, Any], number: int) -> Line:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmcli.batch.lines import LineReader
 from llmcli.batch.values import LineId
@@ -28,11 +29,14 @@ _REMEDY = "name another output"
 class Written:
     """What an output holds: the place of each result, those that failed, and the bytes of a torn last line.
 
+    Of results that were cut `cut` has the reason. OpenAI's form does not say whether a text is complete: there it is
+    all those of the greatest length.
     Units: (offset, length) and `torn` in bytes
     """
 
     places: dict[LineId, tuple[int, int]] = field(default_factory=dict)
     failed: set[LineId] = field(default_factory=set)
+    cut: dict[LineId, str] = field(default_factory=dict)
     end: int = 0
     torn: int = 0
 
@@ -79,7 +83,7 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
                     if end < size:
                         raise UsageError(f"{path} line {number} is not a result of llmcli batch; {_REMEDY}")
                     break
-                line_id, has_failed = found
+                line_id, has_failed, cut = found
                 if line_id not in known:
                     raise UsageError(
                         f"{path} line {number} has the id {shown(line_id)}, which is not in the input; {_REMEDY}"
@@ -89,6 +93,8 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
                 written.places[line_id] = (written.end, end - written.end)
                 if has_failed:
                     written.failed.add(line_id)
+                elif cut is not None:
+                    written.cut[line_id] = cut
                 written.end = end
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
@@ -96,8 +102,8 @@ def read_output(path: Path, known: Mapping[LineId, int]) -> Written:
     return written
 
 
-def _result(content: bytes) -> tuple[LineId, bool] | None:
-    """The id of a result and whether it failed; None for what is not a result."""
+def _result(content: bytes) -> tuple[LineId, bool, str | None] | None:
+    """The id of a result, whether it failed, and why it was cut if it was; None for what is not a result."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -107,7 +113,17 @@ def _result(content: bytes) -> tuple[LineId, bool] | None:
     line_id = value.get("custom_id", value.get("id"))
     if not isinstance(line_id, str | int | float) or isinstance(line_id, bool):
         return None
-    return line_id, value.get("error") is not None
+    return line_id, value.get("error") is not None, _cut(value)
+
+
+def _cut(value: dict[str, Any]) -> str | None:
+    if "custom_id" not in value:
+        return str(value.get("finish_reason")) if value.get("is_complete") is False else None
+    try:
+        reason = value["response"]["body"]["choices"][0]["finish_reason"]
+    except (KeyError, IndexError, TypeError):  # of one that failed
+        return None
+    return "length" if reason == "length" else None
 
 
 class Journal:

@@ -173,8 +173,9 @@ def _job(prompts: Prompts, tasks: list[Task], digest: str, output: Path | None) 
         {**settings, "seed": record.seed if prompts.request.seed is None else prompts.request.seed},
     )
     written = read_output(output, {task.line.id: task.line.number for task in tasks})
-    todo = [task for task in tasks if task.line.id not in written.done]
-    terminal.info(f"Resumed: {len(written.done)} of {len(tasks)} prompts are done")
+    done = written.done
+    todo = [task for task in tasks if task.line.id not in done]
+    terminal.info(f"Resumed: {len(done)} of {len(tasks)} prompts are done")
     if written.torn:
         terminal.info(f"The last line of {output} is incomplete ({written.torn} bytes); its prompt runs again")
     if written.failed:

@@ -31,10 +31,14 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     """Run what is still to be run.
 
     Raises: LLMCliError and its subclasses; FailedLinesError if prompts failed; typer.Exit after a Ctrl-C;
-            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut
+            UnfinishedTextError with `require_complete` if a text that is held to a schema was cut, now or earlier
     """
+    progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
+    _count_kept(job, completeness)
     if job.output is not None and not job.todo:
         _finish_again(job)
+        completeness.show_count()
+        _end(job, progress, completeness, require_complete=require_complete)
         return
     run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
@@ -44,7 +48,6 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
     counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
     terminal.info(f"{counted}, {how}")
-    progress, rows, completeness = Progress(), RowsOverTime(), CompletenessNotice()
     start_time = time.perf_counter()
     with _Sink(job) as sink, loaded_objects_set_aside():
 
@@ -84,6 +87,13 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
     _end(job, progress, completeness, require_complete=require_complete)
+
+
+def _count_kept(job: Job, completeness: CompletenessNotice) -> None:
+    """Count what an earlier run has written."""
+    done = job.written.done
+    kept = [task for task in job.tasks if task.grammar is not None and task.line.id in done]
+    completeness.count_kept([job.written.cut.get(task.line.id) for task in kept])
 
 
 def _finish_again(job: Job) -> None:

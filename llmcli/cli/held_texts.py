@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -94,6 +94,11 @@ class CompletenessNotice:
         if finished.is_complete is False:
             self._reasons.append(finished.finish_reason)
 
+    def count_kept(self, cut: Sequence[str | None]) -> None:
+        """Count texts of an earlier run that are held to a schema; of each the reason why it was cut, if it was."""
+        self._num_held += len(cut)
+        self._reasons += [reason for reason in cut if reason is not None]
+
     def show_count(self) -> None:
         """Say on stderr how many texts are unfinished, and why."""
         if self._reasons:
@@ -105,4 +110,10 @@ class CompletenessNotice:
         """Raises: UnfinishedTextError if a text was unfinished"""
         if self._reasons:
             what = "a text is" if len(self._reasons) == 1 else f"{len(self._reasons)} texts are"
-            raise UnfinishedTextError(f"{what} unfinished; give more room with --max-new-tokens or --context")
+            raise UnfinishedTextError(f"{what} unfinished; {remedy_of(self._reasons)}")
+
+
+def remedy_of(reasons: Iterable[str]) -> str:
+    """What helps against texts that were cut for these reasons."""
+    is_short = not {"length", "context"}.isdisjoint(reasons)
+    return "give more room with --max-new-tokens or --context" if is_short else "leave out --stop"

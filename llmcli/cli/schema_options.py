@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llmcli.schema.grammar import Grammar
 
 SCHEMA_PANEL = "Schema"
+_BOM = "\ufeff"  # some editors begin a text in UTF-8 with it
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class SchemaOptions:
             if not self.schema.strip():
                 raise UsageError("--schema is empty; give it a file or a JSON Schema")
             is_json = _is_json(self.schema)
-            text = self.schema if is_json else SCHEMA.read_text(Path(self.schema))
+            text = self.schema if is_json else SCHEMA.read_text(Path(self.schema)).removeprefix(_BOM)
             name = "--schema" if is_json else self.schema
             return lazy.json_schema_grammar(name, text, any_space=self.schema_whitespace)
         if self.regex is not None:
@@ -114,7 +115,7 @@ class SchemaOptions:
         if self.choice:
             return lazy.choice_grammar("--choice", self.choice)
         if self.grammar is not None:
-            return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar))
+            return lazy.lark_grammar(str(self.grammar), GRAMMAR.read_text(self.grammar).removeprefix(_BOM))
         return lazy.any_json_grammar("--json-output", any_space=self.schema_whitespace)
 
 

@@ -50,5 +50,5 @@ def _character(code: re.Match[str]) -> str:
 
 
 def _refused(name: str, text: str, place: int, what: str) -> UsageError:
-    line = text.count("\n", 0, place) + 1
+    line = text.rstrip().count("\n", 0, place) + 1  # a place may be behind the last line
     return UsageError(f"{name}, line {line}: {what}")

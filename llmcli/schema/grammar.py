@@ -4,6 +4,7 @@ Refuses what llguidance cannot hold exactly, and what no text can fit, by the us
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import llguidance
 
 from llmcli.errors import UsageError
-from llmcli.reading import parse_json
+from llmcli.reading import object_of_unique_keys, parse_json
 from llmcli.schema.gbnf import gbnf_as_lark, is_gbnf
 from llmcli.schema.held_to import HeldTo
 from llmcli.schema.json_schema import CheckedSchema
 from llmcli.schema.lark import check_lark
 from llmcli.schema.regex import check_regex
+
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
+_NUM_BYTES = 256
 
 # Without it llguidance lets a model choose only the canonical tokens of what must come next. At the end, so that the
 # lines of a user's grammar keep their numbers.
@@ -51,7 +55,12 @@ def json_schema_grammar(name: str, text: str, *, any_space: bool = False) -> Gra
     Raises: UsageError for what is no schema, for one that cannot be held exactly or that no value fits.
     """
     try:
-        schema = parse_json(text)
+        schema = parse_json(text, object_of_unique_keys)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise UsageError(f"{name} has the lone surrogate U+{code:04X}, half of a character; leave it out") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
     checked = CheckedSchema(name, schema)
@@ -81,7 +90,9 @@ def choice_grammar(name: str, choices: Sequence[str]) -> Grammar:
     """One of some texts, none of them empty. Raises: UsageError for an empty one"""
     if not all(choices):
         raise UsageError(f"{name} is empty; give it a text")
-    return Grammar(name, f"start: {' | '.join(json.dumps(choice) for choice in choices)}{_NO_FORCING}")
+    # One word of the lexer: as rules no more than 2,000 may begin at once.
+    words = " | ".join(json.dumps(choice) for choice in choices)
+    return Grammar(name, f"start: CHOICE\nCHOICE: {words}{_NO_FORCING}")
 
 
 def lark_grammar(name: str, text: str) -> Grammar:
@@ -122,9 +133,18 @@ def _json_lark(schema: dict[str, Any], any_space: bool) -> str:
 
 
 def _fault(lark: str) -> str | None:
-    """What llguidance says against a grammar, None if it reads it."""
+    """What llguidance says against a grammar, None if it reads it and a text may begin."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0)
+    if not matcher.is_error():
+        # What no text fits is found by a mask, and too many alternatives behind the first byte.
+        mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << _NUM_BYTES) - 1
+        if mask and not matcher.is_error():
+            matcher.consume_token((mask & -mask).bit_length() - 1)
     if not matcher.is_error():
         return None
     line = first_line(matcher.get_error())
-    return f"it is too complex, give a simpler one ({line})" if "fuel exhausted" in line else line
+    if line == NO_TOKEN or "Regex is empty" in line:
+        return "no text fits"
+    if "coerce_one_of" in line:
+        return "it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"
+    return f"it is too complex, give a simpler one ({line})" if re.search("fuel exhausted|max is", line) else line

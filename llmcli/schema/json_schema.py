@@ -4,32 +4,41 @@ llguidance leaves out keywords that it does not know, so every keyword must be o
 Pointers, as `#/properties/name`.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
+from llmcli.differences import shown
 from llmcli.errors import UsageError
 from llmcli.schema.formats import FORMATS, PATTERNS
-from llmcli.schema.regex import as_in_json
+from llmcli.schema.regex import UNWRITTEN, as_in_json
 
 # Where schemas lie in a schema: in the value, in a list, or by name.
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _VALUES = (
     *("$ref", "type", "const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
     *("minLength", "maxLength", "pattern", "format"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *(*_BOUNDS, "multipleOf"),
 )
 # They say nothing about which values are valid.
 _ANNOTATIONS = (
     *("$schema", "$id", "id", "$comment", "title", "description", "default", "example", "examples", "deprecated"),
     *("readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator"),
 )
+# Values with which a keyword that is not held demands nothing.
+_IDLE = {"uniqueItems": False, "nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True}
 _HELD = {*_ONE, *_LISTS, *_NAMED, *_VALUES, *_ANNOTATIONS}
 
 _OLD_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09")  # `items` may be a list there
 _DRAFTS = (*_OLD_DRAFTS, "2020-12")
+
+# What llguidance drops from the strings of const and enum, and from where on it rounds their numbers.
+_DROPPED = re.compile(f"[{UNWRITTEN}]")
+_MOST_EXACT = 2**53
 
 _JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
 
@@ -93,6 +102,8 @@ class CheckedSchema:
         checked: dict[str, Any] = {}
         patterns = []
         for keyword, value in schema.items():
+            if keyword in _IDLE and value is _IDLE[keyword]:
+                continue
             self._check_keyword(keyword, schema, place)
             where = f"{place}/{_escaped(keyword)}"
             if keyword in _ANNOTATIONS or keyword.startswith("x-"):
@@ -117,6 +128,11 @@ class CheckedSchema:
                     raise UsageError(f"{self.name}: {where} is {value!r}, expected a place here, as #/$defs/NAME")
                 self._targets[place] = unquote(value)
                 checked[keyword] = _reference(unquote(value))
+            elif keyword in ("const", "enum"):
+                self._check_value(value, where)
+                checked[keyword] = value
+            elif keyword in _BOUNDS and isinstance(value, int | float):
+                checked[keyword] = self._checked_bound(keyword, value, where)
             elif keyword == "format" and value in PATTERNS:
                 patterns.append({"pattern": PATTERNS[value]})
             else:
@@ -132,6 +148,23 @@ class CheckedSchema:
         self._regexes.setdefault(place, {})[where] = written
         return written
 
+    def _check_value(self, value: Any, where: str) -> None:
+        """Refuse a value that llguidance would write as another one. Keys are safe."""
+        if isinstance(value, str) and (found := _DROPPED.search(value)):
+            raise UsageError(f"{self.name}: {where} has the character U+{ord(found[0]):04X}; leave it out")
+        if isinstance(value, int | float) and abs(value) > _MOST_EXACT:
+            raise UsageError(f"{self.name}: {where} is {shown(value)}, expected -2**53 to 2**53, or a string")
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for name, one in inner:
+            self._check_value(one, f"{where}/{_escaped(str(name))}")
+
+    def _checked_bound(self, keyword: str, bound: float, where: str) -> float:
+        """A bound that llguidance does not round. Raises: UsageError for one that lets only larger numbers fit"""
+        sign = 1 if keyword in ("maximum", "exclusiveMaximum") else -1
+        if sign * bound <= -_MOST_EXACT:
+            raise UsageError(f"{self.name}: {where} is {shown(bound)}, and numbers are held from -2**53 to 2**53")
+        return sign * _MOST_EXACT if sign * bound > _MOST_EXACT else bound
+
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:
         where = f"{self.name}: {keyword!r} at {place}"
         if keyword == "nullable":
@@ -146,6 +179,8 @@ class CheckedSchema:
         is_list = keyword == "items" and isinstance(value, list)
         if (is_list or keyword == "additionalItems") and not self._is_old:
             raise UsageError(f"{where} is of older drafts; use prefixItems, and items for those behind them")
+        if keyword == "required" and not (isinstance(value, list) and all(isinstance(key, str) for key in value)):
+            raise UsageError(f"{where} is {shown(value)}, expected a list of keys")
         if keyword == "format" and value not in FORMATS:
             raise UsageError(f"{where} is {value!r}, expected one of {', '.join(FORMATS)}, or a pattern")
         if keyword == "prefixItems" and self._is_old:
@@ -154,7 +189,7 @@ class CheckedSchema:
     def _check_counts(self, schema: dict[str, Any], place: str) -> None:
         """Keys that are not listed may come twice, and count as one then."""
         least = schema.get("minProperties", 0)
-        listed = set(schema.get("properties", {})) & {key for key in schema.get("required", []) if isinstance(key, str)}
+        listed = set(schema.get("properties", {})) & set(schema.get("required", []))
         if isinstance(least, int) and least > len(listed) + 1:
             raise UsageError(
                 f"{self.name}: 'minProperties' at {place} is {least}, and required properties are {len(listed)}; more "
@@ -191,8 +226,8 @@ class CheckedSchema:
         for index in range(len(schema.get("allOf", []))):
             if f"{place}/allOf/{index}" in self._places:
                 yield [f"{place}/allOf/{index}"]
-        if schema.get("type") in ("object", ["object"]) and isinstance(schema.get("required"), list):
-            for key in schema["required"]:
+        if schema.get("type") in ("object", ["object"]):
+            for key in schema.get("required", []):
                 if key in schema.get("properties", {}):
                     yield [f"{place}/properties/{_escaped(key)}"]
         if schema.get("type") in ("array", ["array"]) and isinstance(schema.get("minItems"), int):

@@ -5,6 +5,23 @@ import warnings
 
 from llmcli.errors import UsageError
 
+# The parts of an expression that `re` has read: escapes, bracket expressions, counts, and by name those that
+# llguidance would read in another way.
+_SET = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
+_PARTS = re.compile(
+    rf"\\.|(?P<set>{_SET})|(?P<verbose>\(\?[aiLmsu]*x)|(?P<possessive>(?:[*+?]|\{{[0-9,]+\}})\+)"
+    r"|\{[0-9,]+\}|(?P<brace>\{)",
+    re.S,
+)
+# What llguidance has in sets and Python has not: sets, operations, and a first ] that begins no range.
+_UNLIKE_IN_SET = re.compile(r"\[|&&|--|~~|^\^?\]-")
+_REMEDIES = {
+    "set": r"write \ before a [ & - ~ or ] in a set",
+    "verbose": "write it without (?x)",
+    "possessive": "write (?:...) around what the second mark repeats",
+    "brace": r"write \{ for a brace that begins no count",
+}
+
 
 def check_regex(where: str, regex: object) -> None:
     """Raises: UsageError for what `re` does not read, or llguidance would read in another way"""
@@ -16,26 +33,34 @@ def check_regex(where: str, regex: object) -> None:
             re.compile(regex)
     except (re.error, FutureWarning, OverflowError, RecursionError) as error:
         raise UsageError(f"{where} is {regex!r:.100}, no regular expression: {error}") from error
+    for found in _PARTS.finditer(regex):
+        if (kind := found.lastgroup) is None or (kind == "set" and not _is_unlike(found[0])):
+            continue
+        raise UsageError(f"{where} is {regex!r:.100}, and not all read {found[0]!r:.40} alike; {_REMEDIES[kind]}")
 
 
-# A bracket expression. `check_regex` has refused sets in sets.
-_SET = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.S)
-# Control characters that JSON has no letter for, so that our texts do not have them.
-_UNWRITTEN = r"\x00-\x07\x0b\x0e-\x1f"
+def _is_unlike(brackets: str) -> bool:
+    return _UNLIKE_IN_SET.search(re.sub(r"\\.", "_", brackets[1:-1], flags=re.S)) is not None
+
+
+# Control characters that JSON has no letter for, and one that llguidance drops too: our strings do not have them.
+UNWRITTEN = r"\x00-\x07\x0b\x0e-\x1f\x7f"
+# Sets, and single characters that may be one of those. `check_regex` has refused sets in sets.
+_CHARACTERS = re.compile(
+    rf"{_SET}|\\?[{UNWRITTEN}]|\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[av])|(?P<other>\\.)", re.S
+)
 
 
 def as_in_json(where: str, regex: str) -> str:
     r"""An expression that llguidance applies to JSON strings as the given one applies to their values.
 
-    llguidance lets `\"` and `\\` pass a set that has all control characters, but not these two. So a set loses those
-    control characters that no text has anyway.
-    Raises: UsageError for an expression in verbose form, whose comments may look like sets.
+    llguidance lets `\"` and `\\` pass a set that has all control characters, but not these two, and leaves out a
+    control character that stands alone. So the expression loses those that no text has anyway.
+    Raises: UsageError, as `check_regex`.
     """
     check_regex(where, regex)
-    if re.compile(regex).flags & re.VERBOSE:
-        raise UsageError(f"{where} is {regex!r:.100}, expected no (?x)")
-    return _SET.sub(lambda found: _written(found[0]), regex)
+    return _CHARACTERS.sub(lambda found: found[0] if found["other"] else _written(found[0]), regex)
 
 
-def _written(part: str) -> str:
-    return part if part.startswith("\\") else rf"[{part}&&[^{_UNWRITTEN}]]"
+def _written(characters: str) -> str:
+    return rf"[{characters}&&[^{UNWRITTEN}]]"

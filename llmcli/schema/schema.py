@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UsageError
 from llmcli.sampling.mask import TokenMask, mask_words, pack_mask, unpack_mask
-from llmcli.schema.grammar import Grammar, first_line
+from llmcli.schema.grammar import NO_TOKEN, Grammar, first_line
 from llmcli.schema.library import Matcher, byte_tokens
 from llmcli.schema.vocabulary import NOT_ALLOWED, NOTHING, Vocabulary
 
-NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow, nor the end
 MAX_FORCED_BYTES = 64  # more than a step has drafts for
 
 

@@ -124,6 +124,12 @@ def test_a_file_may_have_the_name_of_a_json_value(
     assert generate("--schema", "7").stdout == '"from the file"\n'
 
 
+def test_a_byte_order_mark_is_no_text(generate: Callable[..., Result], tmp_path: Path) -> None:
+    for option, content in (("--schema", '{"const": 1}'), ("--grammar", 'start: "1"'), ("--grammar", 'root ::= "1"')):
+        (tmp_path / "marked").write_text(content, encoding="utf-8-sig")
+        assert generate(option, tmp_path / "marked").stdout == "1\n"
+
+
 @pytest.mark.parametrize("draft", ["auto", "ngram", "off"])
 @pytest.mark.parametrize("kind", ["--grammar", "--regex"])
 def test_a_text_that_never_ends_is_cut(generate: Callable[..., Result], tmp_path: Path, kind: str, draft: str) -> None:

@@ -100,6 +100,35 @@ def test_lines_that_are_cut(batch: Callable[..., Result]) -> None:
     assert batch(lines, "--choice", "a", "--require-complete").exit_code == 7
 
 
+def test_texts_that_an_earlier_run_cut(llmcli: Callable[..., Result], tmp_path: Path) -> None:
+    """They count when the batch goes on, and when nothing is left to do; in OpenAI's form too."""
+    held = {"max_tokens": 3, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+    lines = [
+        {"id": "cut", "prompt": PROMPT, "regex": "[0-9]{40}", "max_new_tokens": 3},
+        {"id": "whole", "prompt": PROMPT},
+        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": PROMPT, **held}},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    command = ("batch", tmp_path / "in.jsonl", out, "--ordered", "--choice", "yes", "--require-complete")
+    said = "2 of 3 texts are unfinished (length)", "error: 2 texts are unfinished; give more room with --max-new-tokens"
+    for kept in (None, 3, 2, 1):  # lines that are left of the output
+        if kept is not None:
+            out.write_text("".join(out.read_text().splitlines(keepends=True)[:kept]))
+        result = llmcli(*command)
+        assert result.exit_code == 7
+        assert all(one in result.stderr for one in said), result.stderr
+    assert llmcli(*command[:-1]).exit_code == 0
+
+
+def test_a_text_that_a_stop_string_cuts_needs_no_room(llmcli: Callable[..., Result]) -> None:
+    cut = llmcli("generate", PROMPT, "--regex", "abc", "--stop", "b", "--require-complete")
+    assert cut.exit_code == 7
+    assert "error: a text is unfinished; leave out --stop" in cut.stderr
+    cut = llmcli("chat", "--message", "Hi", "--regex", "abc", "--stop", "b", "--require-complete")
+    assert "error: an answer is unfinished; leave out --stop" in cut.stderr
+
+
 def test_another_schema_is_another_batch(llmcli: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT}))
     command = ("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--choice")

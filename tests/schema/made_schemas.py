@@ -226,3 +226,34 @@ def _regex(random: Random, depth: int) -> str:
     if kind == 1:
         return f"(?:{''.join(inner)}){random.choice(('?', '*', '+', '{1,3}', '{2}', '*?'))}"
     return "".join(inner)
+
+
+MARKS = (
+    "a",
+    "b",
+    "[",
+    "[^",
+    "]",
+    "]",
+    "-",
+    "&&",
+    "~",
+    "(?:",
+    ")",
+    "|",
+    "*",
+    "+",
+    "?",
+    "{2",
+    "}",
+    ", ",
+    "2",
+    ".",
+    "\\w",
+)
+
+
+def make_marks(index: int) -> str:
+    """An expression, or what would be none, of marks that expressions have."""
+    random = Random(f"marks {index}")
+    return random.choice(("", "", "", "(?x)")) + "".join(random.choices(MARKS, k=random.randint(2, 7)))

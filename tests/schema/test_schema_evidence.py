@@ -4,15 +4,19 @@ One that was cut is brought to an end by further tokens, and then checked too.
 """
 
 import decimal
+import itertools
 import json
 import re
 from pathlib import Path
+from random import Random
 
 import jsonschema
+import llguidance
 import pytest
 from held_walks import awkward_tokenizer, awkward_vocabulary, extend, parse_exactly, schema_validator, shared, walk
-from made_schemas import make_regexes, make_schemas
+from made_schemas import make_marks, make_regexes, make_schemas
 
+from llmcli.errors import UsageError
 from llmcli.resources import STORYTELLER, resource_folder
 from llmcli.schema.grammar import json_schema_grammar, regex_grammar
 from llmcli.schema.schema import Schema
@@ -81,6 +85,26 @@ def test_texts_match_their_expressions(num_schemas: int) -> None:
     ended, cut = (sum(column) for column in zip(*counts, strict=True))
     print(f"expressions: {ended} texts ended, {cut} were cut")
     assert ended > len(regexes)
+
+
+def test_what_is_not_read_alike_is_refused(num_schemas: int) -> None:
+    """Of all short texts those fit an expression that match it, whatever the marks that it is made of."""
+    texts = ["".join(drawn) for length in range(4) for drawn in itertools.product("ab]-2 &[", repeat=length)]
+    num_read = 0
+    for index in range(num_schemas * 15):
+        regex = make_marks(index)
+        try:
+            grammar = regex_grammar("--regex", regex)
+        except UsageError:
+            continue
+        num_read += 1
+        matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0)
+        for text in Random(index).sample(texts, 40):
+            held = matcher.deep_copy()
+            fits = held.try_consume_tokens([*text.encode()]) == len(text) and held.is_accepting()
+            assert fits == (re.fullmatch(regex, text, re.ASCII) is not None), (regex, text)
+    print(f"expressions of marks: {num_read} are read")
+    assert num_read > num_schemas
 
 
 @pytest.mark.parametrize("name", ["storyteller", "llama2", "llama3", "qwen2", "stories260K"])

@@ -49,6 +49,7 @@ def test_what_a_grammar_allows(grammar: str, whole: list[str], others: list[str]
         ('other ::= "a"', "g.gbnf, line 1: No 'root' rule found"),
         ("root ::= " + "(" * 5000, "g.gbnf"),
         ('root ::= "a\\', "g.gbnf"),
+        ('root ::= "a\n', "g.gbnf, line 1: "),
     ],
 )
 def test_what_is_refused(grammar: str, problem: str) -> None:

@@ -1,9 +1,11 @@
 """What is refused before a model is read: by keyword and place, or by line; and the library's faults that we avoid."""
 
+import contextlib
 import itertools
 import json
 import re
 
+import jsonschema
 import llguidance
 import pytest
 
@@ -27,7 +29,8 @@ SCHEMAS = [
     ({"additionalProperties": 3}, "#/additionalProperties is a JSON number, expected a schema"),
     ({"format": "phone"}, "'format' at # is 'phone', expected one of date,"),
     ({"pattern": "["}, "#/pattern is '\\[', no regular expression"),
-    ({"pattern": "(?x)a # ["}, "expected no \\(\\?x\\)"),
+    ({"pattern": "(?x)a # ["}, r"#/pattern is .*, and not all read '\(\?x' alike; write it without \(\?x\)"),
+    ({"patternProperties": {"a++b": {}}}, r"#/patternProperties/a\+\+b is 'a\+\+b', and not all read"),
     ({"pattern": "(?=a)b"}, "--schema: #/pattern cannot be held: look-around"),
     ({"properties": {"a": {"pattern": r"\bx"}}}, "#/properties/a/pattern cannot be held: lookarounds"),
     ({"patternProperties": {"^a": {}, "(?=a)b": {}}}, r"#/patternProperties/\(\?=a\)b cannot be held"),
@@ -43,9 +46,21 @@ SCHEMAS = [
     ({"$ref": "#/$defs/a"}, "#/\\$ref is '#/\\$defs/a', and there is no schema"),
     ({"minProperties": 2}, "'minProperties' at # is 2, and required properties are 0"),
     ({"exclusiveMinimum": True}, "'exclusiveMinimum' at # is True, expected a number"),
+    ({"const": "é\x01x"}, r"#/const has the character U\+0001; leave it out"),
+    ({"items": {"enum": [1, {"a/b": ["x\x7f"]}]}}, r"#/items/enum/1/a~1b/0 has the character U\+007F"),
+    ({"enum": [1, 2**53 + 1]}, r"#/enum/1 is 9007199254740993, expected -2\*\*53 to 2\*\*53"),
+    ({"minimum": 2**60}, r"#/minimum is 1152921504606846976, and numbers are held from -2\*\*53 to 2\*\*53"),
+    ({"exclusiveMaximum": -(2**53)}, "#/exclusiveMaximum is -9007199254740992, and numbers are held from"),
+    ({"required": 5}, "'required' at # is 5, expected a list of keys"),
+    ({"items": {"required": ["a", {}]}}, "'required' at #/items is .*, expected a list of keys"),
     ({"type": "text"}, "# cannot be held: Invalid type"),
-    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "# cannot be held: oneOf"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+     "# cannot be held: it is not seen that no two schemas of oneOf fit at once; if none do, use anyOf"),
+    ({"items": {"oneOf": [{"const": 1}, {"const": 2}]}}, "#/items cannot be held: it is not seen"),
     # No value fits.
+    ({"properties": {"a": {"pattern": r"^\x7f$", "type": "string"}}, "required": ["a"], "type": "object"},
+     "#/properties/a/pattern cannot be held: no text fits"),
+    ({"type": "string", "pattern": "^.{5}$", "maxLength": 3}, "# cannot be held: no text fits"),
     (False, "# cannot be held: Unsatisfiable"),
     ({"minimum": 5, "maximum": 3, "type": "integer"}, "# cannot be held: Unsatisfiable"),
     ({"properties": {"a": {"enum": []}}, "required": ["a"], "type": "object"}, "#/properties/a cannot be held: Unsat"),
@@ -67,7 +82,14 @@ def test_a_schema_that_cannot_be_held(schema: object, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "not valid JSON"), ("3", "# is a JSON number"), ("[" * 99 + "]" * 99, "nested")]
+    ("text", "problem"),
+    [
+        ("{", "not valid JSON"),
+        ("3", "# is a JSON number"),
+        ("[" * 99 + "]" * 99, "nested"),
+        ('{"type": "integer", "type": "string"}', "^--schema: the key 'type' appears twice; keep one of them"),
+        ('{"const": "a\\ud800"}', "^--schema has the lone surrogate U\\+D800, half of a character; leave it out"),
+    ],
 )
 def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
@@ -84,6 +106,9 @@ def test_a_text_that_is_no_schema(text: str, problem: str) -> None:
         {"enum": [{"not": 1}], "default": {"not": 1}},  # values, not schemas
         {"$defs": {"50% ü": {"type": "null"}}, "$ref": "#/$defs/50%25%20%C3%BC"},
         {"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]},
+        {"uniqueItems": False, "nullable": False, "unevaluatedItems": True, "unevaluatedProperties": True},
+        {"oneOf": [{"type": "string"}, {"type": ["integer", "null"]}, {"enum": [True, False]}]},
+        {"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}, {"enum": [3, 4]}]},
     ],
 )
 def test_what_is_not_refused(schema: object) -> None:
@@ -95,9 +120,19 @@ def test_what_is_not_refused(schema: object) -> None:
     [
         ("[", "no regular expression: unterminated"),
         ("[[a]b]", "no regular expression: Possible nested set"),
+        ("[a[b]]", r"--regex is '\[a\[b\]\]', and not all read '\[a\[b\]' alike; write \\ before a \["),
+        ("[^[a]]x", "not all read"),
+        ("[]-b]", "not all read"),
+        ("[--b]", "not all read"),
+        ("a*+ab", r"not all read '\*\+' alike; write \(\?:\.\.\.\) around"),
+        ("a{2}+", "not all read"),
+        ("a{2, 3}", r"not all read '{' alike; write \\{"),
+        ("(?x)a b", r"not all read '\(\?x' alike; write it without"),
+        ("(?x:a b)c", "write it without"),
         ("(?=a)b", "look-around"),
         (r"(a)\1", "backreferences"),
         (r"\bfoo", "lookarounds"),
+        (r"a[^\s\S]", "--regex: no text fits"),
     ],
 )
 def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
@@ -115,6 +150,9 @@ def test_an_expression_that_cannot_be_held(regex: str, problem: str) -> None:
         ("start: @other", "line 1: another grammar"),
         ('start: "a" b', 'at 1\\(8\\).*unknown name: "b"'),
         ("", "no start rule"),
+        ("start: start", "--grammar: no text fits"),
+        ("start: A\nA: /[a-z]/ & /[0-9]/", "--grammar: no text fits"),
+        ("start: " + " | ".join(f'"a{number}" "x"' for number in range(3000)), "it is too complex, .*max is 2000"),
     ],
 )
 def test_a_grammar_that_cannot_be_held(grammar: str, problem: str) -> None:
@@ -126,6 +164,30 @@ def test_quoted_text_of_a_grammar_is_not_looked_at() -> None:
     lark_grammar("--grammar", 'start: "<x> @" /<~@>/ "\\"<" // <x>\n  | "b"~2 | "%json"\n# <y>\n')
 
 
+KEYWORDS = (
+    "required", "type", "enum", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength",
+    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties",
+    "patternProperties", "additionalProperties", "items", "prefixItems", "anyOf", "oneOf", "allOf", "$ref", "$defs",
+    "$schema", "$id", "title", "const",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_value_of_another_type_is_refused_or_demands_nothing(keyword: str) -> None:
+    for value in (None, 5, 1.5, "x", [], {}, True, [None], [{}], {"a": 5}):
+        for more in ({}, {"type": "object"}, {"type": "array"}):
+            with contextlib.suppress(UsageError):
+                json_schema_grammar("--schema", json.dumps({**more, keyword: value}))
+
+
+def test_control_characters_of_patterns_are_never_written() -> None:
+    """Where one must come no text fits; where one may come, others do."""
+    for character in (r"\x01", r"\a", r"\v", "\x0b", r"\u001f", r"\x7f", "\x7f", "\\\x07"):
+        grammar = json_schema_grammar("-", json.dumps({"type": "string", "pattern": f"^(a{character}b|c)$"}))
+        assert accepts(grammar, '"c"')
+        assert not accepts(grammar, '"ab"')
+
+
 def test_an_empty_choice() -> None:
     with pytest.raises(UsageError, match="--choice is empty"):
         choice_grammar("--choice", ["a", ""])
@@ -134,6 +196,24 @@ def test_an_empty_choice() -> None:
 def accepts(grammar: Grammar, text: str) -> bool:
     matcher, content = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.lark, log_level=0), text.encode()
     return matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("bound", [2**53 - 1, 2**53, 2**53 + 1, 2**62, 591064915700530116, 2**63 - 1, 2**64, 1e30])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_large_bounds(kind: str, bound: float) -> None:
+    for schema in ({"maximum": bound}, {"exclusiveMaximum": bound}, {"minimum": -bound}, {"exclusiveMinimum": -bound}):
+        grammar = json_schema_grammar("--schema", json.dumps({"type": kind, **schema}))
+        check = jsonschema.Draft202012Validator(schema)
+        for value in (int(sign * (bound + more)) for sign in (1, -1) for more in (-1025, -2, -1, 0, 1, 2, 100, 1024)):
+            assert check.is_valid(value) or not accepts(grammar, str(value)), (schema, value)
+        assert accepts(grammar, "0")
+
+
+def test_many_choices() -> None:
+    choices = [f"{stem}{number}" for number in range(700) for stem in ("", "é", "a/", '"\n')]
+    grammar = choice_grammar("--choice", choices)
+    assert all(accepts(grammar, choice) for choice in choices)
+    assert not any(accepts(grammar, text) for text in ("", "700", "é", "a/é", "é700", "1a", '"n1', "a/1 "))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from llmcli.cli.chat_session.answer import reason_of_end, run_answer
 from llmcli.cli.chat_session.message import is_open_block, unwrap
 from llmcli.cli.chat_session.state import ChatSession, Talk, TurnRecord
 from llmcli.cli.chat_session.view import NoWriter, TextWriter, View
+from llmcli.cli.held_texts import remedy_of
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UnfinishedTextError, UsageError
 
@@ -61,10 +62,10 @@ def answer_all(state: Talk, messages: Iterable[str], *, as_json: bool, require_c
         if as_json:
             assert isinstance(state, ChatSession)
             terminal.write_json(_transcript(state, records))
-    num_unfinished = sum(record.finished.is_complete is False for record in records)
-    if is_complete and require_complete and num_unfinished:
-        what = "an answer is" if num_unfinished == 1 else f"{num_unfinished} answers are"
-        raise UnfinishedTextError(f"{what} unfinished; give more room with --max-new-tokens or --context")
+    reasons = [record.finished.answer.finish_reason for record in records if record.finished.is_complete is False]
+    if is_complete and require_complete and reasons:
+        what = "an answer is" if len(reasons) == 1 else f"{len(reasons)} answers are"
+        raise UnfinishedTextError(f"{what} unfinished; {remedy_of(reasons)}")
     return is_complete
 
 
