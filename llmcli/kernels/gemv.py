@@ -27,7 +27,7 @@ MAX_ROWS = 8
 BLOCK_SIZE = 512
 NUM_WARPS = BLOCK_SIZE // 32
 _ROWS = (1, 2, 4, 8)  # a kernel for each
-_DEEPEST = {"int8": 4, "fp8": 4, "int4": 4, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
+_DEEPEST = {"int8": 4, "fp8": 4, "int4": 5, "float16": 6, "bfloat16": 6, "float32": 6}  # rings of copies; measured
 _TILE_WARPS = {"int8": 8, "fp8": 8, "int4": 8, "float16": 16, "bfloat16": 16, "float32": 16}  # share a tile
 STATIC_SHARED_BYTES = 768  # squares, barriers; what follows is aligned to 128
 EPILOGUES: tuple[Epilogue, ...] = ("store", "add", "swiglu")
@@ -338,7 +338,7 @@ SPEC = KernelSpec(
     "few rows times a tiled matrix, with norm, bias and residual or SwiGLU",
     (
         *(_variant("int8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
-        *(_variant("int4", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
+        *(_variant("int4", rows, 5, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant(weight_type, rows, 6) for weight_type in ("float16", "float32") for rows in (1, 8)),
         *(_variant("fp8", rows, 4, group_size=128, scale_type="bfloat16") for rows in _ROWS),
         *(_variant("fp8", rows, 4, scale_type="float32") for rows in (1, 8)),
@@ -354,7 +354,7 @@ SPEC = KernelSpec(
         _variant("int8", 1, 2, group_size=8, scale_type="float32", is_symmetric=False),
         _variant("int8", 8, 5, group_size=32, scale_type="float32", is_symmetric=False),
         _variant("int8", 1, 2, group_size=4096, scale_type="float32", is_symmetric=False),
-        _variant("int4", 1, 4, group_size=32, scale_type="float16"),
+        _variant("int4", 1, 5, group_size=32, scale_type="float16"),
         _variant("int4", 1, 2, group_size=16, scale_type="float32", is_symmetric=False),
         _variant("int4", 8, 2, group_size=16, scale_type="float32", is_symmetric=False),
     ),
