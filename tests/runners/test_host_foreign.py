@@ -1,6 +1,7 @@
 """Models as they are on the hub, on the CPU: both runners against transformers with the weights they stand for."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed
+from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed, write_w8a8
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
@@ -117,6 +118,35 @@ def change(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, 
     values["quantization_config"] = {key: value for key, value in declared.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(values))
     return folder
+
+
+FLOATS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+FROZEN: dict[str, tuple[Callable[..., Path], dict[str, Any], str]] = {
+    "w8a8": (write_w8a8, {}, "int8, one scale a row"),
+    "packed": (lambda *where: write_packed(*where, bits=4, group_size=64, sym=True), {}, "int4, groups of 64"),
+    "fp8": (
+        lambda *where: write_fp8(*where, block=None, suffix="scale"),
+        {
+            "quant_method": "compressed-tensors",
+            "format": "naive-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOATS}},
+        },
+        "fp8, one scale",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_models_are_those_with_codes(name: str, original: Path, tmp_path: Path) -> None:
+    """The hub has models that say frozen and hold codes; one that holds plain weights beside the scales has none."""
+    write, config, scheme = FROZEN[name]
+    folder = change(write(original, tmp_path / "frozen"), quantization_status="frozen", **config)
+    check_logits(folder, original)
+    plain = {f"{LAYER}.weight": torch.zeros(384, 256, dtype=torch.bfloat16), f"{LAYER}.weight_packed": None}
+    message = f"{LAYER}.weight in model.safetensors is BF16, expected {scheme} as config.json says; its weights are not"
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        open_model(change(folder, plain))
 
 
 @pytest.mark.parametrize(
