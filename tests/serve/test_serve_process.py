@@ -91,6 +91,34 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
     assert " 200 " in said
 
 
+WRONG = [
+    ("/v1/chat/completions", {"messages": "Kaspar 1"}, "messages", "param messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"a": "Kaspar 2"}}]}, "messages[0].content", ""),
+    (COMPLETE, {"prompt": {"a": "Kaspar 3"}}, "prompt", "param prompt"),
+    (COMPLETE, {**STORY, "choice": [{"a": "Kaspar 4"}]}, "choice", "param choice"),
+    (COMPLETE, {**STORY, "model": "Kaspar 5"}, "model", "param model, code model_not_found"),
+    ("/tokenize", {"prompt": ["Kaspar 6"]}, "prompt", "param prompt"),
+]
+
+
+def test_a_refusal_is_logged_by_its_key_and_told_in_full(guarded: ServerProcess) -> None:
+    more = f"Authorization: Bearer {KEY}\r\n"
+    with running_server() as server:
+        for path, body, param, words in WRONG:
+            status, answer = post(server.port, path, body)
+            assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
+            assert "Kaspar" in answer["error"]["message"]
+            server.wait_for_line(rf"POST {path} {status} \S+ s, {words or 'param'}")
+            assert post(guarded.port, path, body, more=more) == (status, answer)
+            guarded.wait_for_line(re.escape(answer["error"]["message"]))
+        assert post(server.port, COMPLETE, b'{"prompt": "Kaspar" 7}')[0] == 400
+        assert get(server.port, "/v1/models", host="evil.example")[0] == 403
+        assert server.end() == 0
+    said = "".join(server.lines)
+    assert "Kaspar" not in said
+    assert re.search(r"GET /v1/models 403 \S+ s, the host 'evil.example' is not served", said)
+
+
 def start_long(server: ServerProcess, **changes: Any) -> socket.socket:
     connection = open_socket(server.port, seconds=60)
     connection.sendall(request_bytes(COMPLETE, json.dumps({**LONG, **changes}).encode()))
