@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable, Collection
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmcli.errors import LLMCliError
 from llmcli.serve.json_text import json_response
 from llmcli.serve.metrics import Metrics
-from llmcli.serve.refusal import Refusal, as_refusal
+from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.texts import CLIENT_LEFT
 
 # A page of another site may send a browser here under a name of its own: only these are ours without a key.
@@ -60,7 +61,7 @@ class Gate:
             await self.app(scope, receive, note_status)
         except ClientDisconnect:
             state["status"] = CLIENT_LEFT
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             refusal = _refusal(error, scope)
             state["note"] = self._note(error, refusal)
             if status != CLIENT_LEFT:
@@ -78,9 +79,9 @@ class Gate:
             raw_path = scope["raw_path"][:200].decode("ascii", "replace")  # as it was sent: it cannot forge a line
             self.log(f"{scope['method']} {raw_path} {status} {seconds:.2f} s{note}")
 
-    def _note(self, error: Exception, refusal: Refusal) -> str:
+    def _note(self, error: BaseException, refusal: Refusal) -> str:
         """What the log says of a refusal; messages about a body repeat what is in it, and those of our bugs may."""
-        is_ours = isinstance(error, Refusal | HTTPException | LLMCliError)
+        is_ours = isinstance(error, Refusal | HTTPException | LLMCliError | asyncio.CancelledError)
         if self.logs_contents or (is_ours and refusal.status != 400 and refusal.param is None):
             return refusal.message
         if not is_ours:
@@ -104,7 +105,9 @@ class Gate:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
-def _refusal(error: Exception, scope: Scope) -> Refusal:
+def _refusal(error: Exception | asyncio.CancelledError, scope: Scope) -> Refusal:
+    if isinstance(error, asyncio.CancelledError):
+        return stopped()
     if isinstance(error, HTTPException):  # of the router
         path = scope["path"][:200]
         what = {404: f"there is nothing at {path!r}", 405: f"{path!r} does not take {scope['method']}"}

@@ -142,23 +142,36 @@ def test_a_signal_lets_texts_end(number: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("grace", [0.5, 60])
-def test_the_grace_ends_and_so_does_a_second_signal(grace: float) -> None:
+def test_what_an_end_cuts_off_is_told_and_logged(grace: float) -> None:
+    """By the grace, or by a second signal, which does not wait: a stream, a whole answer, and a body that comes."""
     with running_server("--grace", grace) as server:
-        connection = start_long(server, max_tokens=900)
-        start_time = time.monotonic()
+        stream, whole = start_long(server, max_tokens=900), open_socket(server.port, seconds=60)
+        whole.sendall(request_bytes(COMPLETE, json.dumps({**LONG, "max_tokens": 900, "stream": False}).encode()))
+        half = open_socket(server.port, seconds=60)
+        half.sendall(request_bytes("/tokenize", b'{"prompt": "x"}')[:-1])
+        time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
         if grace > 1:
             time.sleep(0.3)
             server.process.send_signal(signal.SIGTERM)
+        start_time = time.monotonic()
         assert server.end(0) == 0
-        assert time.monotonic() - start_time < 6
+        assert time.monotonic() - start_time < (2 if grace > 1 else 6)
+        for connection in (whole, half):
+            status, answer = read_answer(connection)
+            assert (status, json.loads(answer)["error"]["code"]) == (503, "server_stopped")
+            assert json.loads(answer)["error"]["message"].startswith("the server was stopped before the answer was ")
         rest = b""
-        try:
-            while part := connection.recv(65536):
-                rest += part
-        except ConnectionError:
-            pass
+        while part := stream.recv(65536):
+            rest += part
+        *_, last, end = rest.split(b"\n\n")
+        assert end == b"\r\n0\r\n\r\n"  # a chunk's
+        assert json.loads(last.partition(b"data: ")[2])["error"]["code"] == "server_stopped"
         assert b"data: [DONE]" not in rest
+    said = "".join(server.lines)
+    assert len(re.findall(r"POST /v1/completions 503 \S+ s, the server was stopped before", said)) == 1
+    assert re.search(r"POST /v1/completions 503 \S+ s, \d+ prompt tokens .* [1-9]\d* new tokens, not finished", said)
+    assert re.search(r"POST /tokenize 503 \S+ s, the server was stopped before", said)
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
