@@ -215,7 +215,17 @@ ORDER = torch.arange(256, dtype=torch.int32) // 64
         (
             {f"{LAYER}.g_idx": ORDER.flip(0) + 1},
             {"desc_act": True},
-            "has groups of other sizes, expected 4 of 64 inputs",
+            f"{LAYER}.g_idx in model.safetensors names group 4, expected 0 to 3",
+        ),
+        (
+            {f"{LAYER}.g_idx": ORDER * 0 - 1},
+            {"desc_act": True},
+            f"{LAYER}.g_idx in model.safetensors names group -1, expected 0 to 3",
+        ),
+        (
+            {f"{LAYER}.g_idx": ORDER * 0 - 1},
+            {},
+            "names group -1, expected 0 to 3: the order of the inputs is not known",
         ),
         (
             {f"{LAYER}.qzeros": torch.zeros(4, 48, dtype=torch.int32)},
@@ -281,5 +291,25 @@ def test_floats_that_contradict(original: Path, tmp_path: Path) -> None:
                 read(model, max_seq_len=32)
     with pytest.raises(CheckpointError, match="has both weight_scale and weight_scale_inv"):
         open_model(change(folder, {f"{name}_scale": torch.ones(3, 2)}))
-    with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale"):
+    with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale_inv;"):
         open_model(change(folder, {f"{name}_scale": None, f"{name}_scale_inv": None}))
+
+
+@pytest.mark.parametrize("write", [write_awq, write_gptq])
+@pytest.mark.parametrize("others", [{"qzeros": None}, {"scales": None}, {}])
+def test_codes_are_missing_by_their_own_name(
+    write: Callable[..., Path], others: dict[str, None], original: Path, tmp_path: Path
+) -> None:
+    missing = {f"{LAYER}.{part}": None for part in ("qweight", *others)}
+    with pytest.raises(CheckpointError, match=rf"tensors are missing: {', '.join(missing)};"):
+        open_model(change(write(original, tmp_path / "model"), missing))
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_overflows_is_one_error(original: Path, tmp_path: Path) -> None:
+    """And no warning of numpy's beside it."""
+    large = {f"{LAYER}.weight_scale_inv": torch.full((3, 2), 3e38)}
+    model = open_model(change(write_fp8(original, tmp_path / "fp8"), large))
+    for read in (load, load_on_numpy):
+        with pytest.raises(CheckpointError, match=rf"{LAYER}.weight in model.safetensors holds NaN or infinity"):
+            read(model, max_seq_len=32)
