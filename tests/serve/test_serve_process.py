@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from raw_client import get, open_socket, post, read_answer, request_bytes
+from safetensors.torch import load_file
 from server import ROOT, ServerProcess, running_server
 from tiny_models import write_broken_llama, write_tiny_llama
 
@@ -89,6 +91,18 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
     assert "Kaspar" not in said
     assert answer["choices"][0]["text"].strip() not in said
     assert " 200 " in said
+
+
+def test_the_first_line_has_the_memory(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16)
+    config = json.loads((model / "config.json").read_text())
+    numbers = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+    tokens = 3 * 64
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    keys = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * tokens
+    with running_server("-m", model, "--rows", 3, "--context", 64, "--dtype", "float32") as server:
+        memory = f"weights {4 * numbers / 1024:.1f} KiB + KV cache {2 * 4 * keys / 1024:.1f} KiB"
+        server.wait_for_line(re.escape(f"3 rows, context 64, {memory} for {tokens} tokens in float32\n"))
 
 
 WRONG = [
