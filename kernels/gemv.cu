@@ -89,14 +89,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     constexpr int PART_WARPS = TILE_WARPS / BLOCKS, PARTS = NUM_WARPS / PART_WARPS;
     static_assert(PARTS == 1 || PART_WARPS <= 15, "each warp of a part has a barrier, beside __syncthreads");
     using Stream = SpanStream<WeightT, ScaleT, GROUP_SIZE, IS_SYMMETRIC, NUM_WARPS, TILE_WARPS, BLOCKS>;
-    // Spans of int4 are half as long: more of them may be under way, but no more come before anything else.
-    constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;
+    constexpr bool IS_SHORT = HAS_SCALES && UNITS == 1;  // spans of int4: more may be under way, and no more come first
     constexpr int FIRST_STAGES = STAGES <= 3 ? 1 : IS_SHORT ? 2 : STAGES - 2;  // before anything else
     // Whether the next span must have landed when this one is done. A ring of two slots has no room for that.
     constexpr bool LANDS_AHEAD = STAGES > 2;
     // The most copies of a warp that may be under way when it asks for the next one; measured.
-    constexpr int MOST_PENDING = HAS_SCALES && !IS_SHORT ? 2 : 3;
-    constexpr int PENDING = MOST_PENDING < STAGES - 2 ? MOST_PENDING : STAGES - 2;
+    constexpr int PENDING = STAGES < 5 ? STAGES - 2 : HAS_SCALES && !IS_SHORT ? 2 : 3;
 
     using Woven = WovenInputs<Product, WEAVES ? ROWS : PARTS, SPAN_INPUTS, NUM_WARPS, TILE_WARPS, PARTS>;
     using Out = Output<ROWS, TILE_WARPS>;

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from llmcli.checkpoint.formats.base import PackedLayer
 from llmcli.checkpoint.formats.find import ACTIVATION_SUFFIXES, CODE_SUFFIXES, Layer, find_layers
 from llmcli.checkpoint.formats.fp8 import Fp8Layer
-from llmcli.checkpoint.layout import BASE_PREFIX, EMBEDDING, HEAD, WEIGHT_SUFFIX, ExpectedTensor, expected_tensors
+from llmcli.checkpoint.layout import (
+    BASE_PREFIX,
+    EMBEDDING,
+    HEAD,
+    WEIGHT_DTYPES,
+    WEIGHT_SUFFIX,
+    ExpectedTensor,
+    expected_tensors,
+)
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.config.llama import LlamaConfig
@@ -82,6 +90,7 @@ def match_tensors(
         layers = find_layers(quantization, [tensor for tensor in weights if tensor.is_linear], tensors, where)
     if _has_codes(EMBEDDING, tensors):
         raise UnsupportedModelError(f"{where}: a quantized embedding ({EMBEDDING}) is not supported")
+    _refuse_plain(layers, tensors)
     expected = list(_stored_tensors(weights, layers))
 
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
@@ -135,6 +144,18 @@ def _module(name: str) -> str:
 
 def _has_codes(weight: str, tensors: Collection[str]) -> bool:
     return any(_module(weight) + suffix in tensors for suffix in CODE_SUFFIXES)
+
+
+def _refuse_plain(layers: Mapping[str, Layer], tensors: Mapping[str, TensorInfo]) -> None:
+    """Raises: UnsupportedModelError for a layer that the config calls quantized, and that holds a plain weight"""
+    for module, layer in layers.items():
+        weight = module + WEIGHT_SUFFIX
+        info = tensors.get(weight)
+        if info is not None and info.dtype in WEIGHT_DTYPES and not _has_codes(weight, tensors):
+            raise UnsupportedModelError(
+                f"{weight} in {info.path.name} is {info.dtype}, expected {layer.scheme} as config.json says; "
+                "its weights are not quantized yet: use the original model or another export"
+            )
 
 
 def _stored_tensors(weights: list[ExpectedTensor], layers: Mapping[str, Layer]) -> Iterator[ExpectedTensor]:

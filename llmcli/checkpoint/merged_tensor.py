@@ -92,7 +92,8 @@ class Merger:
         left, right = (self._read_factor(info) for info in (update.left, update.right))
         if update.is_transposed:
             left, right = np.ascontiguousarray(left.T), np.ascontiguousarray(right.T)
-        return left, right, np.float32(update.scale)
+        with np.errstate(over="ignore"):  # the sums show what overflows
+            return left, right, np.float32(update.scale)
 
     def _read_factor(self, info: TensorInfo) -> Array:
         values = self._read_floats(info, 0, info.shape)

@@ -27,6 +27,7 @@ from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
+from llmcli.cli.units import size
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
@@ -111,8 +112,11 @@ def _address(listener: socket.socket) -> str:
 def _start_line(name: str, runner: Runner, context: int, address: str) -> str:
     limits = runner.limits
     rows = "1 row" if limits.num_rows == 1 else f"{limits.num_rows} rows"
-    cache = f"KV cache for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
-    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {cache}"
+    cache = (
+        f"KV cache {size(limits.cache_bytes)} for {limits.num_pages * lazy.PAGE_TOKENS} tokens in {runner.cache_type}"
+    )
+    memory = f"weights {size(limits.weight_bytes)} + {cache}"
+    return f"Serving {name} at {address}: {runner.description}, {rows}, context {context}, {memory}"
 
 
 def _log(line: str) -> None:

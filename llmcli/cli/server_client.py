@@ -89,14 +89,20 @@ class ServerClient:
         """An answer of which the status is right and nothing has been read."""
         # An answer may wait for its turn as long as the server lets it.
         timeout = httpx2.Timeout(read_seconds, connect=CONNECT_SECONDS)
+        is_answering = False
         try:
             with self._client.stream(method, f"{self.address}{path}", json=body, timeout=timeout) as response:
+                is_answering = True
                 if response.status_code != 200:
                     raise self._refused(path, response.status_code, self._content(response))
                 yield response
         except httpx2.TimeoutException as error:
             raise ServerError(f"{self.address} does not answer; try again, or check --server") from error
         except httpx2.HTTPError as error:
+            if is_answering:
+                raise ServerError(
+                    f"{self.address} ended in the middle of its answer: {error}; try again once it runs"
+                ) from error
             raise ServerError(
                 f"{self.address} cannot be reached: {error}; start `llmcli serve` there, or check --server"
             ) from error

@@ -40,6 +40,8 @@ _WEIGHTS_KEYS = _IGNORED_WEIGHTS_KEYS | {
 # What reorders inputs only while scales are chosen, and what stores a group index (weight_g_idx).
 _PLAIN_ORDERS = (None, False, "weight", "static")
 _GROUP_ORDERS = (True, "group", "dynamic")
+# llm-compressor stored codes under both names; where frozen weights are floats still, their tensors tell.
+_STATUSES = ("compressed", "frozen")
 _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
 
 
@@ -107,8 +109,8 @@ class QuantizationConfig:
         if method != METHOD:
             _refuse(where, f"quant_method {_shown(method)}", repr(METHOD))
         status = fields.get("quantization_status", "compressed")
-        if status != "compressed":
-            _refuse(where, f"quantization_status {_shown(status)}", "'compressed'")
+        if status not in _STATUSES:
+            _refuse(where, f"quantization_status {_shown(status)}", "'compressed' or 'frozen'")
         for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
             if fields.get(key):
                 _refuse(where, key)

@@ -61,7 +61,7 @@ Chosen = tuple[Choice, ...] | LLMCliError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a runner has room for.
+    """What a runner has room for, and what it takes: `weight_bytes` and `cache_bytes` of the device's memory.
 
     `num_rows` rows with a sampler can be open at the same time; rows without one cost pages only. With `works_ahead`
     the method `queue` returns while the device still works: queue the next step before you read this one. A span may
@@ -76,6 +76,8 @@ class Limits:
     max_drafts: int = 0
     takes_masks: bool = False
     joins_prompts: bool = False
+    weight_bytes: int = 0
+    cache_bytes: int = 0
 
 
 class Span(NamedTuple):

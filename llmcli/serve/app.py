@@ -27,7 +27,8 @@ def build_app(
     """The application. Pages of `origins` may use it from a browser; `api_key`, `hosts` and `log` as for `Gate`."""
     routes = [*texts_routes(service), *tokens_routes(service), *about_routes(service), *page_routes(service)]
     router = Router(routes, redirect_slashes=False)
-    gate = Gate(router, api_key, hosts, service.metrics, frozenset(route.path for route in routes), log)
+    paths = frozenset(route.path for route in routes)
+    gate = Gate(router, api_key, hosts, service.metrics, paths, log, logs_contents=service.log_contents is not None)
     if not origins:
         return gate
     return CORSMiddleware(gate, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])

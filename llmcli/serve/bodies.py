@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from llmcli.differences import shown
 from llmcli.errors import UsageError
@@ -181,17 +191,28 @@ class ChatBody(TextsBody):
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-def _prompts(value: Any) -> Any:
-    """OpenAI's four forms of a prompt as a list of prompts."""
-    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
-    return [value] if is_one else value
+def _form(value: Any) -> str:
+    """Which of OpenAI's forms of a prompt it is, by its first entry; what has none of them is held to be texts."""
+    first = value[0] if isinstance(value, list) and value else None
+    return "list[id]" if isinstance(first, int) else "list[ids]" if isinstance(first, list) else "list[text]"
 
 
 class CompletionBody(TextsBody):
     """A body of /v1/completions."""
 
-    prompt: Annotated[list[str] | list[TokenIds], Field(min_length=1), BeforeValidator(_prompts)]
+    prompt: Annotated[
+        Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list), Tag("list[text]")]
+        | Annotated[TokenIds, Tag("list[id]")]
+        | Annotated[list[TokenIds], Tag("list[ids]")],
+        Discriminator(_form),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | Sequence[int]]:
+        """The prompts: one, where token ids stand in no list of lists."""
+        is_one = isinstance(self.prompt[0], int)
+        return cast("Sequence[str | Sequence[int]]", [self.prompt] if is_one else self.prompt)
 
     @property
     def num_alternatives(self) -> int | None:

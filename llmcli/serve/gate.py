@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable, Collection
@@ -13,9 +14,10 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmcli.errors import LLMCliError
 from llmcli.serve.json_text import json_response
 from llmcli.serve.metrics import Metrics
-from llmcli.serve.refusal import Refusal, as_refusal
+from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.texts import CLIENT_LEFT
 
 # A page of another site may send a browser here under a name of its own: only these are ours without a key.
@@ -28,7 +30,8 @@ OPEN_PATHS = frozenset({"/", "/health"})
 class Gate:
     """ASGI middleware around the routes. Without `api_key`, only requests to one of `hosts` come in; empty is any host.
 
-    `paths` are those that are counted by name; `log` gets one line a request.
+    `paths` are those that are counted by name; `log` gets one line a request, with nothing of what a body says but the
+    name of a wrong key, unless `logs_contents`.
     """
 
     app: ASGIApp
@@ -37,6 +40,7 @@ class Gate:
     metrics: Metrics
     paths: Collection[str]
     log: Callable[[str], None]
+    logs_contents: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as an ASGI application."""
@@ -57,12 +61,11 @@ class Gate:
             await self.app(scope, receive, note_status)
         except ClientDisconnect:
             state["status"] = CLIENT_LEFT
-        except Exception as error:
-            if status != CLIENT_LEFT:
-                state["note"] = str(error)
-                raise  # the answer has begun: only closing the connection tells that it is not whole
+        except (Exception, asyncio.CancelledError) as error:
             refusal = _refusal(error, scope)
-            state["note"] = refusal.message
+            state["note"] = self._note(error, refusal)
+            if status != CLIENT_LEFT:
+                raise  # the answer has begun: only closing the connection tells that it is not whole
             response = json_response(refusal.as_json(), refusal.status)
             if refusal.status in _BODY_UNREAD:
                 response.headers["connection"] = "close"  # else the rest of a body without end would be read
@@ -72,9 +75,19 @@ class Gate:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests[path, status] += 1
             seconds = time.perf_counter() - start_time
-            note = f", {state['note']}" if "note" in state else ""
+            note = f", {state['note']}" if state.get("note") else ""
             raw_path = scope["raw_path"][:200].decode("ascii", "replace")  # as it was sent: it cannot forge a line
             self.log(f"{scope['method']} {raw_path} {status} {seconds:.2f} s{note}")
+
+    def _note(self, error: BaseException, refusal: Refusal) -> str:
+        """What the log says of a refusal; messages about a body repeat what is in it, and those of our bugs may."""
+        is_ours = isinstance(error, Refusal | HTTPException | LLMCliError | asyncio.CancelledError)
+        if self.logs_contents or (is_ours and refusal.status != 400 and refusal.param is None):
+            return refusal.message
+        if not is_ours:
+            return f"internal error, {type(error).__name__}"
+        names = {"param": refusal.param, "code": refusal.code}
+        return ", ".join(f"{what} {name}" for what, name in names.items() if name is not None)
 
     def _check(self, request: HttpRequest) -> None:
         """Raises: Refusal for who may not come in."""
@@ -92,7 +105,9 @@ class Gate:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
-def _refusal(error: Exception, scope: Scope) -> Refusal:
+def _refusal(error: Exception | asyncio.CancelledError, scope: Scope) -> Refusal:
+    if isinstance(error, asyncio.CancelledError):
+        return stopped()
     if isinstance(error, HTTPException):  # of the router
         path = scope["path"][:200]
         what = {404: f"there is nothing at {path!r}", 405: f"{path!r} does not take {scope['method']}"}

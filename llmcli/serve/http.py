@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -19,6 +20,8 @@ HEADER_SECONDS = 30.0  # for a request to arrive on an open connection; also how
 CLOSE_SECONDS = 10.0  # for the rest of an answer to be read after its connection was closed
 _MAX_HEAD_BYTES = 64 * 1024  # of a request, beside what comes with its first byte
 _MAX_PIPELINED = 16  # requests that a connection may send before the answer of the one before
+_LAST_WORD_SECONDS = 0.3  # to tell clients that the server has ended
+_TICK_SECONDS = 0.05
 END_SIGNAL = signal.SIGUSR1  # others are for the engine's process, which passes them on by this one
 
 
@@ -49,7 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """Serves an application on a socket until END_SIGNAL, and then what is under way for `grace_seconds`.
 
-    A second signal ends it at once.
+    A second signal ends it at once. What is left then, or at the end of the grace, is cancelled.
     """
 
     def __init__(self, app: ASGIApp, *, grace_seconds: float, max_connections: int, on_ready: Callable[[], None]):
@@ -96,6 +99,24 @@ class HttpServer(uvicorn.Server):
         self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]  # as above
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as the class says. What is cancelled has a moment to tell its client, and to log."""
+        ending = asyncio.ensure_future(super().shutdown(sockets))
+        await asyncio.sleep(0)  # from here on it takes no more clients
+        # uvicorn looks at `force_exit` too, but from Python 3.12 on goes on waiting for connections to close.
+        while not (ending.done() or self.force_exit):
+            await asyncio.wait((ending,), timeout=_TICK_SECONDS)
+        tasks = set(self.server_state.tasks)
+        if not ending.done():
+            ending.cancel()
+            _cancel(tasks)
+        with contextlib.suppress(asyncio.CancelledError):
+            await ending
+        for _ in range(2):
+            if tasks:
+                _, tasks = await asyncio.wait(tasks, timeout=_LAST_WORD_SECONDS)
+                _cancel(tasks)  # their clients do not read
+
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's tick, every 0.1 s."""
         if counter % 10 == 0:
@@ -116,3 +137,8 @@ class HttpServer(uvicorn.Server):
         for one, since in self._closing_since.items():
             if now - since >= CLOSE_SECONDS:
                 one.transport.abort()
+
+
+def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

@@ -26,6 +26,11 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def stopped() -> Refusal:
+    """The refusal of what was under way when the server ended."""
+    return Refusal(503, "the server was stopped before the answer was whole; try again later", code="server_stopped")
+
+
 def as_refusal(error: Exception) -> Refusal:
     """What a client is told of an error: its own fault is a 400, the device's a 500, and anything else a bug."""
     if isinstance(error, Refusal):

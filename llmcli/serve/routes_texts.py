@@ -29,8 +29,8 @@ def texts_routes(service: Service) -> list[Route]:
 
     async def complete(http: HttpRequest) -> TextsResponse:
         body = _with_seed(await service.read(CompletionBody, http), service)
-        _log(service, body.prompt)
-        requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompt])
+        _log(service, body.prompts)
+        requests = await service.encode(lambda: [service.model.completion(body, prompt) for prompt in body.prompts])
         return await respond(http, body, requests, CompletionAnswer)
 
     async def respond(

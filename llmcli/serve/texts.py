@@ -1,6 +1,7 @@
 """`TextsResponse`: runs the texts of one client and sends them, whole or as server-sent events.
 
-A client that goes away, and one that takes longer than it may, gives its rows back before the next step.
+A client that goes away, and one that takes longer than it may, gives its rows back before the next step. The server's
+end cancels the response, which tells its client so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from llmcli.errors import DeviceError, UsageError
 from llmcli.serve.answers import Answer
 from llmcli.serve.desk import Texts
 from llmcli.serve.json_text import json_response, to_json
-from llmcli.serve.refusal import Refusal, as_refusal
+from llmcli.serve.refusal import Refusal, as_refusal, stopped
 from llmcli.serve.service import Service
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ class TextsResponse:
             try:
                 timeout = self.service.limits.timeout_seconds
                 await asyncio.wait((answering, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                is_answered, is_gone = answering.done(), leaving.done()
+                is_stopped = False
+            except asyncio.CancelledError:
+                is_stopped = True
             finally:
+                is_answered, is_gone = answering.done(), leaving.done()
                 answering.cancel()
                 leaving.cancel()
                 await asyncio.gather(answering, leaving, return_exceptions=True)
@@ -70,7 +74,7 @@ class TextsResponse:
             elif is_gone:
                 state["status"] = CLIENT_LEFT
             else:
-                raise self.service.limits.too_slow()
+                raise stopped() if is_stopped else self.service.limits.too_slow()
         except Exception as error:
             if not self._has_begun:
                 raise

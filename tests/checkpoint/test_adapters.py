@@ -169,10 +169,18 @@ def test_what_is_replaced_has_no_weight(base: Path, tmp_path: Path) -> None:
             merged(base, *adapters)
 
 
-@pytest.mark.parametrize(("value", "where"), [(float("nan"), "lora_A.weight in"), (3e38, "once the adapter is added")])
-def test_numbers_that_are_not_finite(base: Path, tmp_path: Path, value: float, where: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "alpha", "where"),
+    [
+        (float("nan"), 8, "lora_A.weight in"),
+        (3e38, 8, "once the adapter is added"),
+        (1, 1e300, "once the adapter is added"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_not_finite(base: Path, tmp_path: Path, value: float, alpha: float, where: str) -> None:
     """Seen when the weight is read, by its name."""
-    adapter = write_lora(tmp_path / "adapter", SHAPES)
+    adapter = write_lora(tmp_path / "adapter", SHAPES, lora_alpha=alpha)
     file = adapter / "adapter_model.safetensors"
     tensors = load_file(file)
     tensors[f"{Q_PROJ}.lora_A.weight"][1, 2] = value

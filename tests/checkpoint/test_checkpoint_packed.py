@@ -83,9 +83,10 @@ def test_scales_that_are_not_finite(opened: Callable[..., Model]) -> None:
 
 
 def test_an_order_that_is_not_declared(opened: Callable[..., Model]) -> None:
-    """Groups of neighbours need no order; any other contradicts the config."""
+    """Groups of neighbours need no order, nor do those that nobody has filled in; any other contradicts the config."""
     natural = torch.arange(64, dtype=torch.int32) // 32
-    load(opened({f"{LAYER}.weight_g_idx": natural}), max_seq_len=32)
+    for index in (natural, torch.full_like(natural, -1)):
+        load(opened({f"{LAYER}.weight_g_idx": index}), max_seq_len=32)
     model = opened({f"{LAYER}.weight_g_idx": natural.flip(0)})
     with pytest.raises(CheckpointError, match=rf"{LAYER}.weight_g_idx in model.safetensors orders the inputs, and"):
         load(model, max_seq_len=32)

@@ -194,7 +194,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
 
     from llmcli.runners.cuda import forward, row_products
 
-    layer, num_calls = simulated._device._forward._layers[3], 0
+    layer = simulated._device._forward._layers[3]
 
     def gemv(device: Any, **arguments: Any) -> None:
         if arguments["matrix"] is layer.weights.o.matrix:
@@ -206,14 +206,12 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             arguments["window"] = 1
         right(device, **arguments)
 
-    def swiglu(device: Any, **arguments: Any) -> None:
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == 4:
-            on_host(arguments["gate_up"])[-1] *= -1
+    def attention_prefill(device: Any, **arguments: Any) -> None:
         right(device, **arguments)
+        if arguments["keys"] is layer.cache["keys"]:
+            on_host(arguments["out"])[-1] *= -1
 
-    wrong = {"scale": gemv, "window": attention_decode, "sign": swiglu}[fault]
+    wrong = {"scale": gemv, "window": attention_decode, "sign": attention_prefill}[fault]
     caller = row_products if wrong is gemv else forward
     right = getattr(caller, wrong.__name__)
     monkeypatch.setattr(caller, wrong.__name__, wrong)
@@ -222,7 +220,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
     assert [verdict.is_right for verdict in verdicts[:4]] == [True] * 4
     first = next(verdict for verdict in verdicts if not verdict.is_right)
     assert first.module == "layers.3"
-    assert (first.position < 15) == (wrong is swiglu)
+    assert (first.position < 15) == (wrong is attention_prefill)
 
 
 @pytest.mark.cuda

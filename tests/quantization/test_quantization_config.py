@@ -85,6 +85,7 @@ def test_the_form_that_others_write() -> None:
         ({"format": "mixed-precision", "group_format": "pack-quantized"}, INT8),
         ({"weights_scale_dtype": "torch.bfloat16"}, INT8),
         ({"ignore": None}, INT8),
+        ({"quantization_status": "frozen"}, INT8),
     ],
 )
 def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
@@ -100,7 +101,7 @@ def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
         ({"format": "marlin-24"}, "format 'marlin-24'"),
         ({"format": None}, "format None"),
         ({"group_format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
-        ({"quantization_status": "frozen"}, "quantization_status 'frozen'"),
+        ({"quantization_status": "calibration"}, "quantization_status 'calibration'"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),

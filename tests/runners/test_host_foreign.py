@@ -1,6 +1,7 @@
 """Models as they are on the hub, on the CPU: both runners against transformers with the weights they stand for."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed
+from foreign_models import exact, write_awq, write_fp8, write_gptq, write_packed, write_w8a8
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_llama
 
@@ -119,6 +120,35 @@ def change(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, 
     return folder
 
 
+FLOATS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+FROZEN: dict[str, tuple[Callable[..., Path], dict[str, Any], str]] = {
+    "w8a8": (write_w8a8, {}, "int8, one scale a row"),
+    "packed": (lambda *where: write_packed(*where, bits=4, group_size=64, sym=True), {}, "int4, groups of 64"),
+    "fp8": (
+        lambda *where: write_fp8(*where, block=None, suffix="scale"),
+        {
+            "quant_method": "compressed-tensors",
+            "format": "naive-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOATS}},
+        },
+        "fp8, one scale",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_models_are_those_with_codes(name: str, original: Path, tmp_path: Path) -> None:
+    """The hub has models that say frozen and hold codes; one that holds plain weights beside the scales has none."""
+    write, config, scheme = FROZEN[name]
+    folder = change(write(original, tmp_path / "frozen"), quantization_status="frozen", **config)
+    check_logits(folder, original)
+    plain = {f"{LAYER}.weight": torch.zeros(384, 256, dtype=torch.bfloat16), f"{LAYER}.weight_packed": None}
+    message = f"{LAYER}.weight in model.safetensors is BF16, expected {scheme} as config.json says; its weights are not"
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        open_model(change(folder, plain))
+
+
 @pytest.mark.parametrize(
     ("write", "config", "message"),
     [
@@ -185,7 +215,17 @@ ORDER = torch.arange(256, dtype=torch.int32) // 64
         (
             {f"{LAYER}.g_idx": ORDER.flip(0) + 1},
             {"desc_act": True},
-            "has groups of other sizes, expected 4 of 64 inputs",
+            f"{LAYER}.g_idx in model.safetensors names group 4, expected 0 to 3",
+        ),
+        (
+            {f"{LAYER}.g_idx": ORDER * 0 - 1},
+            {"desc_act": True},
+            f"{LAYER}.g_idx in model.safetensors names group -1, expected 0 to 3",
+        ),
+        (
+            {f"{LAYER}.g_idx": ORDER * 0 - 1},
+            {},
+            "names group -1, expected 0 to 3: the order of the inputs is not known",
         ),
         (
             {f"{LAYER}.qzeros": torch.zeros(4, 48, dtype=torch.int32)},
@@ -251,5 +291,25 @@ def test_floats_that_contradict(original: Path, tmp_path: Path) -> None:
                 read(model, max_seq_len=32)
     with pytest.raises(CheckpointError, match="has both weight_scale and weight_scale_inv"):
         open_model(change(folder, {f"{name}_scale": torch.ones(3, 2)}))
-    with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale"):
+    with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale_inv;"):
         open_model(change(folder, {f"{name}_scale": None, f"{name}_scale_inv": None}))
+
+
+@pytest.mark.parametrize("write", [write_awq, write_gptq])
+@pytest.mark.parametrize("others", [{"qzeros": None}, {"scales": None}, {}])
+def test_codes_are_missing_by_their_own_name(
+    write: Callable[..., Path], others: dict[str, None], original: Path, tmp_path: Path
+) -> None:
+    missing = {f"{LAYER}.{part}": None for part in ("qweight", *others)}
+    with pytest.raises(CheckpointError, match=rf"tensors are missing: {', '.join(missing)};"):
+        open_model(change(write(original, tmp_path / "model"), missing))
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_overflows_is_one_error(original: Path, tmp_path: Path) -> None:
+    """And no warning of numpy's beside it."""
+    large = {f"{LAYER}.weight_scale_inv": torch.full((3, 2), 3e38)}
+    model = open_model(change(write_fp8(original, tmp_path / "fp8"), large))
+    for read in (load, load_on_numpy):
+        with pytest.raises(CheckpointError, match=rf"{LAYER}.weight in model.safetensors holds NaN or infinity"):
+            read(model, max_seq_len=32)

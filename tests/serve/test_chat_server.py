@@ -205,6 +205,22 @@ def test_a_server_that_tells_nonsense(monkeypatch: pytest.MonkeyPatch, status: i
         client.close()
 
 
+def test_a_server_that_ends_in_the_middle_of_an_answer() -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + PIECE)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServerError, match=f"^{address} ended in the middle of its answer: .*; try again once it"):
+            list(ServerClient(address, None).pieces({"messages": []}))
+        thread.join()
+
+
 @pytest.mark.parametrize(
     "models", ["{}", '{"data": []}', '{"data": [{"id": 5}]}', '{"data": [{"id": ""}]}', '{"data": [{"id": "a\\n"}]}']
 )

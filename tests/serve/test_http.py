@@ -2,14 +2,15 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from llmcli.serve import http, service
 from llmcli.serve.bodies import CompletionBody
@@ -27,15 +28,20 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads a body, or answers at length."""
     if scope["path"] == "/ask":
         await Service(None, None, Limits(1000, None)).read(CompletionBody, Request(scope, receive))  # type: ignore[arg-type]
+    if scope["path"] == "/parts":
+        parts = ("x" * 2**20 for _ in range(LONG_ANSWER >> 20))
+        await StreamingResponse(parts)(scope, receive, send)
+        return
     size = LONG_ANSWER if scope["path"] == "/long" else 2
     await PlainTextResponse("x" * size)(scope, receive, send)
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[HttpServer, int]]:
+async def serving(lines: list[str] | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
+    """A server and its port; `lines` gets its log."""
     listener = socket.create_server(("127.0.0.1", 0))
     is_ready = asyncio.Event()
-    gate = Gate(app, None, (), Metrics(), (), lambda line: None)
+    gate = Gate(app, None, (), Metrics(), (), ([] if lines is None else lines).append)
     server = HttpServer(gate, grace_seconds=0.1, max_connections=100, on_ready=is_ready.set)
     task = asyncio.create_task(server.serve([listener]))
     await is_ready.wait()
@@ -166,3 +172,48 @@ def test_a_closed_connection_that_is_not_read_is_dropped() -> None:
             client.close()
 
     asyncio.run(test())
+
+
+def test_who_does_not_read_holds_up_no_end() -> None:
+    """Two signals end the server at once, with a line for each answer that was under way."""
+
+    async def test() -> None:
+        lines: list[str] = []
+        async with asyncio.timeout(SECONDS), serving(lines) as (server, port):
+            server.config.timeout_graceful_shutdown = 60
+            clients = [await asyncio.open_connection("127.0.0.1", port, limit=1) for _ in range(3)]
+            for _, writer in clients:
+                writer.write(b"GET /parts HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while sum(one.flow.write_paused for one in server.server_state.connections) < 3:
+                await asyncio.sleep(0.01)
+            start_time = time.monotonic()
+            for _ in range(2):
+                server.handle_exit(0, None)
+            while server.server_state.tasks:
+                await asyncio.sleep(0.01)
+            assert time.monotonic() - start_time < 1
+            for _, writer in clients:
+                writer.close()
+        assert len(lines) == 3
+        assert all(line.startswith("GET /parts 200 ") for line in lines)
+        assert all("s, the server was stopped before the answer was whole" in line for line in lines)
+
+    asyncio.run(test())
+
+
+def test_a_bug_is_logged_by_its_class() -> None:
+    """Its message may repeat what a user wrote."""
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise KeyError("private words")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    lines: list[str] = []
+    sent: list[Message] = []
+    scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "headers": []}
+    asyncio.run(Gate(fail, None, (), Metrics(), (), lines.append)(scope, send, send))  # type: ignore[arg-type]
+    (line,) = lines
+    assert line.endswith("s, internal error, KeyError")
+    assert b"KeyError: 'private words'" in sent[1]["body"]

@@ -12,6 +12,9 @@ import openai
 import pytest
 from server import ROOT, ServerProcess, running_server
 
+from llmcli.serve.bodies import CompletionBody, parse_body
+from llmcli.serve.refusal import Refusal
+
 MODEL = "storyteller"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of a snail."}]
 
@@ -207,6 +210,26 @@ def test_what_is_not_supported_is_refused_by_name(client: Any, asked: dict[str, 
         client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **asked})
     assert caught.value.param == param
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([2**31], f"prompt[0] is {2**31}, expected < {2**31}"),
+        ([5, "a"], "prompt[1] is 'a', expected an integer"),
+        ([True], "prompt[0] is True, expected an integer"),
+        ([[5], [6, -1]], "prompt[1][1] is -1, expected >= 0"),
+        ([[5], "a"], "prompt[1] is 'a', expected a list"),
+        (["a", [5]], "prompt[1] is [5], expected a string"),
+        ([], "prompt is [], expected at least one entry"),
+        (5, "prompt is 5, expected a list"),
+        ({"a": 1}, "prompt is {'a': 1}, expected a list"),
+    ],
+)
+def test_a_prompt_is_wrong_where_it_is_wrong(prompt: Any, words: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_body(CompletionBody, json.dumps({"prompt": prompt}).encode())
+    assert caught.value.message == words
 
 
 @pytest.mark.parametrize("prompt", [[5, 999_999], [[5], []], "snail " * 3000])

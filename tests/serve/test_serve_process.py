@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from raw_client import get, open_socket, post, read_answer, request_bytes
+from safetensors.torch import load_file
 from server import ROOT, ServerProcess, running_server
 from tiny_models import write_broken_llama, write_tiny_llama
 
@@ -91,6 +93,46 @@ def test_a_log_has_no_contents_and_a_host_must_be_ours() -> None:
     assert " 200 " in said
 
 
+def test_the_first_line_has_the_memory(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", dtype=torch.bfloat16)
+    config = json.loads((model / "config.json").read_text())
+    numbers = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+    tokens = 3 * 64
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    keys = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * tokens
+    with running_server("-m", model, "--rows", 3, "--context", 64, "--dtype", "float32") as server:
+        memory = f"weights {4 * numbers / 1024:.1f} KiB + KV cache {2 * 4 * keys / 1024:.1f} KiB"
+        server.wait_for_line(re.escape(f"3 rows, context 64, {memory} for {tokens} tokens in float32\n"))
+
+
+WRONG = [
+    ("/v1/chat/completions", {"messages": "Kaspar 1"}, "messages", "param messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"a": "Kaspar 2"}}]}, "messages[0].content", ""),
+    (COMPLETE, {"prompt": {"a": "Kaspar 3"}}, "prompt", "param prompt"),
+    (COMPLETE, {**STORY, "choice": [{"a": "Kaspar 4"}]}, "choice", "param choice"),
+    (COMPLETE, {**STORY, "model": "Kaspar 5"}, "model", "param model, code model_not_found"),
+    ("/tokenize", {"prompt": ["Kaspar 6"]}, "prompt", "param prompt"),
+]
+
+
+def test_a_refusal_is_logged_by_its_key_and_told_in_full(guarded: ServerProcess) -> None:
+    more = f"Authorization: Bearer {KEY}\r\n"
+    with running_server() as server:
+        for path, body, param, words in WRONG:
+            status, answer = post(server.port, path, body)
+            assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
+            assert "Kaspar" in answer["error"]["message"]
+            server.wait_for_line(rf"POST {path} {status} \S+ s, {words or 'param'}")
+            assert post(guarded.port, path, body, more=more) == (status, answer)
+            guarded.wait_for_line(re.escape(answer["error"]["message"]))
+        assert post(server.port, COMPLETE, b'{"prompt": "Kaspar" 7}')[0] == 400
+        assert get(server.port, "/v1/models", host="evil.example")[0] == 403
+        assert server.end() == 0
+    said = "".join(server.lines)
+    assert "Kaspar" not in said
+    assert re.search(r"GET /v1/models 403 \S+ s, the host 'evil.example' is not served", said)
+
+
 def start_long(server: ServerProcess, **changes: Any) -> socket.socket:
     connection = open_socket(server.port, seconds=60)
     connection.sendall(request_bytes(COMPLETE, json.dumps({**LONG, **changes}).encode()))
@@ -114,23 +156,36 @@ def test_a_signal_lets_texts_end(number: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("grace", [0.5, 60])
-def test_the_grace_ends_and_so_does_a_second_signal(grace: float) -> None:
+def test_what_an_end_cuts_off_is_told_and_logged(grace: float) -> None:
+    """By the grace, or by a second signal, which does not wait: a stream, a whole answer, and a body that comes."""
     with running_server("--grace", grace) as server:
-        connection = start_long(server, max_tokens=900)
-        start_time = time.monotonic()
+        stream, whole = start_long(server, max_tokens=900), open_socket(server.port, seconds=60)
+        whole.sendall(request_bytes(COMPLETE, json.dumps({**LONG, "max_tokens": 900, "stream": False}).encode()))
+        half = open_socket(server.port, seconds=60)
+        half.sendall(request_bytes("/tokenize", b'{"prompt": "x"}')[:-1])
+        time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
         if grace > 1:
             time.sleep(0.3)
             server.process.send_signal(signal.SIGTERM)
+        start_time = time.monotonic()
         assert server.end(0) == 0
-        assert time.monotonic() - start_time < 6
+        assert time.monotonic() - start_time < (2 if grace > 1 else 6)
+        for connection in (whole, half):
+            status, answer = read_answer(connection)
+            assert (status, json.loads(answer)["error"]["code"]) == (503, "server_stopped")
+            assert json.loads(answer)["error"]["message"].startswith("the server was stopped before the answer was ")
         rest = b""
-        try:
-            while part := connection.recv(65536):
-                rest += part
-        except ConnectionError:
-            pass
+        while part := stream.recv(65536):
+            rest += part
+        *_, last, end = rest.split(b"\n\n")
+        assert end == b"\r\n0\r\n\r\n"  # a chunk's
+        assert json.loads(last.partition(b"data: ")[2])["error"]["code"] == "server_stopped"
         assert b"data: [DONE]" not in rest
+    said = "".join(server.lines)
+    assert len(re.findall(r"POST /v1/completions 503 \S+ s, the server was stopped before", said)) == 1
+    assert re.search(r"POST /v1/completions 503 \S+ s, \d+ prompt tokens .* [1-9]\d* new tokens, not finished", said)
+    assert re.search(r"POST /tokenize 503 \S+ s, the server was stopped before", said)
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:

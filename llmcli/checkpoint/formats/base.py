@@ -136,25 +136,33 @@ def read_orders(
     return {module: order for module, order in orders.items() if order is not None}
 
 
-def input_order(source: LayerSource, part: str, is_declared: bool | None) -> Array | None:
+def input_order(
+    source: LayerSource, part: str, is_declared: bool | None, *, may_be_unset: bool = False
+) -> Array | None:
     """The order in which the inputs of a layer fall into groups of neighbours, from the group that each belongs to.
 
-    `is_declared` is what the config says: that inputs were ordered, that they were not, or nothing.
+    `is_declared` is what the config says: that inputs were ordered, that they were not, or nothing. With `may_be_unset`
+    an index of -1 throughout means that they were not.
     Raises: CheckpointError where the groups contradict it, or are not of equal size
     """
     groups, (_, num_inputs), scheme = source.read(part), source.layer.shape, source.layer.scheme
     size = scheme.group_size or num_inputs
-    # compressed-tensors fills the index with -1 before it is known.
-    if np.array_equal(groups, np.arange(num_inputs) // size) or (groups == -1).all():
+    if np.array_equal(groups, np.arange(num_inputs) // size) or (may_be_unset and (groups == -1).all()):
         return None
     where = f"{source.info(part).name} in {source.info(part).path.name}"
+    num_groups = scheme.num_groups(num_inputs)
+    if groups.min() < 0 or groups.max() >= num_groups:
+        wrong = groups[(groups < 0) | (groups >= num_groups)][0]
+        raise CheckpointError(
+            f"{where} names group {wrong}, expected 0 to {num_groups - 1}: the order of the inputs is not known; "
+            "download the model again"
+        )
     if is_declared is False:
         raise CheckpointError(
             f"{where} orders the inputs, and config.json says that they are not ordered (desc_act, actorder); "
             "one of them is wrong: download the model again"
         )
-    num_groups = scheme.num_groups(num_inputs)
-    if groups.min() < 0 or groups.max() >= num_groups or (np.bincount(groups, minlength=num_groups) != size).any():
+    if (np.bincount(groups, minlength=num_groups) != size).any():
         raise CheckpointError(
             f"{where} has groups of other sizes, expected {num_groups} of {size} inputs; download the model again"
         )

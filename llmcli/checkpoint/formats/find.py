@@ -39,7 +39,9 @@ def find_layers(
         found = ((weight, _listed(group, weight, stored)) for weight in linear if (group := groups[weight.layer]))
     else:
         # These methods keep layers in 16 bits without listing them, so the tensors of a layer tell what it is.
-        found = ((weight, _told(quantization, weight, stored, where)) for weight in linear)
+        # Where one lacks its scales, they are missing under the name that the others have.
+        scale = max(SCALE_SUFFIXES, key=lambda suffix: sum(name.endswith(f".{suffix}") for name in stored))
+        found = ((weight, _told(quantization, weight, stored, where, scale)) for weight in linear)
     layers = {weight.layer: layer for weight, layer in found if layer is not None}
     for module, layer in layers.items():
         if isinstance(layer, PackedLayer) and not layer.scheme.divides(layer.shape[1]):
@@ -67,6 +69,7 @@ def _told(
     weight: ExpectedTensor,
     stored: Mapping[str, TensorInfo],
     where: str,
+    usual_scale: str,
 ) -> Layer | None:
     """What the tensors of a layer say that it is; None for a plain one."""
     module, (output_size, input_size) = weight.layer, weight.shape
@@ -79,8 +82,9 @@ def _told(
             raise CheckpointError(
                 f"{where}: {module} has both {' and '.join(scales)}, expected one of them; download the model again"
             )
-        return Fp8Layer(quantization.scheme, (output_size, input_size), scales[0] if scales else SCALE_SUFFIXES[0])
-    if f"{module}.qweight" not in stored:
+        return Fp8Layer(quantization.scheme, (output_size, input_size), scales[0] if scales else usual_scale)
+    has_codes = f"{module}.qweight" in stored
+    if not has_codes and (plain is not None or not any(f"{module}.{part}" in stored for part in ("qzeros", "scales"))):
         return None
     if plain is not None:
         raise CheckpointError(

@@ -62,7 +62,8 @@ class Fp8Layer:
         if self.scheme.block_inputs is not None:
             scales = scales.repeat(min(self.scheme.block_inputs, input_size), axis=1)[:, :input_size]
         weights: Floats = E4M3_VALUES[read_rows(info, begin, end, reader)]
-        weights *= scales
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is seen below
+            weights *= scales
         if not np.isfinite(weights).all():
             raise not_finite(info)
         return weights

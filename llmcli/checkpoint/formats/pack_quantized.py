@@ -53,4 +53,7 @@ class PackQuantized:
 
     def read_order(self, source: LayerSource) -> Array | None:
         """Read the order of the inputs."""
-        return input_order(source, "weight_g_idx", self.orders_inputs) if self.stores_order else None
+        if not self.stores_order:
+            return None
+        # compressed-tensors fills the index with -1 before it is known.
+        return input_order(source, "weight_g_idx", self.orders_inputs, may_be_unset=True)

@@ -144,6 +144,8 @@ def load(
                 max_drafts=MAX_SPAN - 1,
                 takes_masks=True,
                 joins_prompts=is_free,
+                weight_bytes=plan.weight_bytes,
+                cache_bytes=plan.cache_bytes,
             ),
             is_free=is_free,
             cache_type=stored.cache_type,

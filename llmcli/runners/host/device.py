@@ -283,10 +283,18 @@ class HostStep:
         return self._prompt_seconds
 
 
-def limits_of(num_rows: int, max_seq_len: int) -> Limits:
+def limits_of(num_rows: int, max_seq_len: int, *, weight_bytes: int, cache_bytes: int) -> Limits:
     """The limits of a device that has pages for all its rows at full length."""
-    num_pages = num_rows * pages_of(max_seq_len)
-    return Limits(num_rows, max_seq_len, num_pages, works_ahead=False, max_drafts=MAX_SPAN - 1, takes_masks=True)
+    return Limits(
+        num_rows,
+        max_seq_len,
+        num_rows * pages_of(max_seq_len),
+        works_ahead=False,
+        max_drafts=MAX_SPAN - 1,
+        takes_masks=True,
+        weight_bytes=weight_bytes,
+        cache_bytes=cache_bytes,
+    )
 
 
 def project(model: HostModel, hidden: Sequence[Hidden]) -> AllLogits:

@@ -50,7 +50,7 @@ def load(
             the system gives less than it said; CheckpointError for a tensor with NaN or infinity, and for read errors.
     """
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
-        check_memory(
+        plan = check_memory(
             widened(model),
             max_seq_len=max_seq_len,
             num_rows=num_rows,
@@ -58,7 +58,7 @@ def load(
             num_threads=1,
             has_other_types=False,
         )
-        limits = limits_of(num_rows, max_seq_len)
+        limits = limits_of(num_rows, max_seq_len, weight_bytes=plan.weight_bytes, cache_bytes=plan.cache_bytes)
         with (timeline or Timeline()).part("read and convert weights"):
             llama = _build(model, _read_weights(model, on_progress), PagedCache(model.config, limits.num_pages))
         return SteppingRunner(

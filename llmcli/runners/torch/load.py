@@ -55,7 +55,8 @@ def load(
     with foreign_errors_explained(f"loading {model.checkpoint.folder}", DeviceError):
         dtype = resolve_dtype(dtype, model)
         sizes = {"max_seq_len": max_seq_len, "num_rows": num_rows}
-        set_threads(num_threads, plan_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache).weight_bytes)
+        plan = plan_memory(model, **sizes, dtype=dtype, kv_cache=kv_cache)
+        set_threads(num_threads, plan.weight_bytes)
         check_memory(
             model,
             max_seq_len=max_seq_len,
@@ -80,7 +81,7 @@ def load(
         cache_type = cache_type_of(dtype, kv_cache)
         cache = "" if cache_type == dtype else f", KV cache {cache_type}"
         description = f"CPU, {describe(model, dtype)}{cache}, {threads} thread{'' if threads == 1 else 's'}"
-        limits = limits_of(num_rows, max_seq_len)
+        limits = limits_of(num_rows, max_seq_len, weight_bytes=plan.weight_bytes, cache_bytes=plan.cache_bytes)
         device = HostDevice(
             TorchModel(llama, PagedCache(llama.config, limits.num_pages, cache_type)),
             limits,
