@@ -121,7 +121,7 @@ class Bench:
     def request(self, body: Body) -> Request:
         """A request as the server makes it."""
         parsed = CompletionBody.model_validate(body)
-        (prompt,) = parsed.prompt
+        (prompt,) = parsed.prompts
         return self.model.completion(parsed, prompt)
 
     def batch(self, bodies: Sequence[Body]) -> "BatchRun":
