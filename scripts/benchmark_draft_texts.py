@@ -1,6 +1,6 @@
 """What drafts gain on a card: whole texts with and without them, in turns in one process, and steps behind long texts.
 
-    python -m scripts.benchmark_draft_texts [SHAPE] [--format FORMAT] [--tokens N] [--depth N]
+    python -m scripts.benchmark_draft_texts [SHAPE] [--tokens N] [--depth N]
 
 - "right with chance 0.8": a source that knows the text, and lies otherwise.
 - "quote": n-grams of a prompt that holds the text but for one token.
@@ -122,13 +122,12 @@ def main() -> None:
     """Print all figures of a shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", nargs="?", default="Llama-2-7B")
-    parser.add_argument("--format", default="int8")
     parser.add_argument("--tokens", type=int, default=600, help="of a text")
     parser.add_argument("--depth", type=int, nargs="*", default=[128, 32000], help="tokens before the steps")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        write_shape(options.shape, options.format, folder, lambda done, total: None)
+        write_shape(options.shape, "int8", folder, lambda done, total: None)
         silence_attention(folder)
         prompt_len = options.tokens + 100
         runner = load(open_model(folder), max_seq_len=max(prompt_len + options.tokens, *options.depth) + 200)
@@ -141,7 +140,7 @@ def main() -> None:
         *text[options.tokens // 2 + 1 :],
     ]
     quoting = [*quote, *free[len(quote) :]]
-    print(f"{options.shape} {options.format}, texts of {options.tokens} tokens behind {prompt_len}")
+    print(f"{options.shape} int8, texts of {options.tokens} tokens behind {prompt_len}")
     compare(runner, f"right with chance {CHANCE}", free, text, KnowingSource(text, vocab_size))
     compare(runner, "quote, n-grams", quoting, text, NgramSource())
     compare(runner, "free, n-grams", free, text, NgramSource())

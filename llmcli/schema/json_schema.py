@@ -162,7 +162,7 @@ class CheckedSchema:
         """A bound that llguidance does not round. Raises: UsageError for one that lets only larger numbers fit"""
         sign = 1 if keyword in ("maximum", "exclusiveMaximum") else -1
         if sign * bound <= -_MOST_EXACT:
-            raise UsageError(f"{self.name}: {where} is {shown(bound)}, and numbers are held from -2**53 to 2**53")
+            raise UsageError(f"{self.name}: {where} is {shown(bound)}: no number from -2**53 to 2**53 fits")
         return sign * _MOST_EXACT if sign * bound > _MOST_EXACT else bound
 
     def _check_keyword(self, keyword: str, schema: dict[str, Any], place: str) -> None:

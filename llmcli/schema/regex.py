@@ -5,11 +5,12 @@ import warnings
 
 from llmcli.errors import UsageError
 
-# The parts of an expression that `re` has read: escapes, bracket expressions, counts, and by name those that
-# llguidance would read in another way.
+# The parts of an expression that `re` has read: escapes, bracket expressions, counts, and by name those that llguidance
+# reads, or may read, in another way.
 _SET = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
 _PARTS = re.compile(
-    rf"\\.|(?P<set>{_SET})|(?P<verbose>\(\?[aiLmsu]*x)|(?P<possessive>(?:[*+?]|\{{[0-9,]+\}})\+)"
+    rf"\\.|(?P<set>{_SET})|(?P<verbose>\(\?[aiLmsu]*x)|(?P<case>\(\?[aLmsu]*i)"
+    r"|(?P<possessive>(?:[*+?]|\{[0-9,]+\})\+)"
     r"|\{[0-9,]+\}|(?P<brace>\{)",
     re.S,
 )
@@ -20,6 +21,7 @@ _REMEDIES = {
     "verbose": "write it without (?x)",
     "possessive": "write (?:...) around what the second mark repeats",
     "brace": r"write \{ for a brace that begins no count",
+    "dotless": r"write \u0130\u0131 into the set: they are forms of i for Python alone",
 }
 
 
@@ -33,10 +35,20 @@ def check_regex(where: str, regex: object) -> None:
             re.compile(regex)
     except (re.error, FutureWarning, OverflowError, RecursionError) as error:
         raise UsageError(f"{where} is {regex!r:.100}, no regular expression: {error}") from error
+    ignores_case = False
     for found in _PARTS.finditer(regex):
-        if (kind := found.lastgroup) is None or (kind == "set" and not _is_unlike(found[0])):
+        kind = found.lastgroup
+        ignores_case = ignores_case or kind == "case"
+        if kind == "set" and ignores_case and _excludes_turkish_i(found[0]):
+            kind = "dotless"
+        if kind in (None, "case") or (kind == "set" and not _is_unlike(found[0])):
             continue
-        raise UsageError(f"{where} is {regex!r:.100}, and not all read {found[0]!r:.40} alike; {_REMEDIES[kind]}")
+        raise UsageError(f"{where} is {regex!r:.100}: {found[0]!r:.40} is read in two ways; {_REMEDIES[str(kind)]}")
+
+
+def _excludes_turkish_i(brackets: str) -> bool:
+    """Whether a set excludes these two only as forms of i, which they are for Python where case does not count."""
+    return any(re.match(brackets, letter) and not re.match(brackets, letter, re.I) for letter in "\u0130\u0131")
 
 
 def _is_unlike(brackets: str) -> bool:
