@@ -53,8 +53,20 @@ def keys_unseen() -> Iterator[None]:
 
 
 def discard_typed_keys() -> None:
-    """Forget the keys that wait on standard input, a terminal."""
-    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    """Forget the keys that wait on standard input, a terminal.
+
+    They are read, line by line or not: `tcflush` would also drop a Ctrl-C that the terminal has not looked at yet.
+    """
+    descriptor = sys.stdin.fileno()
+    usual, by_key = termios.tcgetattr(descriptor), termios.tcgetattr(descriptor)
+    by_key[3] &= ~termios.ICANON
+    by_key[6][termios.VMIN], by_key[6][termios.VTIME] = 0, 0
+    try:
+        termios.tcsetattr(descriptor, termios.TCSANOW, by_key)
+        while os.read(descriptor, 4096):
+            pass
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, usual)
 
 
 def _set_echo(descriptor: int, is_on: bool) -> None:
