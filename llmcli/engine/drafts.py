@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from llmcli.engine.draft_length import KeptRates, StepTimes, best_length
+from llmcli.engine.draft_length import DraftCost, KeptRates, StepTimes, best_length
 from llmcli.errors import LLMCliError
 from llmcli.runners.base import MAX_SPAN
 from llmcli.sampling.sampler import Sampler
@@ -87,23 +87,23 @@ class TextDrafts:
         self._num_since_trial = 0
 
     def drafts(
-        self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool
+        self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool
     ) -> tuple[int, ...]:
         """Drafts behind the text's tokens so far, as many as are worth it. Raises: LLMCliError"""
-        length = self._best_length(token_ids, most, least=least, share=share, is_free=is_free)
+        length = self._best_length(token_ids, most, least=least, cost=cost, is_free=is_free)
         if length > 0 or (length == 0 and is_free):
             self._guess(length)
         return self._latest[: max(length, 0)]
 
     def are_worth_waiting(
-        self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool
+        self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool
     ) -> bool:
         """Whether there would be drafts behind these tokens; so there may be some behind the choice that comes next.
 
         What is free is guessed and judged, so that a text which runs ahead is known when it begins to repeat itself.
         Raises: LLMCliError
         """
-        length = self._best_length(token_ids, most, least=least, share=share, is_free=is_free)
+        length = self._best_length(token_ids, most, least=least, cost=cost, is_free=is_free)
         if length >= 0 and is_free:
             self._guess(length)
         return length > 0
@@ -112,14 +112,14 @@ class TextDrafts:
         """The text is over."""
         self._guesses.close()
 
-    def _best_length(self, token_ids: Sequence[int], most: int, *, least: int, share: float, is_free: bool) -> int:
+    def _best_length(self, token_ids: Sequence[int], most: int, *, least: int, cost: DraftCost, is_free: bool) -> int:
         """How many drafts are worth it behind these tokens; -1 if there are none to make."""
         self._learn(token_ids[self._num_known :])
         kind = self._guesses.kind()
         if kind is None or most < 1:
             return -1
         self._kind = kind
-        length = best_length(self._rates.rate(kind), share, most, least)
+        length = best_length(self._rates.rate(kind), cost, most, least)
         self.is_trial = length == 0 and self._num_since_trial >= _TOKENS_BETWEEN_TRIALS and not is_free
         return 1 if self.is_trial else length
 
@@ -185,9 +185,9 @@ class Drafting:
             return None  # a text of many rows learns what it has said once they are fewer
         if not self._least and not self._times.is_measured:
             most = min(most, 1)  # to see what a draft costs
-        share, is_free = self._times.share, self._source.is_free
+        cost, is_free = self._times.cost, self._source.is_free
         try:
-            return ask(token_ids, most, least=min(self._least, most), share=share, is_free=is_free)
+            return ask(token_ids, most, least=min(self._least, most), cost=cost, is_free=is_free)
         except LLMCliError as error:
             self._stop(error)
             return None
