@@ -10,7 +10,7 @@ step had lately, short steps seem dear and long ones are not tried.
 """
 
 from collections import deque
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 LEAST_GAIN = 1.03
@@ -72,8 +72,8 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.cost = FIRST_COST
-        self._plain: dict[int, deque[float]] = {}
-        self._added: dict[int, _Added] = {}  # by the number of drafts
+        self._plain: dict[int, _Latest] = {}  # by the number of rows: seconds
+        self._added: dict[int, _Latest] = {}  # by the number of drafts: what they added, as a share of a step without
         self._num_steps = 0  # with drafts
 
     def knows(self, num_rows: int) -> bool:
@@ -88,49 +88,55 @@ class StepTimes:
     def learn(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Learn a step's time."""
         if num_drafts == 0:
-            self._plain.setdefault(num_rows, deque(maxlen=_NUM_TIMES)).append(seconds)
+            self._plain.setdefault(num_rows, _Latest()).learn(seconds, 0)
         elif self.knows(num_rows):
             self._num_steps += 1
-            added = self._added.setdefault(num_drafts, _Added())
-            added.learn(seconds / median(self._plain[num_rows]) - 1, self._num_steps)
-            places = [(float(count), one.share) for count, one in self._added.items() if self._counts(one)]
+            share = seconds / self._plain[num_rows].median - 1
+            self._added.setdefault(num_drafts, _Latest()).learn(share, self._num_steps)
+            since = self._num_steps - _RECENT
+            places = [(count, one.median) for count, one in self._added.items() if one.is_known_since(since)]
             if places:
                 self.cost = _line(places)
 
-    def _counts(self, added: "_Added") -> bool:
-        return len(added.shares) >= _FEW_TIMES and added.latest > self._num_steps - _RECENT
 
-
-class _Added:
-    """What steps with one number of drafts have taken beyond a step without.
-
-    Attributes: shares: of the latest steps; share: their median; latest: the number of the latest step
-    """
+class _Latest:
+    """The latest of some measures. Attributes: median"""
 
     def __init__(self) -> None:
-        self.shares: deque[float] = deque(maxlen=_NUM_TIMES)
-        self.share = 0.0
-        self.latest = 0
+        self.median = 0.0
+        self._values: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._number = 0
 
-    def learn(self, share: float, number: int) -> None:
-        self.shares.append(share)
-        self.share = median(self.shares)
-        self.latest = number
+    def learn(self, value: float, number: int) -> None:
+        """Take a measure, of the step with this number."""
+        self._values.append(value)
+        self._number = number
+        self.median = median(self._values)
+
+    def is_known_since(self, number: int) -> bool:
+        """Whether there are enough, the latest of a step behind that number."""
+        return len(self._values) >= _FEW_TIMES and self._number > number
 
 
-def _line(places: list[tuple[float, float]]) -> DraftCost:
+def _line(places: list[tuple[int, float]]) -> DraftCost:
     """The line with the least squares of distances; where it falls or begins below zero, the best one that does not.
 
     Of one place half is taken as fixed, so that a step with more drafts is tried.
     """
-    counts, shares = zip(*places, strict=True)
-    count, share = fmean(counts), fmean(shares)
     if len(places) == 1:
+        ((count, share),) = places
         return DraftCost(max(share, 0.0) / 2, max(share, 0.0) / 2 / count)
-    each = sum((one - count) * other for one, other in places) / sum((one - count) ** 2 for one in counts)
-    fixed = share - each * count
+    counts = shares = squares = products = 0.0
+    for count, share in places:
+        counts += count
+        shares += share
+        squares += count * count
+        products += count * share
+    num = len(places)
+    each = (num * products - counts * shares) / (num * squares - counts * counts)
+    fixed = (shares - each * counts) / num
     if fixed < 0:
-        fixed, each = 0.0, sum(one * other for one, other in places) / sum(one * one for one in counts)
+        fixed, each = 0.0, products / squares
     elif each < 0:
-        fixed, each = share, 0.0
+        fixed, each = shares / num, 0.0
     return DraftCost(max(fixed, 0.0), max(each, 0.0))

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from llmcli.errors import DeviceError, InsufficientMemoryError
@@ -234,19 +235,31 @@ def _stream_of(cupy: Any, card: int) -> Any:
     return cupy.cuda.Stream(non_blocking=True)
 
 
-@contextmanager
-def device_errors() -> Iterator[None]:
-    """Turn what CuPy raises inside into DeviceError, and a full card into InsufficientMemoryError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
+class _DeviceErrors:
+    """What `device_errors` returns. It has no state, and is one for all."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not isinstance(error, MemoryError | RuntimeError):
+            return
         # By name, since importing these classes loads CuPy and, for cuBLAS, a library that may not be there.
         library = type(error).__module__.partition(".")[0]
         if library not in ("cupy", "cupy_backends"):
-            raise
+            return
         if isinstance(error, MemoryError) or getattr(error, "status", None) == _OUT_OF_MEMORY:
             raise InsufficientMemoryError(f"the card's memory is full ({_first_line(error)})") from error
         raise DeviceError(f"the card failed: {_first_line(error)}") from error
+
+
+_DEVICE_ERRORS = _DeviceErrors()
+
+
+def device_errors() -> _DeviceErrors:
+    """Turn what CuPy raises inside into DeviceError, and a full card into InsufficientMemoryError."""
+    return _DEVICE_ERRORS
 
 
 def find_problem(index: int = 0) -> str | None:

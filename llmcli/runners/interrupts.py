@@ -1,29 +1,34 @@
 """Ctrl-C held back for a moment, while several values change together.
 
 A step does so some six times. `signal` looks each handler up in an enumeration, which takes 10 us in all; the module
-below it, which has the same functions, takes 2.
+below it, which has the same functions, takes 2. A class takes 1 us less than a generator in `contextmanager`.
 """
 
 import _signal
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 
-@contextmanager
-def interrupts_held_back() -> Iterator[None]:
+def interrupts_held_back() -> "_HeldBack":
     """Let a Ctrl-C that comes inside strike at the end. In other threads, which get none, nothing changes."""
-    usual = _signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(usual):
-        yield
-        return
-    held: list[FrameType | None] = []
-    _signal.signal(signal.SIGINT, lambda number, frame: held.append(frame))
-    try:
-        yield
-    finally:
-        _signal.signal(signal.SIGINT, usual)
-        if held:
-            usual(signal.SIGINT, held[0])
+    return _HeldBack()
+
+
+class _HeldBack:
+    __slots__ = ("_held", "_usual")
+
+    def __enter__(self) -> None:
+        usual = _signal.getsignal(signal.SIGINT)
+        self._held: list[FrameType | None] = []
+        self._usual = usual if callable(usual) and threading.current_thread() is threading.main_thread() else None
+        if self._usual is not None:
+            _signal.signal(signal.SIGINT, lambda number, frame: self._held.append(frame))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._usual is not None:
+            _signal.signal(signal.SIGINT, self._usual)
+            if self._held:
+                self._usual(signal.SIGINT, self._held[0])

@@ -252,7 +252,9 @@ class SteppingRunner:
             raise ValueError("this runner takes no masks")
         begin, num_prompt = row.num_tokens, len(row.prompt)
         where = row.slot, row.pages, begin
-        work = Work(*where, span.token_ids, SINGLE, span.choose, span.logits, span.drafts, span.masks)
+        is_read = not span.token_ids and begin < len(row.seen_token_ids)
+        latest = row.seen_token_ids[begin] if is_read else None
+        work = Work(*where, span.token_ids, SINGLE, span.choose, span.logits, span.drafts, span.masks, latest)
         num_tokens = work.num_tokens
         end = begin + num_tokens
         if num_tokens and begin < num_prompt:

@@ -1,6 +1,7 @@
 """The C++ of kernels/cpu: compiled once, for every set of instructions, and done without where it cannot be."""
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -54,9 +55,30 @@ def test_a_second_start_runs_no_compiler(home: Path) -> None:
     assert len(calls) == 2
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, as the compiler makes it, for compilers that only copy it: it takes several seconds."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCLI_HOME", str(folder))
+        assert open_library("avx2", lambda done, total: None) is not None
+    (library,) = (folder / "kernels").iterdir()
+    return library
+
+
+@pytest.fixture
+def copier(compiled: Path, tmp_path: Path) -> Path:
+    """A compiler that writes the compiled library, whatever the sources are."""
+    text = f'while [ "$1" != -o ]; do shift; done\nexec cp {shlex.quote(str(compiled))} "$2"'
+    return written_compiler(tmp_path / "copier", text)
+
+
 @needs_compiler
 @pytest.mark.parametrize("damage", ["half", "a bit", "nothing left", "text"])
-def test_a_damaged_library_is_compiled_again(damage: str, home: Path) -> None:
+def test_a_damaged_library_is_compiled_again(
+    damage: str, home: Path, copier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(copier))
     assert opened()
     (kept,) = home.iterdir()
     whole = kept.read_bytes()
@@ -72,10 +94,11 @@ def test_a_damaged_library_is_compiled_again(damage: str, home: Path) -> None:
 
 @needs_compiler
 def test_other_sources_and_other_compilers_have_other_files(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, copier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CXX", str(copier))
     assert opened()
-    monkeypatch.setenv("CXX", str(written_compiler(tmp_path / "mine", 'exec c++ "$@"')))
+    monkeypatch.setenv("CXX", str(written_compiler(tmp_path / "mine", f'exec {shlex.quote(str(copier))} "$@"')))
     assert opened()
     folder = tmp_path / "cpu"
     shutil.copytree(source_folder(), folder)

@@ -117,6 +117,23 @@ class DraftConformance:
                 found[place] += [choice.token_id for choice in chosen]  # type: ignore[union-attr]
         assert [one[:12] for one in found] == expected
 
+    def test_a_row_whose_choice_is_not_read_yet_beside_drafts(self, verifier: Runner) -> None:
+        prompts = (PROMPT[:30], PROMPT[40:61])
+        expected = []
+        for prompt in prompts:
+            row = start(verifier, prompt)
+            expected.append(go_on(verifier, row, 4))
+            verifier.close(row)
+        row, other = (start(verifier, prompt) for prompt in prompts)
+        ahead = verifier.queue([Span(other)])
+        beside = verifier.queue([Span(row, drafts=tuple(expected[0][:3])), Span(other)])
+        chosen = [*ahead.choices(), *beside.choices()]
+        assert [[choice.token_id for choice in one] for one in chosen] == [  # type: ignore[union-attr]
+            expected[1][:1],
+            expected[0],
+            expected[1][1:2],
+        ]
+
     def test_a_choice_that_fails_behind_a_kept_draft(self, verifier: Runner) -> None:
         """What was chosen before it is there; the next span fails, as the single step would."""
         row = start(verifier, PROMPT[:30])

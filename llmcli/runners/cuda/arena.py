@@ -75,6 +75,7 @@ class Mailbox:
 
         self._device = device
         self._halves = [pinned_bytes(half_bytes), pinned_bytes(half_bytes)]
+        self._addresses = [half.ctypes.data for half in self._halves]
         self._are_sent = [cupy.cuda.Event(disable_timing=True) for _ in self._halves]
         self._half, self._begin = 0, 0
 
@@ -86,10 +87,10 @@ class Mailbox:
         raw = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         for first in range(0, len(raw), len(self._halves[0])):
             part = raw[first : first + len(self._halves[0])]
-            place = self._take(len(part))
+            place, address = self._take(len(part))
             place[:] = part
             with device_errors():
-                (target.data + first).copy_from_host_async(place.ctypes.data, len(part), self._device.stream)
+                (target.data + first).copy_from_host_async(address, len(part), self._device.stream)
 
     def send_rows(self, target: Any, sources: Sequence[npt.NDArray[Any]]) -> None:
         """Queue one copy of all sources, each into a row of `target`; they may be reused at once.
@@ -103,14 +104,14 @@ class Mailbox:
             for row, source in zip(target, sources, strict=True):
                 self.send(row, source)
             return
-        place = self._take(len(sources) * width)
+        place, address = self._take(len(sources) * width)
         for row, source in zip(place.reshape(len(sources), width), sources, strict=True):
             row[:] = source.view(np.uint8)
         with device_errors():
             cupy.cuda.runtime.memcpy2DAsync(
                 target.data.ptr,
                 target.strides[0],
-                place.ctypes.data,
+                address,
                 width,
                 width,
                 len(sources),
@@ -118,13 +119,13 @@ class Mailbox:
                 self._device.stream.ptr,
             )
 
-    def _take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """Room in the pinned memory, a half of it at most."""
+    def _take(self, num_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """Room in the pinned memory, a half of it at most, and its address."""
         if self._begin + num_bytes > len(self._halves[0]):
             self._turn()
-        place = self._halves[self._half][self._begin : self._begin + num_bytes]
+        begin = self._begin
         self._begin += -(-num_bytes // 16) * 16
-        return place
+        return self._halves[self._half][begin : begin + num_bytes], self._addresses[self._half] + begin
 
     def _turn(self) -> None:
         with device_errors():

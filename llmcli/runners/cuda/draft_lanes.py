@@ -50,23 +50,27 @@ class DraftLanes:
     def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
-        The slots hold the latest tokens and the page tables. The masks are asked for once the card works.
+        The slots hold the page tables, and the latest tokens that the host has not read. The masks are asked for once
+        the card works.
         """
-        lanes = np.zeros((3, MAX_SPAN), np.int32)
-        firsts, count = [], 0
+        token_ids: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        firsts = []
         for work in works:
             assert work.slot is not None
-            some = slice(count, count + work.num_tokens)
-            lanes[0, count + 1 : some.stop] = work.drafts
-            lanes[1, some] = work.slot
-            lanes[2, some] = np.arange(work.position, work.position + work.num_tokens)
-            firsts.append(count)
-            count = some.stop
+            firsts.append(len(slots))
+            token_ids += (work.latest or 0, *work.drafts)
+            slots += [work.slot] * work.num_tokens
+            positions += range(work.position, work.position + work.num_tokens)
+        count = len(slots)
+        lanes = np.zeros((3, MAX_SPAN), np.int32)
+        lanes[:, :count] = token_ids, slots, positions
         self._mailbox.send(self._workspace.drafted, lanes)
-        token_ids, latest = self._workspace.drafted[0], self._workspace.slot_token_ids
         for first, work in zip(firsts, works, strict=True):
-            assert work.slot is not None
-            copy(self._forward.device, token_ids[first : first + 1], latest[work.slot : work.slot + 1])
+            if work.latest is None:  # the host has not read it: the card knows it
+                of_lane, of_slot = self._workspace.drafted[0, first : first + 1], slice(slots[first], slots[first] + 1)
+                copy(self._forward.device, of_lane, self._workspace.slot_token_ids[of_slot])
         self._graphs.start((count, len(works)), self._launch)
         for first, work, made in zip(firsts, works, masks, strict=True):
             self._choose(first, work, made)
