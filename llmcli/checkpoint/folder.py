@@ -15,7 +15,7 @@ from llmcli.checkpoint.layout import HEAD
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
+from llmcli.quantization.methods import AWQ, GPTQ, MLX, Quantization, method_of, read_quantization, refuse_method
 from llmcli.reading import CONFIG, INDEX
 
 CONFIG_NAME = "config.json"
@@ -89,6 +89,9 @@ def quantization_of(config_json: Mapping[str, Any], where: str) -> Quantization 
     Raises: UnsupportedModelError naming what this program cannot run; CheckpointError for values that mean nothing.
     """
     declared = _declared(config_json)
+    of_mlx = config_json.get("quantization")  # its older models have the same under this name alone
+    if declared is None and isinstance(of_mlx, dict) and (method := method_of(of_mlx)) == MLX:
+        refuse_method(method, where)
     return None if declared is None else read_quantization(declared, where)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from llmcli.checkpoint.formats.base import PackedLayer
 from llmcli.checkpoint.formats.find import ACTIVATION_SUFFIXES, CODE_SUFFIXES, Layer, find_layers
-from llmcli.checkpoint.formats.fp8 import Fp8Layer
+from llmcli.checkpoint.formats.fp8 import FP8_DTYPE, Fp8Layer
 from llmcli.checkpoint.layout import (
     BASE_PREFIX,
     EMBEDDING,
@@ -19,10 +19,13 @@ from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import Quantization
+from llmcli.quantization.methods import Quantization, refuse_method
 
 # Old converters stored this table per layer; it is recomputed from the config.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+
+# What the modules of other forms hold in the place of a weight.
+_OTHER_FORMS = {".q_weight": "exl2", ".trellis": "exl3", ".B": "marlin"}
 
 _MAX_NAMED = 4  # tensors named in one message; the rest are counted
 
@@ -106,11 +109,19 @@ def match_tensors(
             "which says how to read them; download config.json again"
         )
     if missing:
+        for suffix, method in _OTHER_FORMS.items():
+            if any(_module(name) + suffix in tensors for name in missing):
+                refuse_method(method, f"{where}: {suffix} in the place of weights")
         raise CheckpointError(
             f"{where}: {len(missing)} of {len(expected)} tensors are missing: {_named(missing)}; incomplete download, "
             "or config.json of another model?"
         )
     for tensor in expected:
+        if quantization is None and tensor.is_linear and tensors[tensor.name].dtype == FP8_DTYPE:
+            raise CheckpointError(
+                f"{where}: {tensor.name} holds 8-bit floats, and config.json has no quantization_config, which says "
+                "how to read them; download config.json again"
+            )
         _check(tensor, tensors[tensor.name])
     used = {tensor.name: replace(tensors[tensor.name], name=tensor.name) for tensor in expected}
     seen = {id(tensors[tensor.name]) for tensor in expected}  # a tied matrix may stand under another name

@@ -92,6 +92,7 @@ def _stored_as(weight: ExpectedTensor, quantization: Quantization | None, dtype:
         return
     output_size, input_size = weight.shape
     if isinstance(quantization, Fp8Config):
+        assert quantization.scheme is not None
         layer, scale_dtype = Fp8Layer(quantization.scheme, (output_size, input_size), "weight_scale_inv"), "F32"
     else:
         assert isinstance(quantization, AwqConfig)

@@ -48,6 +48,7 @@ def info(
 def _inspect(name: str | None, context: int | None) -> ModelInfo:
     """Facts about a model. Raises: LLMCliError and its subclasses."""
     session = open_session(name)
+    session.warn_of_model()
     sampling = session.resolve_sampling({}, None)
     max_seq_len = session.resolve_context(context)
     try:

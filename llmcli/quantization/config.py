@@ -1,10 +1,12 @@
 """The `quantization_config` of config.json as compressed-tensors writes it: read, asked, written.
 
 Reads int4 and int8 weights, packed or one byte each, and 8-bit floats. Activation quantization is let through only
-beside weights that mean the same without it; every other feature is refused by name. Writes `pack-quantized`.
+beside weights that mean the same without it, as is a quantized cache; every other feature is refused by name.
+Writes `pack-quantized`.
 Source: compressed_tensors.quantization (quant_config, quant_scheme, quant_args) and its utils.match.
 """
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ _PLAIN_ORDERS = (None, False, "weight", "static")
 _GROUP_ORDERS = (True, "group", "dynamic")
 # llm-compressor stored codes under both names; where frozen weights are floats still, their tensors tell.
 _STATUSES = ("compressed", "frozen")
+_BLOCK = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _SCALE_DTYPES = {"bfloat16", "float16", "float32"}
 
 
@@ -62,10 +65,14 @@ class ConfigGroup:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Which module is quantized how. What `ignore` matches is not, whatever the groups say."""
+    """Which module is quantized how. What `ignore` matches is not, whatever the groups say.
+
+    `has_cache`: the KV cache is quantized, too, with scales of the model, which llmcli does not use.
+    """
 
     groups: tuple[ConfigGroup, ...]
     ignore: tuple[str, ...]
+    has_cache: bool = False
 
     def groups_of(
         self, names: Sequence[str], where: str, module_class: str = "Linear"
@@ -111,7 +118,7 @@ class QuantizationConfig:
         status = fields.get("quantization_status", "compressed")
         if status not in _STATUSES:
             _refuse(where, f"quantization_status {_shown(status)}", "'compressed' or 'frozen'")
-        for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
+        for key in ("transform_config", "moe_sparsity_config"):
             if fields.get(key):
                 _refuse(where, key)
         sparsity = fields.get("sparsity_config")
@@ -121,6 +128,7 @@ class QuantizationConfig:
         return cls(
             groups=tuple(_read_group(value, name, fields.get("format"), where) for name, value in groups.items()),
             ignore=_patterns(fields.get("ignore") or [], "ignore", where),
+            has_cache=bool(fields.get("kv_cache_scheme")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,6 +239,8 @@ def _read_floats(weights: Mapping[str, Any], where: str) -> Fp8Scheme:
 
 def read_block(value: object, name: str, where: str) -> tuple[int, int]:
     """The rows and inputs of a block of weights. Raises: CheckpointError for anything but two numbers from 1 up"""
+    if isinstance(value, str) and (sizes := _BLOCK.fullmatch(value)):  # as compressed-tensors wrote it at first
+        value = [int(size) for size in sizes.groups()]
     if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
         return value[0], value[1]
     raise CheckpointError(f"{where}: {name} is {_shown(value)}, expected two numbers from 1 up")

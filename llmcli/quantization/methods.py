@@ -16,6 +16,9 @@ from llmcli.quantization.config import METHOD, QuantizationConfig, read_block
 from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 
 AWQ, GPTQ, FP8 = "awq", "gptq", "fp8"
+# Others that store 8-bit floats as fp8 does: Meta's, with a scale a row, and NVIDIA's, with one.
+_FBGEMM, _MODELOPT = "fbgemm_fp8", "modelopt"
+MLX = "mlx"
 
 _GPTQ_BITS = (4, 8)
 # What GPTQ files of each version keep of a zero point: the first had it minus 1.
@@ -45,9 +48,9 @@ class GptqConfig:
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """8-bit floats with scales, as DeepSeek and Qwen publish them."""
+    """8-bit floats with scales. `scheme` is None without blocks: then the scales tell if they are one or one a row."""
 
-    scheme: Fp8Scheme
+    scheme: Fp8Scheme | None
 
 
 Quantization = QuantizationConfig | AwqConfig | GptqConfig | Fp8Config
@@ -68,23 +71,34 @@ def read_quantization(declared: object, where: str) -> Quantization:
         return _read_awq(fields, inside)
     if method == GPTQ:
         return _read_gptq(fields, inside)
-    if method == FP8:
+    if method in (FP8, _FBGEMM):
         return _read_fp8(fields, inside)
+    if method == _MODELOPT:
+        if fields.get("quant_algo") != "FP8":
+            _refuse(inside, f"quant_algo {_shown(fields.get('quant_algo'))}", "FP8")
+        return Fp8Config(None)
     refuse_method(method, where)
 
 
 def notes_of(quantization: Quantization | None) -> tuple[str, ...]:
     """What users should know of a quantized model, a sentence each."""
-    groups = quantization.groups if isinstance(quantization, QuantizationConfig) else ()
-    if isinstance(quantization, Fp8Config) or any(group.has_activations for group in groups):
-        return ("made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits",)
-    return ()
+    notes = []
+    listed = quantization if isinstance(quantization, QuantizationConfig) else None
+    has_activations = listed is not None and any(group.has_activations for group in listed.groups)
+    if has_activations or isinstance(quantization, Fp8Config):
+        notes.append(
+            "made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits"
+        )
+    if listed is not None and listed.has_cache:
+        notes.append("made for a quantized KV cache; llmcli does not use its scales, and has --kv-cache int8")
+    return tuple(notes)
 
 
 def method_of(fields: Mapping[str, Any]) -> object:
-    """The method that a `quantization_config` names; bitsandbytes did not always write it."""
-    is_bitsandbytes = not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"})
-    return fields.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "unknown")
+    """The method that a `quantization_config` names; bitsandbytes did not always write it, and MLX does not."""
+    if not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"}):
+        return fields.get("quant_method") or "bitsandbytes"
+    return fields.get("quant_method") or (MLX if fields.keys() >= {"bits", "group_size"} else "unknown")
 
 
 def refuse_method(method: object, where: str) -> NoReturn:
@@ -97,7 +111,7 @@ def refuse_method(method: object, where: str) -> NoReturn:
 
 
 def _read_awq(fields: Mapping[str, Any], where: str) -> AwqConfig:
-    version = _word(fields, ("version", "format"), "gemm", where)
+    version = _word(fields, ("version", "format", "checkpoint_format"), "gemm", where)
     if version != "gemm" or fields.get("backend") == "llm-awq":
         _refuse(where, f"AWQ version {fields.get('backend') if version == 'gemm' else version}", "gemm")
     bits = _number(fields, ("bits", "w_bit"), where)
@@ -135,7 +149,7 @@ def _read_fp8(fields: Mapping[str, Any], where: str) -> Fp8Config:
         if fields.get(key) not in (None, expected):
             _refuse(where, f"fp8 with {key} {_shown(fields[key])}", expected)
     block = fields.get("weight_block_size")
-    return Fp8Config(Fp8Scheme(*((None, None) if block is None else read_block(block, "weight_block_size", where))))
+    return Fp8Config(None if block is None else Fp8Scheme(*read_block(block, "weight_block_size", where)))
 
 
 def _value(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
@@ -182,7 +196,10 @@ def _group_size(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -
 
 def _refuse(where: str, what: str, expected: str | None = None) -> NoReturn:
     hint = f", expected {expected}" if expected else ""
-    raise UnsupportedModelError(f"{where}: {what} is not supported{hint}; use the original model or another export")
+    raise UnsupportedModelError(
+        f"{where}: {what} is not supported{hint}; use the same model as AWQ gemm, as GPTQ of 4 or 8 bits, as fp8 "
+        "(e4m3), or in 16 bits"
+    )
 
 
 def _shown(value: object) -> str:

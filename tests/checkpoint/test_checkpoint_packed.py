@@ -107,7 +107,6 @@ def test_groups_that_do_not_divide_a_layer(opened: Callable[..., Model]) -> None
 @pytest.mark.parametrize(
     ("change", "feature"),
     [
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "kv_cache_scheme"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ({"format": "marlin-24"}, "marlin-24"),
         ({"quant_method": "quip"}, "quip"),
@@ -116,6 +115,20 @@ def test_groups_that_do_not_divide_a_layer(opened: Callable[..., Model]) -> None
 def test_other_features_are_refused_by_name(opened: Callable[..., Model], change: dict[str, Any], feature: str) -> None:
     with pytest.raises(UnsupportedModelError, match=feature):
         opened(**change)
+
+
+def test_a_quantized_cache_is_not_used_and_a_line_says_so(opened: Callable[..., Model]) -> None:
+    scales = {f"model.layers.0.self_attn.{side}_scale": torch.ones(1) for side in "qkv"}
+    model = opened(scales, kv_cache_scheme={"num_bits": 8, "type": "float"})
+    assert model.tensors.unused == ()
+    assert model.notes == ("made for a quantized KV cache; llmcli does not use its scales, and has --kv-cache int8",)
+    assert opened(kv_cache_scheme=None).notes == ()
+
+
+def test_zero_points_of_a_symmetric_model(opened: Callable[..., Model]) -> None:
+    name = "model.layers.0.mlp.up_proj.weight_zero_point"
+    with pytest.raises(CheckpointError, match=f"{name} is there, and config.json says that the weights are symmetric"):
+        opened({name: torch.zeros(22, 2, dtype=torch.int32)})
 
 
 def test_activation_quantization_is_refused_by_name(opened: Callable[..., Model], packed: Path) -> None:

@@ -102,7 +102,6 @@ def test_schemes(changes: dict[str, Any], scheme: WeightScheme) -> None:
         ({"format": None}, "format None"),
         ({"group_format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
         ({"quantization_status": "calibration"}, "quantization_status 'calibration'"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ({"moe_sparsity_config": {"a": 1}}, "moe_sparsity_config"),

@@ -39,7 +39,9 @@ OTHER_KEYS = [
         ({**GPTQ, "bits": 8, "desc_act": None, "format": "gptq"}, GptqConfig(WeightScheme(8, 128), 1, None)),
         ({**GPTQ, "dynamic": {"-:.*lm_head": {}}}, GptqConfig(WeightScheme(4, 128), 1, False)),
         (FP8, Fp8Config(Fp8Scheme(128, 128))),
-        ({"quant_method": "fp8"}, Fp8Config(Fp8Scheme(None, None))),
+        ({"quant_method": "fp8"}, Fp8Config(None)),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, Fp8Config(None)),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, Fp8Config(None)),
     ],
 )
 def test_what_it_means(fields: dict[str, Any], expected: object) -> None:
@@ -65,7 +67,13 @@ def test_strange_values_are_used_or_refused(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "method"),
-    [({"load_in_4bit": True}, "bitsandbytes"), ({"quant_method": "exl3"}, "exl3"), ({}, "unknown"), (7, "unknown")],
+    [
+        ({"load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "exl3"}, "exl3"),
+        ({"bits": 4, "group_size": 64}, "mlx"),
+        ({}, "unknown"),
+        (7, "unknown"),
+    ],
 )
 def test_other_methods_are_refused_with_the_way_out(fields: object, method: str) -> None:
     with pytest.raises(UnsupportedModelError) as caught:

@@ -128,11 +128,14 @@ class DraftConformance:
         ahead = verifier.queue([Span(other)])
         beside = verifier.queue([Span(row, drafts=tuple(expected[0][:3])), Span(other)])
         chosen = [*ahead.choices(), *beside.choices()]
-        assert [[choice.token_id for choice in one] for one in chosen] == [  # type: ignore[union-attr]
-            expected[1][:1],
-            expected[0],
-            expected[1][1:2],
-        ]
+        assert (
+            [[choice.token_id for choice in one] for one in chosen]
+            == [  # type: ignore[union-attr]
+                expected[1][:1],
+                expected[0],
+                expected[1][1:2],
+            ]
+        )
 
     def test_a_choice_that_fails_behind_a_kept_draft(self, verifier: Runner) -> None:
         """What was chosen before it is there; the next span fails, as the single step would."""

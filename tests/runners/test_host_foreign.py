@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,29 @@ def test_fp8(block: tuple[int, int] | None, suffix: str, original: Path, tmp_pat
     check_logits(folder, original)
 
 
+FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "fmt": None, "weight_block_size": None}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "fmt": None}
+
+
+@pytest.mark.parametrize(
+    ("block", "config", "scheme"),
+    [
+        ((1, 10**30), {"weight_block_size": None}, "fp8, one scale a row"),
+        ((1, 10**30), FBGEMM, "fp8, one scale a row"),
+        (None, MODELOPT, "fp8, one scale"),
+    ],
+)
+def test_fp8_whose_scales_tell_what_they_are_of(
+    block: tuple[int, int] | None, config: dict[str, Any], scheme: str, original: Path, tmp_path: Path
+) -> None:
+    folder = write_fp8(original, tmp_path / "fp8", block=block, suffix="scale")
+    module = "model.layers.0.self_attn.k_proj"
+    beside = {f"{module}.{part}": torch.ones(1) for part in ("input_scale", "k_scale", "input_scale_ub")}
+    change(folder, beside, **config)
+    check_logits(folder, original)
+    assert {str(layer.scheme) for layer in open_model(folder).tensors.scaled.values()} == {scheme}
+
+
 def test_fp8_as_transformers_widens_it(original: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")  # which transformers wants for this, and which is no dependency
     folder = write_fp8(original, tmp_path / "fp8", suffix="scale_inv")
@@ -165,6 +189,8 @@ def test_frozen_models_are_those_with_codes(name: str, original: Path, tmp_path:
         (write_fp8, {"fmt": "e5m2"}, "fp8 with fmt 'e5m2' is not supported, expected e4m3"),
         (write_fp8, {"scale_fmt": "ue8m0"}, "fp8 with scale_fmt 'ue8m0' is not supported, expected float"),
         (write_gptq, {"quant_method": "auto-round"}, "quantized (method auto-round), which is not supported"),
+        (write_awq, {"checkpoint_format": "gemv", "version": None}, "AWQ version gemv is not supported, expected gemm"),
+        (write_fp8, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4' is not supported"),
     ],
 )
 def test_refused_by_name(
@@ -232,6 +258,12 @@ ORDER = torch.arange(256, dtype=torch.int32) // 64
             {},
             f"{LAYER}.qzeros in model.safetensors holds zero points other than 7 or 8 throughout",
         ),
+        ({}, {"checkpoint_format": "gptq_v2"}, "qzeros in model.safetensors holds zero points other than 8 throughout"),
+        (
+            {f"{LAYER}.qzeros": torch.full((4, 48), -0x77777778, dtype=torch.int32)},
+            {"sym": False},
+            "holds 8 throughout, as symmetric weights have it, which version 1 of GPTQ reads as 9; set sym to true",
+        ),
         ({f"{LAYER}.scales": torch.full((4, 384), torch.nan)}, {}, f"{LAYER}.scales in model.safetensors holds NaN"),
     ],
 )
@@ -267,6 +299,46 @@ def test_codes_that_the_config_does_not_tell_of(original: Path, tmp_path: Path) 
         open_model(folder)
 
 
+def test_8_bit_floats_that_the_config_does_not_tell_of(original: Path, tmp_path: Path) -> None:
+    folder = write_fp8(original, tmp_path / "fp8")
+    (folder / "config.json").write_bytes((original / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"q_proj.weight holds 8-bit floats, and config.json has no quant"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize("config", [{"quant_method": "fp8"}, {"quant_method": "awq", "bits": 4, "group_size": 64}])
+def test_a_config_that_was_left_behind(config: dict[str, Any], original: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(original, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = config | {"zero_point": True}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="says that weights are quantized, and none is; .* remove quantization_c"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("suffixes", "method"), [(("q_weight", "q_scale"), "exl2"), (("trellis", "suh"), "exl3"), (("B", "s"), "marlin")]
+)
+def test_other_forms_are_told_by_their_tensors(
+    suffixes: tuple[str, ...], method: str, original: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(original, tmp_path / "model")
+    held = load_file(folder / "model.safetensors")
+    del held[f"{LAYER}.weight"]
+    held |= {f"{LAYER}.{suffix}": torch.zeros(4, 4, dtype=torch.int32) for suffix in suffixes}
+    save_file(held, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=rf"quantized \(method {method}\), which is not supported"):
+        open_model(folder)
+
+
+def test_models_of_mlx_are_told_by_their_config(original: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(original, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text()) | {"quantization": {"group_size": 64, "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModelError, match=r"quantized \(method mlx\), which is not supported"):
+        open_model(folder)
+
+
 def test_8_bit_floats_of_another_kind(original: Path, tmp_path: Path) -> None:
     other = {f"{LAYER}.weight": torch.zeros(384, 256, dtype=torch.float8_e5m2)}
     with pytest.raises(UnsupportedModelError, match=rf"{LAYER}.weight in .* is F8_E5M2, expected F8_E4M3"):
@@ -289,6 +361,11 @@ def test_floats_that_contradict(original: Path, tmp_path: Path) -> None:
         for read in (load, load_on_numpy):
             with pytest.raises(CheckpointError, match=rf"{next(iter(tensors))} in model.safetensors holds NaN"):
                 read(model, max_seq_len=32)
+    wide = {name: torch.zeros(384, 256, dtype=torch.bfloat16)}
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is BF16, and there is {name}_scale_inv, which belongs to 8-bit"
+    ):
+        open_model(change(write_fp8(original, tmp_path / "wide"), wide))
     with pytest.raises(CheckpointError, match="has both weight_scale and weight_scale_inv"):
         open_model(change(folder, {f"{name}_scale": torch.ones(3, 2)}))
     with pytest.raises(CheckpointError, match=rf"tensors are missing: {name}_scale_inv;"):

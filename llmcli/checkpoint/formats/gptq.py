@@ -58,19 +58,25 @@ class Gptq:
 
     def _zero_points(self, source: LayerSource) -> Array | None:
         """None for a symmetric scheme, whose own must say the same. Shapes: result uint8 [output_size, groups]"""
-        scheme, words = source.layer.scheme, source.read("qzeros").view(np.uint32)
+        scheme, words, info = source.layer.scheme, source.read("qzeros").view(np.uint32), source.info("qzeros")
         if scheme.is_symmetric:
             stored = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
             # Not every program that writes version 1 takes the 1 off. Either way the values say which it is.
-            if not any((stored == scheme.offset - offset).all() for offset in (0, 1)):
-                info = source.info("qzeros")
+            expected = [scheme.offset - offset for offset in range(self.zero_offset, -1, -1)]
+            if not any((stored == value).all() for value in expected):
                 raise CheckpointError(
-                    f"{info.name} in {info.path.name} holds zero points other than {scheme.offset - 1} or "
-                    f"{scheme.offset} throughout, and config.json says sym true; one of them is wrong"
+                    f"{info.name} in {info.path.name} holds zero points other than {' or '.join(map(str, expected))} "
+                    "throughout, and config.json says sym true; one of them is wrong"
                 )
             return None
         # The 1 was taken off whole words, where a zero point of 0 borrows from its neighbour; so it is added likewise.
         ones = sum(1 << shift for shift in range(0, 32, scheme.num_bits)) * self.zero_offset
         words = words + np.uint32(ones)
         zero_points = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
+        if self.zero_offset and (zero_points == scheme.offset + 1).all():  # the middle throughout, with the 1 added
+            raise CheckpointError(
+                f"{info.name} in {info.path.name} holds {scheme.offset} throughout, as symmetric weights have it, "
+                f"which version 1 of GPTQ reads as {scheme.offset + 1}; set sym to true in config.json if the model is "
+                'symmetric, or checkpoint_format to "gptq_v2"'
+            )
         return np.ascontiguousarray(zero_points.T)
