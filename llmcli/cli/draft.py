@@ -59,7 +59,10 @@ def open_draft(choice: str, session: Session) -> Draft:
         raise UsageError(f"--draft is empty, expected {', '.join(WORDS)} or a model")
     if choice in WORDS:
         return Draft(choice)
-    drafter = open_session(choice)
+    try:
+        drafter = open_session(choice)
+    except LLMCliError as error:
+        raise type(error)(f"--draft is none of {', '.join(WORDS)}, so it names a model: {error}") from error
     if problem := _find_difference(session.tokenizer, drafter.tokenizer):
         terminal.warn(f"--draft: {drafter.name} has another vocabulary than {session.name}: {problem}; no drafts")
         return Draft(choice)

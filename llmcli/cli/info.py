@@ -12,6 +12,7 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.groups import with_groups
+from llmcli.cli.model_notes import warn_of
 from llmcli.cli.options import ContextOption, DebugOption, ModelNames
 from llmcli.cli.session import open_session
 from llmcli.cli.terminal import terminal
@@ -48,7 +49,7 @@ def info(
 def _inspect(name: str | None, context: int | None) -> ModelInfo:
     """Facts about a model. Raises: LLMCliError and its subclasses."""
     session = open_session(name)
-    session.warn_of_model()
+    warn_of(session.model, session.name)
     sampling = session.resolve_sampling({}, None)
     max_seq_len = session.resolve_context(context)
     try:

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, has_driver, load_runner
+from llmcli.cli.model_notes import warn_of
 from llmcli.cli.progress import progress
 from llmcli.cli.terminal import OnProgress, terminal
 from llmcli.cli.token_tree import TokenTree
@@ -227,14 +228,6 @@ class Session:
             remedy = f"use a shorter prompt ({limit})"
         raise UsageError(f"the prompt has {num_prompt_tokens} tokens{more}; the context holds {context}; {remedy}")
 
-    def warn_of_model(self) -> None:
-        """Say what a user should know of the model, a line each."""
-        if unused := self.model.tensors.unused:
-            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            terminal.warn(f"{self.name} has tensors that its config does not use: {', '.join(unused[:3])}{more}")
-        for note in self.model.notes:
-            terminal.warn(f"{self.name}: {note}")
-
     def load_runner(
         self,
         options: RunnerOptions,
@@ -249,7 +242,7 @@ class Session:
         `num_rows` and `host_rows` as for `device_choice.load_runner`.
         """
         start_time = time.perf_counter()
-        self.warn_of_model()
+        warn_of(self.model, self.name)
         first = "starting the card"
         if options.device == "cpu" or not has_driver():
             first = "" if options.runs_on_numpy(self.model) else "importing torch"

@@ -1,29 +1,30 @@
 """How many drafts a step is worth: the one rule, from how often drafts were right and from what they cost.
 
 With a chance p that a draft is right if those before it were, k drafts give 1 + p + ... + p^k tokens a step. They cost
-1 + f + k * s steps: s is the share of a step's time that each adds, f what a step with drafts takes beyond that, as
-the host reads it before it queues the next. k is the number with the most tokens for the time; 0 where it gains less
+1 + f + k * s steps: each adds the share s of a step's time, and f is what a step with any adds to that, since it is
+queued only once the step before has been read. k is the number with the most tokens for the time; 0 where it gains less
 than LEAST_GAIN.
 
 f and s are a line through the latest times of each number of drafts. With s alone, a share of the few drafts that a
-step had lately, short steps seem dear and long ones are not tried.
+step had lately, short steps seem dear and long ones are not tried. In a step of several texts each decides as if all
+did what it does: then k drafts of each cost R * k * s, and all R of them get the tokens.
 """
 
 from collections import deque
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 LEAST_GAIN = 1.03
 _FIRST_RATE = 0.6  # p before anything is known
 _FIRST_RATE_WEIGHT = 4  # as so many drafts
 _RATE_WEIGHT = 1 / 12  # of the latest draft, at least
-_FEW_TIMES = 3  # the first step of a kind is slow, and a single one may be far off on a busy machine
+_FEW_TIMES = 4  # the first step of a kind is slow, and one of the others may be far off on a busy machine
 _NUM_TIMES = 8  # the latest times count, by their median
-_RECENT = 128  # steps with drafts; a number of drafts that none of these had does not count
+_RECENT = 512  # steps, after which a time is forgotten: a wrong one costs no more than that
 
 
 class DraftCost(NamedTuple):
-    """What drafts add to a step, in steps: `fixed` with any, and `each`."""
+    """What drafts add to a step, in steps: `fixed` with any, and `each` of a text's."""
 
     fixed: float
     each: float
@@ -65,57 +66,67 @@ class KeptRates:
 
 
 class StepTimes:
-    """What drafts cost. Steps are compared with those of as many rows without drafts.
+    """What drafts cost in steps of one number of rows.
 
-    Attributes: cost, of drafts
+    Attributes: cost, of a text's drafts if all texts have as many
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int):
         self.cost = FIRST_COST
-        self._plain: dict[int, _Latest] = {}  # by the number of rows: seconds
+        self._num_rows = num_rows
+        self._plain = _Latest()
         self._added: dict[int, _Latest] = {}  # by the number of drafts: what they added, as a share of a step without
-        self._num_steps = 0  # with drafts
+        self._num_steps = 0
+        self._latest = 0  # the number of the latest step with drafts
 
-    def knows(self, num_rows: int) -> bool:
-        """Whether a step of so many rows without drafts has been measured."""
-        return num_rows in self._plain
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a step without drafts has been measured."""
+        return self._plain.median > 0
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough steps with drafts have been measured."""
+        """Whether enough steps with drafts have been measured lately."""
         return self.cost is not FIRST_COST
 
-    def learn(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """Learn a step's time."""
+    def learn(self, num_drafts: int, seconds: float) -> None:
+        """Learn the time of a step with so many drafts, of all its texts."""
+        self._num_steps += 1
+        since = self._num_steps - _RECENT
         if num_drafts == 0:
-            self._plain.setdefault(num_rows, _Latest()).learn(seconds, 0)
-        elif self.knows(num_rows):
-            self._num_steps += 1
-            share = seconds / self._plain[num_rows].median - 1
-            self._added.setdefault(num_drafts, _Latest()).learn(share, self._num_steps)
-            since = self._num_steps - _RECENT
-            places = [(count, one.median) for count, one in self._added.items() if one.is_known_since(since)]
+            self._plain.learn(seconds, self._num_steps)
+            if self._latest <= since:  # where drafts did not pay for so long, it is time to measure them again
+                self.cost = FIRST_COST
+        elif self.knows_plain:
+            self._latest = self._num_steps
+            added = self._added.get(num_drafts)
+            if added is None or added.number <= since:
+                added = self._added[num_drafts] = _Latest()
+            added.learn(seconds / self._plain.median - 1, self._num_steps)
+            places = [(count, one.median) for count, one in self._added.items() if one.counts and one.number > since]
             if places:
-                self.cost = _line(places)
+                fixed, each = _line(places)
+                self.cost = DraftCost(fixed, each * self._num_rows)
 
 
 class _Latest:
-    """The latest of some measures. Attributes: median"""
+    """The latest of some measures. Attributes: median; number, of the step measured last"""
 
     def __init__(self) -> None:
         self.median = 0.0
+        self.number = 0
         self._values: deque[float] = deque(maxlen=_NUM_TIMES)
-        self._number = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are enough."""
+        return len(self._values) >= _FEW_TIMES
 
     def learn(self, value: float, number: int) -> None:
         """Take a measure, of the step with this number."""
         self._values.append(value)
-        self._number = number
-        self.median = median(self._values)
-
-    def is_known_since(self, number: int) -> bool:
-        """Whether there are enough, the latest of a step behind that number."""
-        return len(self._values) >= _FEW_TIMES and self._number > number
+        self.number = number
+        self.median = median_low(self._values)
 
 
 def _line(places: list[tuple[int, float]]) -> DraftCost:

@@ -43,15 +43,47 @@ class DraftSource(Protocol):
 
 
 @dataclass
-class DraftUsage:
-    """Counts of steps that choose behind tokens, with drafts and without. A step of three rows counts three times."""
+class _OfRows:
+    """Steps of one number of rows."""
 
-    num_drafts: int = 0
-    num_kept: int = 0
     steps: int = 0
+    num_kept: int = 0
     steps_with: int = 0
     seconds_with: float = 0.0
     seconds_without: float = 0.0
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a step without drafts takes; None if there was none."""
+        steps = self.steps - self.steps_with
+        return self.seconds_without / steps if steps else None
+
+
+class DraftUsage:
+    """Counts of steps that choose behind tokens, with drafts and without, and their times.
+
+    Attributes: num_drafts: drafts made; num_kept: those that were right; steps: a step of three rows counts as three
+    """
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+        self.num_kept = 0
+        self.steps = 0
+        self._of_rows: dict[int, _OfRows] = {}
+
+    def count(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
+        """Count a step of so many rows."""
+        self.num_drafts += num_drafts
+        self.num_kept += num_kept
+        self.steps += num_rows
+        those = self._of_rows.setdefault(num_rows, _OfRows())
+        those.steps += 1
+        those.num_kept += num_kept
+        if num_drafts:
+            those.steps_with += 1
+            those.seconds_with += seconds
+        else:
+            those.seconds_without += seconds
 
     @property
     def tokens_per_step(self) -> float:
@@ -59,16 +91,29 @@ class DraftUsage:
         return 1 + self.num_kept / self.steps if self.steps else 1.0
 
     @property
+    def step_seconds(self) -> tuple[float, float] | None:
+        """What a step with drafts took, on average, and what it would have taken without, by those of as many rows.
+
+        None where one kind of step is missing.
+        """
+        pairs = [(of, plain) for of in self._of_rows.values() if of.steps_with and (plain := of.plain_seconds)]
+        steps = sum(of.steps_with for of, _ in pairs)
+        if not steps:
+            return None
+        without = sum(of.steps_with * plain for of, plain in pairs)
+        return sum(of.seconds_with for of, _ in pairs) / steps, without / steps
+
+    @property
     def gain(self) -> float | None:
         """How much faster decoding was than it would have been without drafts; None where one kind of step is missing.
 
         The time to make drafts is part of it.
         """
-        steps_without = self.steps - self.steps_with
-        if not self.steps_with or not steps_without or not self.seconds_without:
+        if self.step_seconds is None:
             return None
-        plain = self.seconds_without / steps_without
-        return (self.steps + self.num_kept) * plain / (self.seconds_with + self.seconds_without)
+        pairs = [(rows, of, plain) for rows, of in self._of_rows.items() if (plain := of.plain_seconds)]
+        spent = sum(of.seconds_with + of.seconds_without for _, of, _ in pairs)
+        return sum((of.steps + of.num_kept / rows) * plain for rows, of, plain in pairs) / spent
 
 
 class TextDrafts:
@@ -156,7 +201,7 @@ class Drafting:
         self._source: DraftSource | None = source
         self._least = least
         self._on_problem = on_problem
-        self._times = StepTimes()
+        self._times: dict[int, StepTimes] = {}  # by the number of rows
         self._has_trial = False  # in the step that is read next; what has come since the last one is made up for there
 
     def begin(
@@ -181,11 +226,12 @@ class Drafting:
 
     def _ask(self, ask: Callable[..., T], token_ids: Sequence[int], most: int, num_rows: int) -> T | None:
         most = min(most, MAX_STEP_TOKENS // num_rows - 1)
-        if self._source is None or most < 1 or not self._times.knows(num_rows):
+        times = self._times.get(num_rows)
+        if self._source is None or most < 1 or times is None or not times.knows_plain:
             return None  # a text of many rows learns what it has said once they are fewer
-        if not self._least and not self._times.is_measured:
+        if not self._least and not times.is_measured:
             most = min(most, 1)  # to see what a draft costs
-        cost, is_free = self._times.cost, self._source.is_free
+        cost, is_free = times.cost, self._source.is_free
         try:
             return ask(token_ids, most, least=min(self._least, most), cost=cost, is_free=is_free)
         except LLMCliError as error:
@@ -195,17 +241,9 @@ class Drafting:
     def learn(self, num_rows: int, num_drafts: int, num_kept: int, seconds: float) -> None:
         """Learn how long a step took, its drafts included, and how many of those were kept."""
         if not self._has_trial:
-            self._times.learn(num_rows, num_drafts, seconds)
+            self._times.setdefault(num_rows, StepTimes(num_rows)).learn(num_drafts, seconds)
         self._has_trial = False
-        usage = self.usage
-        usage.num_drafts += num_drafts
-        usage.num_kept += num_kept
-        usage.steps += num_rows
-        if num_drafts:
-            usage.steps_with += num_rows
-            usage.seconds_with += seconds * num_rows
-        else:
-            usage.seconds_without += seconds * num_rows
+        self.usage.count(num_rows, num_drafts, num_kept, seconds)
 
     def _stop(self, error: LLMCliError) -> None:
         if self._source is not None:

@@ -21,7 +21,7 @@ class Work(NamedTuple):
     - `method`: how the tokens are computed, from `StepDevice.method`. SINGLE gives each the bits of a step of its own.
     - `drafts`: tokens that run behind the slot's last one, each kept while it equals the choice before it; see `Span`.
     - `masks`: of each choice; only devices with `Limits.takes_masks` get any.
-    - `latest`: the token that the slot chose last, where it runs and the host has read it.
+    - `latest`: the token that runs first, if the host knows it and `token_ids` does not name it.
     """
 
     slot: int | None

@@ -95,12 +95,16 @@ class HeldText:
         return self._mask
 
     def num_fitting(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens may follow, one behind the other. None of them ends the text."""
+        """How many of the tokens may follow, one behind the other. None of them ends the text.
+
+        Models have logits for more tokens than their tokenizers, and drafts may be such; they fit nowhere.
+        """
         if self._first_token_ids is not None or self._given_up is not None:
             return 0  # a text's first token may stand for another one
         self._go_back(self._num_told)
-        ends = self._vocabulary.eos_token_ids
-        return self._matcher.num_fitting([*takewhile(lambda token_id: token_id not in ends, token_ids)])
+        ends, num_tokens = self._vocabulary.eos_token_ids, len(self._vocabulary.tokens.pieces)
+        told = takewhile(lambda token_id: token_id < num_tokens and token_id not in ends, token_ids)
+        return self._matcher.num_fitting([*told])
 
     def forced_tokens(self) -> tuple[int, ...]:
         """Tokens of the next characters that must come, as long ones as there are; () where there is a choice."""

@@ -133,7 +133,7 @@ def shuffled(history: Sequence[int], sampler: Sampler) -> int:
 def drafting_at(share: float) -> Drafting:
     """By n-grams, on a device where a draft takes this share of a step."""
     drafting = Drafting(NgramSource())
-    for num_drafts in (0, 1, 1, 1):
+    for num_drafts in (0, 1, 1, 1, 1):
         drafting.learn(1, num_drafts, 0, 1.0 + share * num_drafts)
     drafting.usage = DraftUsage()
     drafting.learn = lambda *numbers: None  # type: ignore[method-assign]
@@ -153,7 +153,8 @@ def test_steps_that_were_queued_ahead_are_timed(tokenizer: Tokenizer) -> None:
     run(SteppingRunner(LateDevice(next_token=shuffled)), tokenizer, request(most=300), drafting)
     usage = drafting.usage
     assert usage.steps + usage.num_kept >= 298
-    assert usage.seconds_with + usage.seconds_without <= time.perf_counter() - begin
+    steps = usage._of_rows[1]
+    assert 0 < steps.seconds_with + steps.seconds_without <= time.perf_counter() - begin
 
 
 def test_a_text_that_begins_to_repeat_itself_has_drafts(tokenizer: Tokenizer) -> None:
@@ -309,15 +310,34 @@ def test_drafts_that_cost_time_come_back_once_they_are_right() -> None:
 
 
 def test_what_a_draft_costs_is_measured_before_there_are_many(tokenizer: Tokenizer) -> None:
-    """With `auto`: one draft a step, three times."""
+    """With `auto`: one draft a step, four times."""
     device = PageDevice(loop)
     run(SteppingRunner(device), tokenizer, request(most=60), Drafting(ScriptedSource(loop, 1.0)))
     lengths = [len(work.drafts) for works in device.works for work in works if work.drafts]
-    assert lengths[:3] == [1, 1, 1]
+    assert lengths[:4] == [1, 1, 1, 1]
 
 
 def test_gain_compares_with_steps_without_drafts() -> None:
-    usage = DraftUsage(num_drafts=30, num_kept=20, steps=20, steps_with=10, seconds_with=0.12, seconds_without=0.1)
+    usage = DraftUsage()
+    for _ in range(10):
+        usage.count(1, 0, 0, 0.010)
+        usage.count(1, 3, 2, 0.012)
+    assert (usage.num_drafts, usage.num_kept, usage.steps) == (30, 20, 20)
     assert usage.tokens_per_step == 2
-    assert usage.gain == pytest.approx(40 * 0.01 / 0.22)
-    assert DraftUsage(steps=3, seconds_without=1.0).gain is None
+    assert usage.step_seconds == pytest.approx((0.012, 0.010))
+    assert usage.gain == pytest.approx(40 * 0.010 / 0.22)
+
+
+def test_gain_compares_steps_of_as_many_rows() -> None:
+    usage = DraftUsage()
+    assert usage.gain is usage.step_seconds is None
+    usage.count(16, 0, 0, 0.080)
+    usage.count(1, 7, 7, 0.012)
+    assert usage.gain is usage.step_seconds is None  # one row alone was never without
+    usage.count(1, 0, 0, 0.006)
+    assert usage.step_seconds == pytest.approx((0.012, 0.006))
+    assert usage.gain == pytest.approx((0.080 + (1 + 1 + 7) * 0.006) / (0.080 + 0.018))
+    usage.count(2, 2, 2, 0.010)
+    usage.count(2, 0, 0, 0.008)
+    assert usage.step_seconds == pytest.approx((0.011, 0.007))
+    assert usage.gain == pytest.approx((0.080 + 9 * 0.006 + 3 * 0.008) / (0.080 + 0.018 + 0.018))

@@ -18,9 +18,10 @@ from row_steps import PROMPT, logits_of, relative_error  # noqa: E402
 
 from llmcli.checkpoint.adapters.folder import open_adapter  # noqa: E402
 from llmcli.checkpoint.adapters.merge import merge_adapters  # noqa: E402
-from llmcli.checkpoint.layout import HEAD  # noqa: E402
+from llmcli.checkpoint.layout import EMBEDDING, HEAD  # noqa: E402
 from llmcli.checkpoint.model import Model, open_model  # noqa: E402
 from llmcli.checkpoint.reader import TensorReader  # noqa: E402
+from llmcli.errors import UnsupportedModelError  # noqa: E402
 from llmcli.runners.numpy.load import load as load_on_numpy  # noqa: E402
 from llmcli.runners.torch.load import load  # noqa: E402
 
@@ -170,6 +171,38 @@ def test_copies_of_a_shared_matrix(tmp_path: Path, saved: list[str]) -> None:
     assert model.tensors.head == HEAD
     reference = logits_by_transformers(merged_by_peft(base, adapter))
     assert relative_error(logits_of(load_on_numpy(model, max_seq_len=64), PROMPT[:40]), reference) < 1e-3
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens", "lm_head"], ["embed_tokens"], ["lm_head"]])
+def test_a_shared_matrix_that_stays_one(tmp_path: Path, saved: list[str]) -> None:
+    """With ensure_weight_tying peft trains one, and saves it once or twice."""
+    base = write_tiny_llama(tmp_path / "base", tie_word_embeddings=True, **SIZES)
+    options = {"target_modules": ["q_proj"], "modules_to_save": saved, "ensure_weight_tying": True}
+    adapter = write_adapter(base, tmp_path / "adapter", options)
+    model = open_merged(base, (adapter, 1.0))
+    assert model.tensors.head == EMBEDDING
+    reference = logits_by_transformers(merged_by_peft(base, adapter))
+    assert relative_error(logits_of(load_on_numpy(model, max_seq_len=64), PROMPT[:40]), reference) < 1e-3
+    assert relative_error(logits_by_transformers(load_base(base)), reference) > 1e-2
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    other = f"base_model.model.{EMBEDDING}"
+    save_file({**tensors, other: torch.zeros(288, 64), f"base_model.model.{HEAD}": torch.ones(288, 64)}, file)
+    with pytest.raises(UnsupportedModelError, match="differ, and the base model has one matrix for both"):
+        open_merged(base, (adapter, 1.0))
+
+
+def test_embeddings_that_are_saved_unasked(bases: dict[str, Path], tmp_path: Path) -> None:
+    """peft saves them where it sees that the vocabulary was changed, and loads them over those of the base."""
+    adapter = write_adapter(bases["F32"], tmp_path / "adapter", {"target_modules": ["q_proj"]})
+    file = adapter / "adapter_model.safetensors"
+    ends = {f"base_model.model.{name}": torch.randn(288, 64) for name in (EMBEDDING, HEAD)}
+    save_file({**load_file(file), **ends}, file)
+    model = open_merged(bases["F32"], (adapter, 1.0))
+    require_same_bits(model, merged_by_peft(bases["F32"], adapter).state_dict(), "F32")
+    save_file({**load_file(file), **{name: torch.randn(296, 64) for name in ends}}, file)
+    with pytest.raises(UnsupportedModelError, match=r"has 296 tokens, the base model 288; .* merge_and_unload"):
+        open_merged(bases["F32"], (adapter, 1.0))
 
 
 def test_bits_do_not_depend_on_how_a_tensor_is_cut(bases: dict[str, Path], tmp_path: Path) -> None:

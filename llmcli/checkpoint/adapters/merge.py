@@ -14,6 +14,7 @@ from llmcli.checkpoint.layout import EMBEDDING, HEAD, WEIGHT_DTYPES, WEIGHT_SUFF
 from llmcli.checkpoint.matching import ModelTensors
 from llmcli.checkpoint.merged_tensor import LowRankUpdate, MergedTensor
 from llmcli.checkpoint.model import Model
+from llmcli.checkpoint.reader import TensorReader
 from llmcli.checkpoint.safetensors_file import TensorInfo
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
@@ -22,6 +23,7 @@ _PREFIX = "base_model.model."
 _BASE_LAYER = ".base_layer."
 _EMBEDDING_MODULE = EMBEDDING.removesuffix(WEIGHT_SUFFIX)
 _HEAD_MODULE = HEAD.removesuffix(WEIGHT_SUFFIX)
+_ENDS = (_EMBEDDING_MODULE, _HEAD_MODULE)
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(?(embedding)|\.weight)")
 
 
@@ -81,7 +83,10 @@ class _Matching:
             if match := _FACTOR.fullmatch(name):
                 factors[self._target_of(match["module"], bool(match["embedding"]), info), match["factor"]] = info
             else:
-                replaced[self._replaced_name(name, info)] = info
+                own_name = self._replaced_name(name, info)
+                if own_name in replaced:  # embedding and head, which are one matrix
+                    self._require_equal(replaced[own_name], info)
+                replaced[own_name] = info
         self._require_saved(replaced)
         for module, target in self._targets.items():
             name = module + WEIGHT_SUFFIX
@@ -106,28 +111,52 @@ class _Matching:
             raise self._error(info, f"belongs to {what}; is it the adapter of another model?")
         if is_embedding != (module == _EMBEDDING_MODULE):
             raise self._error(info, "is not of the kind of its layer, embedding or linear; the adapter is damaged")
-        if self._is_tied and module in (_EMBEDDING_MODULE, _HEAD_MODULE):
-            raise UnsupportedModelError(
-                f"{self._where}: {printable(info.name)} changes a matrix that the base model has as embedding and as "
-                "output head, where peft gives another result once it is merged; it is not supported"
-            )
+        if self._is_tied and module in _ENDS:
+            raise self._shared(info)
         return module
+
+    def _shared(self, info: TensorInfo) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self._where}: {printable(info.name)} changes a matrix that the base model has as embedding and as "
+            "output head, where peft gives another result once it is merged; it is not supported"
+        )
+
+    def _require_equal(self, first: TensorInfo, second: TensorInfo) -> None:
+        with TensorReader() as reader:
+            if reader.is_equal(first, second):
+                return
+        raise UnsupportedModelError(
+            f"{self._where}: {printable(first.name)} and {printable(second.name)} differ, and the base model has one "
+            "matrix for both; it is not supported"
+        )
 
     def _replaced_name(self, name: str, info: TensorInfo) -> str:
         """The tensor of the model in whose place another stands."""
-        own_name = name.replace(_BASE_LAYER, ".")
+        own_name, config = name.replace(_BASE_LAYER, "."), self._adapter.config
+        if self._is_tied and own_name in (EMBEDDING, HEAD):
+            if _BASE_LAYER in name:  # it is saved with factors
+                raise self._shared(info)
+            own_name = EMBEDDING
         if own_name not in self._base:
             raise self._error(info, "is not a tensor that the base model has; is it the adapter of another model?")
         module, _, parameter = own_name.rpartition(".")
-        config = self._adapter.config
         is_named = is_saved(config, module)
         if parameter == "bias":
             is_named = is_named or config.bias == "all" or (config.bias == "lora_only" and module in self._targets)
-        is_whole = _BASE_LAYER in name and module in (_EMBEDDING_MODULE, _HEAD_MODULE)  # peft saves them with factors
-        if not is_named and not is_whole:
+        # peft saves both ends of a model with factors, and where it saw that the vocabulary had been changed.
+        if not is_named and own_name not in (EMBEDDING, HEAD):
             raise self._error(info, "replaces a tensor that neither modules_to_save nor bias in its config name")
+        if module in _ENDS and info.shape[1:] == self._base[own_name].shape[1:]:
+            self._check_rows(info, self._base[own_name])
         self._check_shape(info, self._base[own_name].shape, f"the base model's {own_name}")
         return own_name
+
+    def _check_rows(self, info: TensorInfo, base: TensorInfo) -> None:
+        if info.shape != base.shape:
+            raise UnsupportedModelError(
+                f"{self._where}: {printable(info.name)} has {info.shape[0]} tokens, the base model {base.shape[0]}; an "
+                "adapter with another vocabulary is not supported: merge it with peft's merge_and_unload, and save that"
+            )
 
     def _require_saved(self, replaced: dict[str, TensorInfo]) -> None:
         for name in self._base:

@@ -76,10 +76,10 @@ def draft_rows(usage: DraftUsage | None) -> dict[str, str]:
     rows = {"drafts": f"{usage.num_drafts} drafted"}
     if usage.num_drafts:
         share = usage.num_kept / usage.num_drafts
-        rows["drafts"] += f", {usage.num_kept} kept ({share:.0%}); {usage.tokens_per_step:.2f} tokens a step"
-    if usage.gain is not None:
-        with_drafts = usage.seconds_with / usage.steps_with
-        without = usage.seconds_without / (usage.steps - usage.steps_with)
+        steps = f"{usage.steps} steps, {usage.tokens_per_step:.2f} tokens a step"
+        rows["drafts"] += f", {usage.num_kept} kept ({share:.0%}); {steps}"
+    if usage.step_seconds is not None:
+        with_drafts, without = usage.step_seconds
         rows["step"] = f"{with_drafts * 1e3:.2f} ms with drafts, {without * 1e3:.2f} ms without"
         rows["gain of drafts"] = f"{usage.gain:.2f} times as fast"
     return rows

@@ -50,8 +50,8 @@ class DraftLanes:
     def queue(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> None:
         """Run each row's latest token and its drafts, MAX_SPAN tokens at most, and choose.
 
-        The slots hold the page tables, and the latest tokens that the host has not read. The masks are asked for once
-        the card works.
+        The slots hold the page tables, and first tokens that `latest` does not name. The masks are asked for once the
+        card works.
         """
         token_ids: list[int] = []
         slots: list[int] = []
