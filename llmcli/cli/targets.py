@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmcli.checkpoint.hub_id import find_hub_id
 from llmcli.cli import lazy
 from llmcli.cli.device_choice import RunnerOptions, prepare_for_torch
+from llmcli.cli.model_notes import warn_of
 from llmcli.cli.progress import progress
 from llmcli.cli.session import model_folder, shown_name
 from llmcli.cli.terminal import terminal
@@ -40,7 +41,9 @@ def open_subject(name: str | None, form: str | None) -> Subject:
     if name is not None and not (find_hub_id(name) or Path(name).exists() or built_in_model(name)):
         raise UsageError(f"{name!r} is neither a model folder nor a known shape; the shapes are {', '.join(shapes)}")
     folder = model_folder(name)
-    return lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
+    subject = lazy.Subject(shown_name(name, folder), lazy.open_model(folder), None)
+    warn_of(subject.model, subject.name)
+    return subject
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def test_commands_say_what_the_exact_weights_say(llmcli: Llmcli, plain: Path, tm
     assert "writes the same text, all 12 tokens" in compared.stdout + compared.stderr
     talk = ("--message", "Hi", "--chat-template", "plain", "--seed", 1, "--max-new-tokens", 12)
     said = llmcli("chat", foreign, *talk)
-    for result in (shown, measured, compared, said):
+    for result in (shown, planned, measured, compared, said):
         assert ("8-bit weights and does not round activations to 8 bits" in result.stderr) == (name in ("fp8", "w8a8"))
     assert (said.exit_code, said.stdout) == (0, llmcli("chat", same, *talk).stdout)
     if name != "w8a8":  # whose weights are too near to those of the plain model
