@@ -15,7 +15,7 @@ from llmcli.checkpoint.layout import HEAD
 from llmcli.checkpoint.safetensors_file import TensorInfo, read_header
 from llmcli.checkpoint.safetensors_header import printable
 from llmcli.errors import CheckpointError, UnsupportedModelError
-from llmcli.quantization.methods import AWQ, GPTQ, MLX, Quantization, method_of, read_quantization, refuse_method
+from llmcli.quantization.methods import AWQ, GPTQ, Quantization, read_quantization, refuse_method
 from llmcli.reading import CONFIG, INDEX
 
 CONFIG_NAME = "config.json"
@@ -36,7 +36,8 @@ _OTHER_WEIGHTS = {
 _ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+# compressed-tensors wrote the second at first, MLX the third.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 # Where tools keep the method, some of them only there.
 _QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
@@ -89,14 +90,11 @@ def quantization_of(config_json: Mapping[str, Any], where: str) -> Quantization 
     Raises: UnsupportedModelError naming what this program cannot run; CheckpointError for values that mean nothing.
     """
     declared = _declared(config_json)
-    of_mlx = config_json.get("quantization")  # its older models have the same under this name alone
-    if declared is None and isinstance(of_mlx, dict) and (method := method_of(of_mlx)) == MLX:
-        refuse_method(method, where)
     return None if declared is None else read_quantization(declared, where)
 
 
 def _declared(config_json: Mapping[str, Any]) -> Any | None:
-    """The value of `quantization_config`; `compression_config` is an older name."""
+    """The value of `quantization_config`, under whichever of its names it stands."""
     return next((value for key in _QUANTIZATION_KEYS if (value := config_json.get(key)) is not None), None)
 
 

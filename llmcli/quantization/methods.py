@@ -18,7 +18,6 @@ from llmcli.quantization.schemes import Fp8Scheme, WeightScheme
 AWQ, GPTQ, FP8 = "awq", "gptq", "fp8"
 # Others that store 8-bit floats as fp8 does: Meta's, with a scale a row, and NVIDIA's, with one.
 _FBGEMM, _MODELOPT = "fbgemm_fp8", "modelopt"
-MLX = "mlx"
 
 _GPTQ_BITS = (4, 8)
 # What GPTQ files of each version keep of a zero point: the first had it minus 1.
@@ -48,7 +47,7 @@ class GptqConfig:
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """8-bit floats with scales. `scheme` is None without blocks: then the scales tell if they are one or one a row."""
+    """8-bit floats with scales. `scheme` is None without blocks: then the shape of the scales tells it."""
 
     scheme: Fp8Scheme | None
 
@@ -90,15 +89,17 @@ def notes_of(quantization: Quantization | None) -> tuple[str, ...]:
             "made for 8-bit activations; llmcli uses its 8-bit weights and does not round activations to 8 bits"
         )
     if listed is not None and listed.has_cache:
-        notes.append("made for a quantized KV cache; llmcli does not use its scales, and has --kv-cache int8")
+        notes.append("made for a quantized KV cache; llmcli does not use its scales (--kv-cache int8 needs none)")
     return tuple(notes)
 
 
 def method_of(fields: Mapping[str, Any]) -> object:
     """The method that a `quantization_config` names; bitsandbytes did not always write it, and MLX does not."""
+    if method := fields.get("quant_method"):
+        return method
     if not fields.keys().isdisjoint({"load_in_8bit", "load_in_4bit"}):
-        return fields.get("quant_method") or "bitsandbytes"
-    return fields.get("quant_method") or (MLX if fields.keys() >= {"bits", "group_size"} else "unknown")
+        return "bitsandbytes"
+    return "mlx" if fields.keys() >= {"bits", "group_size"} else "unknown"
 
 
 def refuse_method(method: object, where: str) -> NoReturn:

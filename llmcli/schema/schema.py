@@ -97,7 +97,7 @@ class HeldText:
     def num_fitting(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens may follow, one behind the other. None of them ends the text.
 
-        Models have logits for more tokens than their tokenizers, and drafts may be such; they fit nowhere.
+        A token that the tokenizer does not have fits nowhere. A model may have logits for some, and draft them.
         """
         if self._first_token_ids is not None or self._given_up is not None:
             return 0  # a text's first token may stand for another one

@@ -121,7 +121,9 @@ def test_a_quantized_cache_is_not_used_and_a_line_says_so(opened: Callable[..., 
     scales = {f"model.layers.0.self_attn.{side}_scale": torch.ones(1) for side in "qkv"}
     model = opened(scales, kv_cache_scheme={"num_bits": 8, "type": "float"})
     assert model.tensors.unused == ()
-    assert model.notes == ("made for a quantized KV cache; llmcli does not use its scales, and has --kv-cache int8",)
+    assert model.notes == (
+        "made for a quantized KV cache; llmcli does not use its scales (--kv-cache int8 needs none)",
+    )
     assert opened(kv_cache_scheme=None).notes == ()
 
 

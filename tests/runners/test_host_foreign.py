@@ -312,7 +312,7 @@ def test_a_config_that_was_left_behind(config: dict[str, Any], original: Path, t
     values = json.loads((folder / "config.json").read_text())
     values["quantization_config"] = config | {"zero_point": True}
     (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match="says that weights are quantized, and none is; .* remove quantization_c"):
+    with pytest.raises(CheckpointError, match="says that weights are quantized, and none is; remove quantization_c"):
         open_model(folder)
 
 

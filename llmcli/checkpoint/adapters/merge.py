@@ -134,7 +134,7 @@ class _Matching:
         """The tensor of the model in whose place another stands."""
         own_name, config = name.replace(_BASE_LAYER, "."), self._adapter.config
         if self._is_tied and own_name in (EMBEDDING, HEAD):
-            if _BASE_LAYER in name:  # it is saved with factors
+            if _BASE_LAYER in name:  # it has factors
                 raise self._shared(info)
             own_name = EMBEDDING
         if own_name not in self._base:
@@ -143,7 +143,7 @@ class _Matching:
         is_named = is_saved(config, module)
         if parameter == "bias":
             is_named = is_named or config.bias == "all" or (config.bias == "lora_only" and module in self._targets)
-        # peft saves both ends of a model with factors, and where it saw that the vocabulary had been changed.
+        # peft saves embedding and head unasked if they have factors, or if it sees that the vocabulary was changed.
         if not is_named and own_name not in (EMBEDDING, HEAD):
             raise self._error(info, "replaces a tensor that neither modules_to_save nor bias in its config name")
         if module in _ENDS and info.shape[1:] == self._base[own_name].shape[1:]:

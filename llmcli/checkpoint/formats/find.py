@@ -17,7 +17,7 @@ from llmcli.quantization.schemes import Fp8Scheme
 
 # A module with one of these holds codes instead of a weight.
 CODE_SUFFIXES = (".weight_packed", ".qweight")
-# What models with quantized activations or a quantized cache store for these, which are not rounded so here.
+# Scales and zero points of activations and of the KV cache, which are not used here.
 ACTIVATION_SUFFIXES = (
     ".activation_scale",
     ".azp_adj",
@@ -50,8 +50,8 @@ def find_layers(
     layers = {weight.layer: layer for weight, layer in found if layer is not None}
     if not layers and all(weight.name in stored for weight in linear):
         raise CheckpointError(
-            f"{where}: config.json says that weights are quantized, and none is; if the model is meant to have 16 "
-            "bits, remove quantization_config there"
+            f"{where}: config.json says that weights are quantized, and none is; remove quantization_config there if "
+            "they are meant to have 16 bits"
         )
     for module, layer in layers.items():
         if isinstance(layer, PackedLayer) and not layer.scheme.divides(layer.shape[1]):

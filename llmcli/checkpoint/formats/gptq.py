@@ -58,7 +58,8 @@ class Gptq:
 
     def _zero_points(self, source: LayerSource) -> Array | None:
         """None for a symmetric scheme, whose own must say the same. Shapes: result uint8 [output_size, groups]"""
-        scheme, words, info = source.layer.scheme, source.read("qzeros").view(np.uint32), source.info("qzeros")
+        scheme, info = source.layer.scheme, source.info("qzeros")
+        words = source.read("qzeros").view(np.uint32)
         if scheme.is_symmetric:
             stored = unpack_rows(words.view(np.int32), scheme.num_bits, source.layer.shape[0])
             # Not every program that writes version 1 takes the 1 off. Either way the values say which it is.

@@ -55,7 +55,7 @@ def keys_unseen() -> Iterator[None]:
 def discard_typed_keys() -> None:
     """Forget the keys that wait on standard input, a terminal.
 
-    They are read, line by line or not: `tcflush` would also drop a Ctrl-C that the terminal has not looked at yet.
+    They are read, unfinished lines too. `tcflush` would also drop a Ctrl-C that the terminal has not looked at yet.
     """
     descriptor = sys.stdin.fileno()
     usual, by_key = termios.tcgetattr(descriptor), termios.tcgetattr(descriptor)
