@@ -110,8 +110,9 @@ def match_tensors(
         )
     if missing:
         for suffix, method in _OTHER_FORMS.items():
-            if any(_module(name) + suffix in tensors for name in missing):
-                refuse_method(method, f"{where}: {suffix} in the place of weights")
+            other = next((other for name in missing if (other := _module(name) + suffix) in tensors), None)
+            if other is not None:
+                refuse_method(method, f"{where}: {printable(other)}")
         raise CheckpointError(
             f"{where}: {len(missing)} of {len(expected)} tensors are missing: {_named(missing)}; incomplete download, "
             "or config.json of another model?"
