@@ -327,9 +327,7 @@ def test_other_forms_are_told_by_their_tensors(
     del held[f"{LAYER}.weight"]
     held |= {f"{LAYER}.{suffix}": torch.zeros(4, 4, dtype=torch.int32) for suffix in suffixes}
     save_file(held, folder / "model.safetensors")
-    with pytest.raises(
-        UnsupportedModelError, match=rf"{LAYER}.{suffixes[0]} says that .* \(method {method}\), which is not s"
-    ):
+    with pytest.raises(UnsupportedModelError, match=rf"{LAYER}.{suffixes[0]} says that .* \(method {method}\), which"):
         open_model(folder)
 
 
