@@ -5,24 +5,30 @@
 //           rows, positions [R] int; row -1: an unused lane, which reads and writes nothing else; page_table
 //           [num_rows, pages_per_row] int; keys, values [num_pages, num_key_value_heads, PAGE_TOKENS, HEAD_DIM] KvT,
 //           in-out; key_scales, value_scales [num_pages, num_key_value_heads, PAGE_TOKENS] float, in-out, or null where
-//           KvT is not a code; partials [R, num_attention_heads, num_splits, HEAD_DIM + 4] float; counters [R, grid y]
+//           KvT is not a code; partials [R, num_attention_heads, max_splits, HEAD_DIM + 4] float; counters [R, grid y]
 //           zeros, zeros again at the end; out [R, num_attention_heads * HEAD_DIM]
 // Requires: HEAD_DIM % 8 == 0; heads aligned to 16 bytes (codes: 8); 0 <= positions < max_seq_len; window >= 1;
 //           HEAD_TILE 8 or 16, with KvT float 4 or 2. The cache holds every earlier token that the window shows. The
 //           kernel in front, and those that it overlaps, write none of rows, positions and page_table. With is_cached
 //           the cache also holds the new tokens, written by append_tokens, and several lanes may belong to one row.
 //           Without it rows differ, no two rows share the page of a new token, and those kernels write no earlier token
-// Launch:   grid (num_splits, num_key_value_heads * ceil(group / HEAD_TILE), R), block (128), static shared memory; may
-//           overlap the kernel in front of it
+// Launch:   grid (max(ceil(max_splits / SPLITS), blocks_a_head), num_key_value_heads * ceil(group / HEAD_TILE), R), block
+//           (128 * SPLITS), dynamic shared memory for 4 * SPLITS * HEAD_TILE * (HEAD_DIM + 2) floats; may overlap the
+//           kernel in front of it. SPLITS is 1, or fills a multiprocessor (splits_at_once); blocks_a_head: those over
+//           which a row's splits are spread, one a block if they are few
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
 //           ceil(group / HEAD_TILE)
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). Norm and rotary
 //           in fp32. k and v are rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and
 //           the weights are split into two 16-bit parts: relative error 2^-16 for bfloat16, 2^-22 for fp16 and codes.
 //           Sums have fixed trees, and splits depend on the position alone, so a row's bits depend neither on R nor on
-//           pages. A new token takes part with the same bits with and without is_cached, so a span has the bits of
-//           single steps
-// Choice:   One block per key-value head and split, so that a group's K and V are read once. It has more than ten
+//           pages nor on SPLITS. A new token takes part with the same bits with and without is_cached, so a span has the
+//           bits of single steps
+// Choice:   One key-value head a block, so that a group's K and V are read once. Where rows and heads are few, a block
+//           has its multiprocessor to itself, with room for as many splits as run there at once. It has one of a short
+//           row: a split is 64 KB, which one multiprocessor takes half a microsecond to fetch, and small blocks gather
+//           on the first multiprocessor that is free. Splits of one block are put together in shared memory. Where rows
+//           and heads are many, a block has one split, and several share a multiprocessor. It has more than ten
 //           parameters: norm, rotary, append and combining the splits would each be a launch beside a 5 us kernel.
 //           It asks for earlier tokens before it waits for the kernel in front, which ends meanwhile. It combines eight
 //           splits in one round trip to L2. A tile lies in one page, so a warp looks up one page a tile, a tile ahead.
@@ -38,53 +44,62 @@
 #include "common/load.cuh"
 #include "common/splits.cuh"
 
-// Blocks a multiprocessor: three of 168 registers; two of 255 where a warp holds more; four of 128 for codes, whose
-// loads in flight take half the registers.
-__host__ __device__ constexpr int min_blocks(int head_dim, int head_tile, bool has_scales) {
+// Splits that a multiprocessor attends to at once: three by warps of 168 registers; two of 255 where a warp holds more;
+// four of 128 for codes, whose loads in flight take half the registers.
+__host__ __device__ constexpr int splits_at_once(int head_dim, int head_tile, bool has_scales) {
     return head_dim > (head_tile == 8 ? 128 : head_tile == 4 ? 64 : 0) ? 2 : has_scales ? 4 : 3;
 }
 
 // Arrays that the kernel in front writes are not __restrict__: the compiler might move their loads before the wait.
-template <typename KvT, int HEAD_DIM, int HEAD_TILE>
-__global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES))
+template <typename KvT, int HEAD_DIM, int HEAD_TILE, int SPLITS>
+__global__ void __launch_bounds__(32 * WARPS * SPLITS,
+                                  splits_at_once(HEAD_DIM, HEAD_TILE, KvFormat<KvT>::HAS_SCALES) / SPLITS)
     attention_decode(const float* q, const float* k, const float* v, int qkv_stride, const float* __restrict__ q_norm,
                      const float* __restrict__ k_norm, float eps, float scale, const float2* __restrict__ cos_sin,
                      const int* rows, const int* positions, const int* page_table, int num_rows, int pages_per_row,
                      KvT* keys, KvT* values, float* key_scales, float* value_scales, int window, int is_cached,
-                     int num_attention_heads, int num_key_value_heads, float* partials,
-                     unsigned* __restrict__ counters, float* __restrict__ out) {
+                     int num_attention_heads, int num_key_value_heads, int max_splits, int blocks_a_head,
+                     float* partials, unsigned* __restrict__ counters, float* __restrict__ out) {
     using Tile = Attend<KvT, HEAD_DIM, HEAD_TILE>;
     static_assert(PAGE_TOKENS % Tile::TILE_TOKENS == 0, "a tile lies in one page");
+    constexpr int NUM_WARPS = WARPS * SPLITS;
     constexpr int STEP = WARPS * Tile::TILE_TOKENS;  // from one tile of a warp to its next
-    constexpr int PART = PART_SIZE<HEAD_DIM>;
+    constexpr int PART = PART_SIZE<HEAD_DIM>, VECTORS = HEAD_DIM / 4;
     constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of heads in different banks
+    extern __shared__ __align__(16) float weighted_values[];  // [SPLITS][WARPS][HEAD_TILE][STRIDE]
     __shared__ typename Tile::Queries queries;
-    __shared__ alignas(16) float weighted_values[WARPS * HEAD_TILE * STRIDE];  // of every warp
-    __shared__ float maxima[WARPS][HEAD_TILE], sums[WARPS][HEAD_TILE];
+    __shared__ float maxima[SPLITS][WARPS][HEAD_TILE], sums[SPLITS][WARPS][HEAD_TILE];
     __shared__ float own_scores[HEAD_TILE], own_value[HEAD_DIM];
     __shared__ bool is_last;
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int block_warp = threadIdx.x / 32, its_split = block_warp / WARPS, warp = block_warp % WARPS;
+    const int lane = threadIdx.x % 32;
     const int group = num_attention_heads / num_key_value_heads, tiles = (group + HEAD_TILE - 1) / HEAD_TILE;
     const int kv_head = blockIdx.y / tiles, first_in_group = blockIdx.y % tiles * HEAD_TILE;
     const int first_head = kv_head * group + first_in_group, heads = min(HEAD_TILE, group - first_in_group);
     const int row = load_here(rows + blockIdx.z), position = load_here(positions + blockIdx.z);
-    // Guess the page of this warp's first tile: the row has the lane's number, there is no window, and splits are the
-    // shortest. This load runs beside those of row and position, and saves a round trip to L2.
+    // Guess the page of this warp's first tile: the row has the lane's number, there is no window, splits are the
+    // shortest, and a block has one, or one block has all. This load runs beside those of row and position, and saves a
+    // round trip to L2.
     const int guessed_row = min(static_cast<int>(blockIdx.z), num_rows - 1);
-    const int guess = min(static_cast<int>(blockIdx.x) * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
+    const int guessed_split = static_cast<int>(blockIdx.x) + its_split;
+    const int guess = min(guessed_split * (MIN_SPLIT_TOKENS / PAGE_TOKENS) + warp, pages_per_row - 1);
     const int guessed_page = load_here(page_table + size_t(guessed_row) * pages_per_row + guess);
 
-    const int split = blockIdx.x;
-    const Splits<Tile::TILE_TOKENS> splits(position, window, gridDim.x);
+    const Splits<Tile::TILE_TOKENS> splits(position, window, max_splits);
     const int visible = splits.visible, num_splits = splits.count;
-    if (split >= num_splits) return;  // other blocks of this row wait for the kernel in front
-    if (row < 0) {                    // an unused lane; still wait: rule 1 of launch.cuh
+    int share = 1;  // of a block
+    if (SPLITS > 1 && num_splits > blocks_a_head) {
+        share = min(SPLITS, (num_splits + blocks_a_head - 1) / blocks_a_head);
+    }
+    const int first_split = blockIdx.x * share, count = min(share, num_splits - first_split);
+    if (count <= 0) return;  // other blocks of this row wait for the kernel in front
+    if (row < 0) {           // an unused lane; still wait: rule 1 of launch.cuh
         grid_dependency_wait();
         return;
     }
-    const bool has_own = split == num_splits - 1;
-    const int end = splits.end(split);
+    const bool has_own = first_split + count == num_splits;
+    const int split = first_split + its_split, end = its_split < count ? splits.end(split) : 0;
 
     const int* pages = page_table + size_t(row) * pages_per_row;
     const auto page_of = [&](int token) { return load_here(pages + token / unsigned(PAGE_TOKENS)); };
@@ -113,26 +128,28 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     using Pairs = Head<HEAD_DIM>;
     float2 angles[Pairs::PAIRS];
     Pairs::load_angles(cos_sin, position, angles);
-    constexpr int HEADS = (HEAD_TILE + WARPS - 1) / WARPS;  // of this warp: warp, warp + WARPS, ...
+    constexpr int HEADS = (HEAD_TILE + NUM_WARPS - 1) / NUM_WARPS;  // of this warp: block_warp + i * NUM_WARPS
     const size_t lane_begin = blockIdx.z * size_t(qkv_stride);
     const float* new_k = k + lane_begin + kv_head * HEAD_DIM;
     const float* new_v = v + lane_begin + kv_head * HEAD_DIM;
-    const float* new_q = q + lane_begin + (first_head + warp) * HEAD_DIM;
+    const float* new_q = q + lane_begin + (first_head + block_warp) * HEAD_DIM;
     grid_dependency_wait();
     grid_dependency_launch();
 
     // Everything that the kernel in front has written is asked for before the first of it is used.
     Pairs own_key, new_value, own_queries[HEADS];
     own_key.load(new_k, has_own);  // in every warp: no barrier before the scores
-    new_value.load(new_v, has_own && warp == WARPS - 1);
+    new_value.load(new_v, has_own && block_warp == NUM_WARPS - 1);
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i) own_queries[i].load(new_q + i * WARPS * HEAD_DIM, warp + i * WARPS < heads);
+    for (int i = 0; i < HEADS; ++i) {
+        own_queries[i].load(new_q + i * NUM_WARPS * HEAD_DIM, block_warp + i * NUM_WARPS < heads);
+    }
     if (has_own) {
         const bool stores = !is_cached && first_in_group == 0;
         const size_t own_place = place_of(own_page, position);
         own_key.norm_and_rotate(k_norm, eps, angles);
-        round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && warp == 0);
-        if (warp == WARPS - 1) {
+        round_head(own_key, keys + own_place * HEAD_DIM, key_scales + own_place, stores && block_warp == 0);
+        if (block_warp == NUM_WARPS - 1) {
             round_head(new_value, values + own_place * HEAD_DIM, value_scales + own_place, stores);
 #pragma unroll
             for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
@@ -144,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     }
 #pragma unroll
     for (int i = 0; i < HEADS; ++i) {
-        const int head = warp + i * WARPS;
+        const int head = block_warp + i * NUM_WARPS;
         if (head >= HEAD_TILE) break;
         Pairs& query = own_queries[i];
         query.norm_and_rotate(q_norm, eps, angles);
@@ -165,7 +182,7 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
     }
     __syncthreads();  // queries, own_scores and own_value are there
 
-    if (has_own && warp == 0) tile.start_with(own_scores, own_value);
+    if (has_own && block_warp == (count - 1) * WARPS) tile.start_with(own_scores, own_value);
     while (first < end) {
         const int next = first + STEP;
         const size_t place = place_of(next_page, next);
@@ -177,37 +194,61 @@ __global__ void __launch_bounds__(32 * WARPS, min_blocks(HEAD_DIM, HEAD_TILE, Kv
         first = next;
         begin = 0;
     }
-    tile.template publish<STRIDE>(maxima[warp], sums[warp], weighted_values + warp * HEAD_TILE * STRIDE);
+    tile.template publish<STRIDE>(maxima[its_split][warp], sums[its_split][warp],
+                                  weighted_values + block_warp * HEAD_TILE * STRIDE);
     __syncthreads();  // every warp's part is there
 
-    // Partials of this row and tile of heads: [heads][num_splits = grid x][PART].
+    // Partials of this row and tile of heads: [heads][max_splits][PART].
     const size_t first_row = size_t(blockIdx.z) * num_attention_heads + first_head;
-    for (int i = threadIdx.x; i < heads * HEAD_DIM; i += 32 * WARPS) {
-        const int head = i / HEAD_DIM, dimension = i % HEAD_DIM;
-        const WarpMerge<HEAD_TILE> merge(maxima, sums, head);
-        const float weighted = merge.mix(weighted_values + head * STRIDE + dimension, HEAD_TILE * STRIDE);
+    float* const parts = partials + first_row * max_splits * PART;
+    for (int i = threadIdx.x; i < heads * VECTORS; i += 32 * NUM_WARPS) {
+        const int head = i / VECTORS, vector = i % VECTORS;
+        float2 found[SPLITS];
+        float4 mixed[SPLITS];
+#pragma unroll
+        for (int j = 0; j < SPLITS; ++j) {
+            if (j >= count) break;
+            const WarpMerge<HEAD_TILE> merge(maxima[j], sums[j], head);
+            const float* weighted = weighted_values + (j * WARPS * HEAD_TILE + head) * STRIDE + 4 * vector;
+            const float2 low = merge.mix_pair(weighted, HEAD_TILE * STRIDE);
+            const float2 high = merge.mix_pair(weighted + 2, HEAD_TILE * STRIDE);
+            found[j] = make_float2(merge.maximum, merge.sum);
+            mixed[j] = make_float4(low.x, low.y, high.x, high.y);
+        }
+        float4& result = *reinterpret_cast<float4*>(out + (first_row + head) * HEAD_DIM + 4 * vector);
         if (num_splits == 1) {
-            out[(first_row + head) * HEAD_DIM + dimension] = weighted / merge.sum;
+            const float sum = found[0].y;
+            result = make_float4(mixed[0].x / sum, mixed[0].y / sum, mixed[0].z / sum, mixed[0].w / sum);
+        } else if (num_splits == count) {
+            SplitMerge merged;
+            merged.clear();
+            merged.add(
+                count, [&](int j) { return found[min(j, SPLITS - 1)]; },
+                [&](int j) { return mixed[min(j, SPLITS - 1)]; });
+            result = merged.result();
         } else {
-            float* part = partials + ((first_row + head) * gridDim.x + split) * PART;
-            part[dimension] = weighted;
-            if (dimension == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = make_float2(merge.maximum, merge.sum);
+#pragma unroll
+            for (int j = 0; j < SPLITS; ++j) {
+                if (j >= count) break;
+                float* part = parts + (head * max_splits + first_split + j) * PART;
+                *reinterpret_cast<float4*>(part + 4 * vector) = mixed[j];
+                if (vector == 0) *reinterpret_cast<float2*>(part + HEAD_DIM) = found[j];
+            }
         }
     }
-    if (num_splits == 1) return;
+    if (num_splits == count) return;
 
     __syncthreads();
     if (threadIdx.x == 0) {  // the counter is 0 again for the next launch
-        const unsigned last = num_splits - 1;
+        const unsigned last = (num_splits - 1) / share;
         is_last = arrive(counters + blockIdx.z * gridDim.y + blockIdx.y, last) == last;
     }
     __syncthreads();
     if (!is_last) return;
 
-    for (int i = threadIdx.x; i < heads * HEAD_DIM / 4; i += 32 * WARPS) {
-        const int head = i / (HEAD_DIM / 4), vector = i % (HEAD_DIM / 4);
-        const float* parts = partials + (first_row + head) * gridDim.x * PART;
+    for (int i = threadIdx.x; i < heads * VECTORS; i += 32 * NUM_WARPS) {
+        const int head = i / VECTORS, vector = i % VECTORS;
         *reinterpret_cast<float4*>(out + (first_row + head) * HEAD_DIM + 4 * vector) =
-            merge_splits<HEAD_DIM>(parts, num_splits, vector);
+            merge_splits<HEAD_DIM>(parts + head * max_splits * PART, num_splits, vector);
     }
 }

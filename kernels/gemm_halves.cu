@@ -8,9 +8,9 @@
 //           of them; dynamic shared memory by llmcli/kernels/gemm_halves.py; may overlap the kernel in front
 // Traffic:  weights once for every TOKENS rows, side by side so that L2 serves all but the first; the image once for
 //           every SHARERS blocks of 16 * TILES outputs
-// Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 each
-//           unit, for 8 bits each span), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do
-//           not depend on how many rows run beside it
+// Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 and 8
+//           bits each unit), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do not depend on
+//           how many rows run beside it
 // Choice:   A block multiplies TILES tiles with TOKENS rows: two groups of four warps hold weights in registers, and
 //           while one fetches its next unit the tensor cores work for the other. Four more warps copy, weights by small
 //           copies of each lane: bulk copies of a kilobyte start one after the other, which took longer than the rest.
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if constexpr (HAS_SCALE) {
             const float* row_scales = reinterpret_cast<const float*>(place + Image::SCALES_AT);
 #pragma unroll
-            for (int c = 0; c < COLUMN_TILES && unit % Image::UNITS == Image::UNITS - 1; ++c) {
+            for (int c = 0; c < COLUMN_TILES; ++c) {
                 const float scale = row_scales[4 * c + t];
 #pragma unroll
                 for (int m = 0; m < TILES_A_WARP; ++m) {
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             for (int chunk = begin; chunk < min(begin + QUARTER_CHUNKS, num_spans); ++chunk) {
 #pragma unroll 1
                 for (int unit = chunk * Image::UNITS; unit < num_units; unit = next_unit(unit)) {
-                    multiply(item, unit, HAS_SCALE ? unit % Image::UNITS == 0 : unit == chunk);
+                    multiply(item, unit, HAS_SCALE || unit == chunk);
                 }
                 if constexpr (HAS_SCALE) {
                     leave_sums(quarters, false);

@@ -263,6 +263,11 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   }
 
   if (!is_last_block(row, best)) return;
+  // All that is left to read is asked for together: drafts are chosen one after the other, so round trips add up.
+  const bool is_told = threadIdx.x == 0, has_draft = is_told && next_row != nullptr;
+  const int problems = is_told ? load_here(reinterpret_cast<const int*>(&row.state().problems)) : 0;
+  const int steps_before = is_told ? load_here(reinterpret_cast<const int*>(&row.sampler().step)) : 0;
+  const int draft_id = has_draft ? load_here(draft) : 0;
   best = Best{0, ~0ull};
   if (threadIdx.x < gridDim.x) {
     const Best* finalist = &row.finalists()[threadIdx.x];
@@ -274,16 +279,16 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
     for (int i = threadIdx.x; i < sizeof(Round) / sizeof(Word); i += BLOCK_SIZE) first_round[i] = 0;
   }
   if (threadIdx.x != 0) return;
-  const unsigned problem = first_problem(__ldcg(&row.state().problems));
+  const unsigned problem = first_problem(problems);
   const unsigned token_id = static_cast<unsigned>(best.token_id);
   const bool moves = problem == 0 && length < max_seq_len;  // of a full row the token is only told
-  if (next_row != nullptr && !(moves && static_cast<int>(token_id) == *draft)) *next_row = -1;
+  if (has_draft && !(moves && static_cast<int>(token_id) == draft_id)) *next_row = -1;
   if (moves) {
     history[length] = token_id;
     token_ids[kv_row] = token_id;
     positions[index] = length;
   }
-  const unsigned step = row.sampler().step + 1;
+  const unsigned step = steps_before + 1;
   row.sampler().step = step;
   Word* result = &results[kv_row * 2 * NUM_RESULTS + step % NUM_RESULTS];
   if (problem == 0 && row.sampler().mirostat_tau != 0 && row.sampler().temperature > 0) {

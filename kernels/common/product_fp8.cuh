@@ -2,7 +2,8 @@
 //
 // Weights are widened to fp16 in registers, exactly. Activations are pairs of fp16 as in product_halves.cuh, with one
 // scale for the 128 inputs of a span. So x has a relative error of 2^-22, and small values one of 2^-39 of the largest
-// in the span. The weights' scales are applied to a span's sums, or to the outputs.
+// in the span. The products of a unit are one chain; those of a span's two run side by side, as a warp with weights in
+// the ring waits for them. The weights' scales are applied to a unit's sums, or to the outputs.
 // A span in shared memory, in vectors of 16 bytes: [part][column][t], 8 inputs each; a part is 8 bytes of each lane t,
 // row r has the columns 2r (hi) and 2r + 1 (lo). Then the inverse of each row's scale (float).
 #pragma once
@@ -57,11 +58,10 @@ struct Fp8Product {
                                              const unsigned char* slot, const uint4* span, int lane) {
         const int g = lane / 4, t = lane % 4;
         const uint4* columns = span + g * 4 + t;
-        float d[COLUMN_TILES][4];
+        float d[UNITS][COLUMN_TILES][4] = {};
 #pragma unroll
-        for (int c = 0; c < COLUMN_TILES; ++c) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0.0f;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
+        for (int i = 0; i < PARTS; ++i) {
+            const int unit = i % UNITS, part = unit * 2 + i / UNITS;
             unsigned a[2][4];
             widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
 #pragma unroll
@@ -69,8 +69,8 @@ struct Fp8Product {
                 uint4& kept = inputs[HAS_SPARE ? part : 0];
                 if (!HAS_SPARE || g < 2 * ROWS) kept = columns[part * PART_VECTORS + 32 * c];
                 const uint4 v = kept;
-                mma<__half>(d[c], a[0][0], a[0][1], a[0][2], a[0][3], v.x, v.y);
-                mma<__half>(d[c], a[1][0], a[1][1], a[1][2], a[1][3], v.z, v.w);
+                mma<__half>(d[unit][c], a[0][0], a[0][1], a[0][2], a[0][3], v.x, v.y);
+                mma<__half>(d[unit][c], a[1][0], a[1][1], a[1][2], a[1][3], v.z, v.w);
             }
         }
 #pragma unroll
@@ -82,8 +82,12 @@ struct Fp8Product {
                 low_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g)]));
                 high_scale = __fmul_rn(scale, to_float(scales[scale_place<ScaleT>(g + 8)]));
             }
-            sums[2 * c] = __fmaf_rn(low_scale, __fadd_rn(d[c][0], d[c][1]), sums[2 * c]);
-            sums[2 * c + 1] = __fmaf_rn(high_scale, __fadd_rn(d[c][2], d[c][3]), sums[2 * c + 1]);
+#pragma unroll
+            for (int unit = 0; unit < UNITS; ++unit) {
+                const float(&products)[4] = d[unit][c];
+                sums[2 * c] = __fmaf_rn(low_scale, __fadd_rn(products[0], products[1]), sums[2 * c]);
+                sums[2 * c + 1] = __fmaf_rn(high_scale, __fadd_rn(products[2], products[3]), sums[2 * c + 1]);
+            }
         }
     }
 

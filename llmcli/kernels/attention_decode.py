@@ -27,22 +27,27 @@ SPEC = KernelSpec(
     "attention_decode",
     "norm, rotary, cache and attention of one token a lane",
     (
-        *(f"attention_decode<float, {size}, 4>" for size in (48, 64, 128)),
-        "attention_decode<float, 256, 2>",
-        *(f"attention_decode<__half, {size}, 8>" for size in (8, 64, 96, 128, 256)),
-        *(f"attention_decode<__nv_bfloat16, {size}, 8>" for size in (64, 80, 128, 256)),
-        *(f"attention_decode<{kind}, {size}, 16>" for kind in ("__half", "__nv_bfloat16") for size in (64, 128)),
-        *(f"attention_decode<KvCode, {size}, 8>" for size in (8, 24, 64, 80, 96, 112, 128, 256)),
-        *(f"attention_decode<KvCode, {size}, 16>" for size in (64, 128)),
+        "attention_decode<float, 48, 4, 3>",
+        *(f"attention_decode<float, 64, 4, {splits}>" for splits in (1, 3)),
+        "attention_decode<float, 128, 4, 2>",
+        "attention_decode<float, 256, 2, 2>",
+        *(f"attention_decode<__half, {size}, 8, 3>" for size in (8, 64, 96, 128)),
+        *(f"attention_decode<__half, {size}, 8, 1>" for size in (64, 128, 256)),
+        *(f"attention_decode<__nv_bfloat16, {size}, 8, 3>" for size in (64, 80, 128)),
+        "attention_decode<__nv_bfloat16, 256, 8, 2>",
+        *(f"attention_decode<{kind}, {size}, 16, 2>" for kind in ("__half", "__nv_bfloat16") for size in (64, 128)),
+        *(f"attention_decode<KvCode, {size}, 8, 4>" for size in (8, 24, 64, 80, 96, 112, 128)),
+        *(f"attention_decode<KvCode, {size}, 8, 1>" for size in (128, 256)),
+        *(f"attention_decode<KvCode, {size}, 16, 2>" for size in (64, 128)),
     ),
 )
 
 PARTIAL_EXTRA = 4  # beside the weighted values: maximum, sum, and two floats that keep 16-byte alignment
-_BLOCK_SIZE = 128
+_WARPS = 4  # of a split
 _MAX_SPLITS = 256  # combining takes a thread a round trip to L2 for eight
 _MIN_SPLIT_TOKENS = 128
-# By head tile: head_dim up to which three blocks fit a multiprocessor, or four with codes; beyond two do.
-_THREE_BLOCKS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
+# By head tile: head_dim up to which a multiprocessor attends to three splits at once, four with codes; beyond to two.
+_THREE_SPLITS_HEAD_DIM = {2: 0, 4: 64, 8: 128, 16: 0}
 _WIDE_HEAD_DIM = 128
 
 
@@ -59,20 +64,33 @@ def grid_heads(layout: QkvLayout, itemsize: int) -> int:
     return layout.num_key_value_heads * -(-layout.group_size // head_tile(layout, itemsize))
 
 
+def _splits_at_once(layout: QkvLayout, itemsize: int) -> int:
+    """Splits that a multiprocessor attends to; the function of the same name in the kernel."""
+    if layout.head_dim > _THREE_SPLITS_HEAD_DIM[head_tile(layout, itemsize)]:
+        return 2
+    return 4 if has_scales(itemsize) else 3
+
+
 def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_seq_len: int) -> int:
     """Parts into which a row's tokens are cut at most: one row fills the card once, and no part is very small.
 
     Depends on nothing that changes after load, and never on the number of rows, so that a row's bits do not either.
     """
-    small = layout.head_dim <= _THREE_BLOCKS_HEAD_DIM[head_tile(layout, itemsize)]
-    blocks = (4 if has_scales(itemsize) else 3) if small else 2
-    filling = blocks * num_multiprocessors // grid_heads(layout, itemsize)
+    at_once, heads = _splits_at_once(layout, itemsize), grid_heads(layout, itemsize)
+    # A multiprocessor attends to splits of one head.
+    filling = at_once * (num_multiprocessors // heads) or at_once * num_multiprocessors // heads
     return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
 
 
-def kernel_name(layout: QkvLayout, keys: Array) -> str:
-    """The name expression for these heads and this cache."""
-    return f"attention_decode<{CACHE_TYPES[keys.dtype]}, {layout.head_dim}, {head_tile(layout, keys.dtype.itemsize)}>"
+def _splits_a_block(layout: QkvLayout, itemsize: int, blocks_a_head: int) -> int:
+    """Splits of a row for which a block has room: as many as a multiprocessor, if each head of each lane has one."""
+    return _splits_at_once(layout, itemsize) if blocks_a_head else 1
+
+
+def kernel_name(layout: QkvLayout, keys: Array, splits: int) -> str:
+    """The name expression for these heads, this cache, and so many splits a block."""
+    kind, tile = CACHE_TYPES[keys.dtype], head_tile(layout, keys.dtype.itemsize)
+    return f"attention_decode<{kind}, {layout.head_dim}, {tile}, {splits}>"
 
 
 def attention_decode(
@@ -127,13 +145,16 @@ def attention_decode(
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     num_splits = partials.shape[2]
+    blocks_a_head = device.num_multiprocessors // (grid_heads(layout, itemsize) * num_lanes)
+    splits = _splits_a_block(layout, itemsize, blocks_a_head)
+    blocks_a_head = max(1, min(blocks_a_head, num_splits))
     if min(partials.shape[0], counters.shape[0]) < num_lanes:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     device.launch(
         kernel,
-        kernel_name(layout, keys),
-        grid=(num_splits, grid_heads(layout, itemsize), num_lanes),
-        block=_BLOCK_SIZE,
+        kernel_name(layout, keys, splits),
+        grid=(max(-(-num_splits // splits), blocks_a_head), grid_heads(layout, itemsize), num_lanes),
+        block=32 * _WARPS * splits,
         arguments=(
             qkv,
             column_address(qkv, layout.k_offset),
@@ -157,10 +178,13 @@ def attention_decode(
             np.int32(is_cached),
             np.int32(layout.num_attention_heads),
             np.int32(layout.num_key_value_heads),
+            np.int32(num_splits),
+            np.int32(blocks_a_head),
             partials,
             counters,
             out,
         ),
+        shared_bytes=4 * splits * _WARPS * head_tile(layout, itemsize) * (head_dim + 2),
         overlaps=True,
         cost=lambda: attention_decode_cost(
             [

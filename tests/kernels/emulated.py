@@ -5,7 +5,7 @@ import hashlib
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,7 +255,7 @@ class EmulatedDevice:
         """Compile the kernels that the engine launches for these problems, after a change of their text."""
         wanted: dict[str, set[str]] = {}
         for problem in problems:
-            notes: Any = Notes()
+            notes: Any = Notes(replace(TYPICAL_CARD, num_multiprocessors=self.num_multiprocessors))
             problem.solvers[ENGINE](notes, phantoms_of(problem))
             for launch in notes.launches:
                 wanted.setdefault(launch.stem, set()).add(launch.name)

@@ -17,7 +17,8 @@ LLAMA = QkvLayout(8, 2, 64)
 class Recorder:
     """Stands in for a card: remembers launches."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_multiprocessors: int = 132) -> None:
+        self.num_multiprocessors = num_multiprocessors
         self.launches: list[dict[str, Any]] = []
 
     def launch(self, stem: str, name: str, **details: Any) -> None:
@@ -57,12 +58,22 @@ def test_launch() -> None:
     scales = {name: host((9, 2, 16), F32) for name in ("key_scales", "value_scales")}
     call(recorder, **{name: host((9, 2, 16, 64), CODES) for name in ("keys", "values")}, **scales)
     assert [launch["name"] for launch in recorder.launches] == [
-        "attention_decode<__half, 64, 8>",
-        "attention_decode<KvCode, 64, 8>",
+        "attention_decode<__half, 64, 8, 3>",
+        "attention_decode<KvCode, 64, 8, 4>",
     ]
-    for launch in recorder.launches:
-        assert launch["grid"] == (3, 2, 2)
+    for launch, threads in zip(recorder.launches, (384, 512), strict=True):
+        assert (launch["grid"], launch["block"]) == ((3, 2, 2), threads)  # a long row has a split a block
+        assert launch["shared_bytes"] == threads // 32 * 8 * 66 * 4
         assert launch["overlaps"]
+
+
+def test_blocks_have_one_split_where_lanes_and_heads_would_not_fit_the_card() -> None:
+    fits, does_not = Recorder(num_multiprocessors=4), Recorder(num_multiprocessors=3)
+    for recorder in (fits, does_not):  # two lanes of two heads
+        call(recorder)
+    assert (fits.launches[0]["grid"], fits.launches[0]["block"]) == ((1, 2, 2), 384)  # three splits in one block
+    assert (does_not.launches[0]["grid"], does_not.launches[0]["block"]) == ((3, 2, 2), 128)
+    assert does_not.launches[0]["name"] == "attention_decode<__half, 64, 8, 1>"
 
 
 @pytest.mark.parametrize(

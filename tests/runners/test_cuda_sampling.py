@@ -1,5 +1,7 @@
 """The sampler's state on the card: graphs that outlive samplers, tokens and mu on the host, and the host's errors."""
 
+import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -223,8 +225,10 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
     assert rows.positions.get().tolist() == [200, 200]
 
 
-def test_choices_of_many_runs_are_read_together(monkeypatch):
+@pytest.mark.parametrize(("most_awake", "module", "pause"), [(8, os, "sched_yield"), (4, time, "sleep")])
+def test_choices_of_many_runs_are_read_together(monkeypatch, most_awake, module, pause):
     """Late ones are waited for; a failed one leaves its error; a slot with mirostat tells its mu."""
+    monkeypatch.setattr(sampling, "_MOST_AWAITED_AWAKE", most_awake)
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
     sampler._has_mu = np.array([False, True, False, False])
@@ -232,13 +236,13 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
     words = [123, 2**31 - 1, 77, sampling.IS_PROBLEM | 3, 5]
     late = list(zip(runs, words, strict=True))
 
-    def arrive(_):
+    def arrive(*_):
         (slot, number, _), word = late.pop(0)
         sampler._results[slot, :, number % NUM_RESULTS] = number << 32 | word, np.float64(1.5 + slot).view(np.uint64)
 
-    arrive(0)
+    arrive()
     sampler._results[0, 0, 7] = 6 << 32 | 1  # what the slot's run before has left
-    monkeypatch.setattr(sampling.time, "sleep", arrive)
+    monkeypatch.setattr(module, pause, arrive)
     choices = sampler.choices(runs)
     with pytest.raises(CheckpointError) as error:
         sampling.raise_problem(3, 5)
