@@ -5,8 +5,8 @@
 // Requires: what attention_decode requires without is_cached, but for the rows: lanes of one row, at most MAX_SPAN of
 //           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
 //           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
-// Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory; may overlap the
-//           kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head;
+// Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory, or so much that a
+//           block is alone on its multiprocessor; may overlap the kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head;
 //           with COLUMNS 32 it is at most that of multiprocessors
 // Traffic:  that of attention_decode for one lane of each row, times ceil(lanes of it * group / COLUMNS), the further
 //           ones mostly from L2

@@ -90,6 +90,11 @@ def room_for_block(card: CardFacts | Device, blocks: int) -> int:
     return (card.shared_bytes_per_block + _RESERVED_BYTES) // blocks - _RESERVED_BYTES
 
 
+def bytes_of_lone_block(card: CardFacts | Device) -> int:
+    """Shared memory of which a multiprocessor has room for one block alone."""
+    return lines(room_for_block(card, 2) + 1)
+
+
 def tile_bytes(layout: QkvLayout, itemsize: int) -> int:
     """Bytes of a page's keys and values of one head in shared memory."""
     return 2 * PAGE_TOKENS * layout.head_dim * itemsize + (8 * PAGE_TOKENS if has_scales(itemsize) else 0)

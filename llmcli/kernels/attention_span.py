@@ -9,6 +9,7 @@ from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.attention_decode import PARTIAL_EXTRA, DecodeAttentionCost, attention_decode_cost
 from llmcli.kernels.attention_lanes import (
     MIN_STAGES,
+    bytes_of_lone_block,
     lane_arguments,
     lines,
     query_bytes,
@@ -169,6 +170,10 @@ def attention_span(
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     most_lanes, num_splits = min(num_lanes - num_spans + 1, MAX_SPAN), partials.shape[2]
     form = plan.form(most_lanes)
+    num_blocks = plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads)
+    shared_bytes = form.shared_bytes
+    if num_blocks <= device.num_multiprocessors:  # else several gather on the first one that is free
+        shared_bytes = max(shared_bytes, bytes_of_lone_block(device))
 
     def cost() -> DecodeAttentionCost:
         seen: dict[int, list[int]] = {}
@@ -180,7 +185,7 @@ def attention_span(
     device.launch(
         kernel,
         form.kernel_name(keys.dtype),
-        grid=(plan.num_blocks(form, most_lanes, num_spans, num_splits, layout.num_key_value_heads),),
+        grid=(num_blocks,),
         block=form.num_threads,
         arguments=(
             *arguments,
@@ -191,7 +196,7 @@ def attention_span(
             counters,
             out,
         ),
-        shared_bytes=form.shared_bytes,
+        shared_bytes=shared_bytes,
         overlaps=True,
         cost=cost,
     )

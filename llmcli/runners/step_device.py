@@ -25,7 +25,7 @@ class Work(NamedTuple):
     """
 
     slot: int | None
-    pages: Sequence[int]
+    pages: list[int]
     position: int
     token_ids: tuple[int, ...]
     method: int

@@ -1,6 +1,5 @@
 """attention_decode gives the same bits however many splits of a row a block takes; emulated on the CPU."""
 
-
 import numpy as np
 import pytest
 from emulated import COMPILER, EmulatedDevice, can_emulate, solve

@@ -48,6 +48,16 @@ def launch(kernel: Any, **changes: Any) -> dict[str, Any]:
     return launched
 
 
+def test_blocks_of_a_short_context_have_a_multiprocessor_each() -> None:
+    """Two of them do not fit; where there are more blocks than multiprocessors, they take what they need."""
+    room = TYPICAL_CARD.shared_bytes_per_block + 1024
+    few = launch(attention_span)  # 3 splits of 2 heads, of up to 8 lanes of 4 query heads, in 2 rows
+    many = launch(attention_span, partials=host((9, 8, 40, 68), F32), num_spans=9)
+    assert few["grid"][0] <= TYPICAL_CARD.num_multiprocessors < many["grid"][0]
+    assert room // 2 < few["shared_bytes"] + 1024 <= room
+    assert 3 * (many["shared_bytes"] + 1024) <= room
+
+
 def moved(array: Any, num_bytes: int) -> Any:
     return SimpleNamespace(**{**vars(array), "data": SimpleNamespace(ptr=array.data.ptr + num_bytes)})
 

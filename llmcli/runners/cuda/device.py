@@ -175,8 +175,7 @@ class CudaDevice:
         """Let a slot have its pages, and the token that runs next; returns the slot."""
         assert work.slot is not None
         self._count_drafted(work.slot)
-        if self._tables[work.slot] != work.pages:
-            self._send_table(work.slot, work.pages)
+        self._send_table(work.slot, work.pages)
         if work.token_ids:
             token_ids = np.array(work.token_ids, np.int32)
             self._mailbox.send(self._workspace.slot_token_ids[work.slot : work.slot + 1], token_ids)
@@ -268,9 +267,16 @@ class CudaDevice:
         assert work.slot is not None
         return Run(work.slot, self._sampler.count_run(work.slot), position)
 
-    def _send_table(self, slot: int, pages: Sequence[int]) -> None:
-        self._tables[slot] = list(pages)
-        self._mailbox.send(self._workspace.page_table[slot, : len(pages)], np.array(pages, np.int32))
+    def _send_table(self, slot: int, pages: list[int]) -> None:
+        """Send the pages that the card does not have yet: usually none, or the last. All take long for a long row."""
+        held = self._tables[slot]
+        if held == pages:
+            return
+        begin = len(held) if pages[: len(held)] == held else 0
+        held[begin:] = pages[begin:]
+        if begin < len(pages):
+            new = np.array(pages[begin:], np.int32)
+            self._mailbox.send(self._workspace.page_table[slot, begin : len(pages)], new)
 
     def _send_history(self, slot: int, position: int, token_ids: npt.ArrayLike) -> None:
         values = np.asarray(token_ids, np.int32)

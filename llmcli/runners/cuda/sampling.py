@@ -144,7 +144,8 @@ class DeviceSampler:
         words = self._results[places]
         pause = os.sched_yield if len(runs) <= _MOST_AWAITED_AWAKE else partial(time.sleep, 0)
         while len(late := np.flatnonzero(words >> np.uint64(32) != expected)):
-            self._wait_for(*runs[late[-1]][:2], pause)
+            last = runs[late[-1]]
+            self._wait_for(last.slot, last.number, pause)
             words = self._results[places]
         tokens = (words & np.uint64(0xFFFFFFFF)).tolist()
         choices: list[Choice | LLMCliError] = [Choice(token_id, None, None) for token_id in tokens]
