@@ -239,12 +239,13 @@ def test_ten_runs_are_equal(device: Device, dtype: np.dtype) -> None:
 
 
 def test_splits_fill_the_card_once_and_are_not_small() -> None:
-    assert max_splits(132, QkvLayout(32, 8, 128), 2, 32768) == 3 * 132 // 8
+    assert max_splits(132, QkvLayout(32, 8, 128), 2, 32768) == 3 * (132 // 8)
     assert max_splits(132, QkvLayout(32, 8, 128), 2, 512) == 4
     assert max_splits(132, QkvLayout(32, 32, 128), 2, 32768) == 12
     assert max_splits(132, QkvLayout(8, 1, 64), 2, 1 << 20) == 256
     assert max_splits(28, QkvLayout(64, 64, 256), 2, 4096) == 1
-    assert max_splits(132, QkvLayout(32, 8, 128), 1, 32768) == 4 * 132 // 8
+    assert max_splits(132, QkvLayout(32, 8, 128), 1, 32768) == 4 * (132 // 8)
+    assert max_splits(28, QkvLayout(32, 32, 128), 2, 32768) == 3 * 28 // 32
 
 
 def test_groups_wider_than_a_tile_take_several() -> None:
