@@ -8,9 +8,9 @@ token's mu as `Sampler.mirostat_mu`.
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
@@ -31,9 +31,8 @@ from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit
 from llmcli.sampling.sampler import Sampler
 
 _POLLS_BETWEEN_CHECKS = 10_000
-# Up to so many choices are waited for awake: the next step may be queued only when they are known, and time.sleep(0)
-# takes 50 to 80 us, as Linux lets timers end so much later. Steps of more rows are queued ahead, and other threads
-# need Python's lock meanwhile, as a server's does.
+# Up to so many choices are waited for awake: behind drafts the next step is queued when they are known. Steps of more
+# rows are queued ahead, and other threads need Python's lock meanwhile, as a server's does.
 _MOST_AWAITED_AWAKE = 8
 
 
@@ -142,7 +141,7 @@ class DeviceSampler:
         slots, numbers, _ = np.fromiter(chain.from_iterable(runs), np.int64, 3 * len(runs)).reshape(-1, 3).T
         places, expected = (slots, 0, numbers % NUM_RESULTS), numbers.astype(np.uint64)
         words = self._results[places]
-        pause = os.sched_yield if len(runs) <= _MOST_AWAITED_AWAKE else partial(time.sleep, 0)
+        pause = _let_others_run if len(runs) <= _MOST_AWAITED_AWAKE else _doze
         while len(late := np.flatnonzero(words >> np.uint64(32) != expected)):
             last = runs[late[-1]]
             self._wait_for(last.slot, last.number, pause)
@@ -182,7 +181,7 @@ class DeviceSampler:
 
         Raises: as `choice`
         """
-        self._wait_for(slot, run, os.sched_yield)
+        self._wait_for(slot, run, _let_others_run)
         word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
         if word & IS_PROBLEM:
             raise_problem(word & ~IS_PROBLEM, position)
@@ -201,6 +200,19 @@ class DeviceSampler:
             is_idle = self._device.stream.done
         if is_idle and not self.has_result(slot, run):
             raise DeviceError(f"the card ended its work without run {run} of the sampler in place {slot}")
+
+
+def _doze() -> None:
+    """Sleep 50 to 80 us: so much later Linux lets a timer end."""
+    time.sleep(0)
+
+
+def _let_others_run() -> None:
+    """Let other threads run, and go on at once if there are none."""
+    if sys.platform == "win32":
+        time.sleep(0)
+    else:
+        os.sched_yield()
 
 
 # For each problem: the host's step that left no token, and sampler fields with which it leaves none of a vocabulary of
