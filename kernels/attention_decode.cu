@@ -12,18 +12,18 @@
 //           kernel in front, and those that it overlaps, write none of rows, positions and page_table. With is_cached
 //           the cache also holds the new tokens, written by append_tokens, and several lanes may belong to one row.
 //           Without it rows differ, no two rows share the page of a new token, and those kernels write no earlier token
-// Launch:   grid (max(ceil(max_splits / SPLITS), blocks_a_head), num_key_value_heads * ceil(group / HEAD_TILE), R), block
-//           (128 * SPLITS), dynamic shared memory for 4 * SPLITS * HEAD_TILE * (HEAD_DIM + 2) floats; may overlap the
-//           kernel in front of it. SPLITS is 1, or fills a multiprocessor (splits_at_once); blocks_a_head: those over
-//           which a row's splits are spread, one a block if they are few
+// Launch:   grid (max(ceil(max_splits / SPLITS), blocks_a_head), num_key_value_heads * ceil(group / HEAD_TILE), R),
+//           block (128 * SPLITS), dynamic shared memory for 4 * SPLITS * HEAD_TILE * (HEAD_DIM + 2) floats; may overlap
+//           the kernel in front of it. SPLITS is 1, or fills a multiprocessor (splits_at_once); blocks_a_head: those
+//           over which a row's splits are spread, one a block if they are few
 // Traffic:  2 * num_key_value_heads * min(position, window) * (HEAD_DIM * sizeof(KvT), of codes + 4) bytes a row, times
 //           ceil(group / HEAD_TILE)
 // Numerics: fp32 sums (truncated, not rounded, in the tensor cores) and softmax (base 2, error 2^-22). Norm and rotary
 //           in fp32. k and v are rounded to KvT, and the row's own token takes part as rounded. With 16-bit KvT q and
 //           the weights are split into two 16-bit parts: relative error 2^-16 for bfloat16, 2^-22 for fp16 and codes.
 //           Sums have fixed trees, and splits depend on the position alone, so a row's bits depend neither on R nor on
-//           pages nor on SPLITS. A new token takes part with the same bits with and without is_cached, so a span has the
-//           bits of single steps
+//           pages nor on SPLITS. A new token takes part with the same bits with and without is_cached, so a span has
+//           the bits of single steps
 // Choice:   One key-value head a block, so that a group's K and V are read once. Where rows and heads are few, a block
 //           has its multiprocessor to itself, with room for as many splits as run there at once. It has one of a short
 //           row: a split is 64 KB, which one multiprocessor takes half a microsecond to fetch, and small blocks gather

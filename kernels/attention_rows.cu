@@ -7,7 +7,7 @@
 // Launch:   grid (num_blocks), block (192), SHARED_BYTES + min(group, HEAD_TILE) * HEAD_BYTES dynamic shared memory;
 //           may overlap the kernel in front of it
 // Traffic:  as attention_decode
-// Numerics: those of attention_decode, bit by bit, if its grid has max_splits: the same splits, the same tiles for each
+// Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
 //           of four warps, the same sums in the same order (common/attend.cuh, common/splits.cuh)
 // Choice:   A block of attention_decode lives for one split, and waits for three round trips before its first keys
 //           arrive. Here as many blocks as the card holds share all splits evenly (common/shares.cuh), and each takes

@@ -6,11 +6,11 @@
 //           at most 32, lie side by side and hold consecutive tokens. KvT of 16 bits or a code; keys and values
 //           aligned to 16. STAGES and SHARED_BYTES as the launcher works them out
 // Launch:   grid (num_blocks), block (160; with COLUMNS 32 384), SHARED_BYTES dynamic shared memory, or so much that a
-//           block is alone on its multiprocessor; may overlap the kernel in front of it. With COLUMNS 8 num_blocks is at least that of splits, each for 8 columns of a head;
-//           with COLUMNS 32 it is at most that of multiprocessors
+//           block is alone on its multiprocessor; may overlap the kernel in front of it. With COLUMNS 8 num_blocks is
+//           at least that of splits, each for 8 columns of a head; with COLUMNS 32 at most that of multiprocessors
 // Traffic:  that of attention_decode for one lane of each row, times ceil(lanes of it * group / COLUMNS), the further
 //           ones mostly from L2
-// Numerics: those of attention_decode, bit by bit, if its grid has max_splits: the same splits, the same tiles for each
+// Numerics: those of attention_decode, bit by bit, with the same max_splits: the same splits, the same tiles for each
 //           of four warps, the same sums in the same order. What a token does not see has weight 0; a NaN among the
 //           values of a later new token, which no sound model has, so reaches those before it
 // Choice:   With lanes by themselves the cache is read anew for each new token, and a launch in front has to append

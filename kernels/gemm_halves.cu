@@ -8,9 +8,9 @@
 //           of them; dynamic shared memory by llmcli/kernels/gemm_halves.py; may overlap the kernel in front
 // Traffic:  weights once for every TOKENS rows, side by side so that L2 serves all but the first; the image once for
 //           every SHARERS blocks of 16 * TILES outputs
-// Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 and 8
-//           bits each unit), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do not depend on
-//           how many rows run beside it
+// Numerics: those of gemv, bit for bit: each chunk of units is one chain of k-steps with the same inputs (for fp16 and
+//           8 bits each unit), wgmma rounds as mma does, and fp32 sums have gemv's order. So a row's bits do not depend
+//           on how many rows run beside it
 // Choice:   A block multiplies TILES tiles with TOKENS rows: two groups of four warps hold weights in registers, and
 //           while one fetches its next unit the tensor cores work for the other. Four more warps copy, weights by small
 //           copies of each lane: bulk copies of a kilobyte start one after the other, which took longer than the rest.
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             }
         }
     };
-    // A chain of products begins with each chunk, and with a unit scale with each span, whose units share it.
+    // A chain of products begins with each chunk; where inputs have scales, with each unit.
     const auto multiply = [&](int item, int unit, bool begins_chain) {
         const unsigned char* place = memory + stage * STAGE_BYTES;
         const uint4* weights = reinterpret_cast<const uint4*>(place + IMAGE_BYTES) + warp * UNIT_VECTORS + lane;

@@ -226,7 +226,7 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
 
 
-def shape_7b(num_rows: int = 8, card: CardFacts = TYPICAL_CARD) -> MemoryPlan:
+def shape_7b(num_rows: int = 8, card: CardFacts = TYPICAL_CARD, num_key_value_heads: int = 32) -> MemoryPlan:
     config = LlamaConfig.from_dict(
         {
             **CONFIG,
@@ -235,7 +235,7 @@ def shape_7b(num_rows: int = 8, card: CardFacts = TYPICAL_CARD) -> MemoryPlan:
             "intermediate_size": 11008,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "num_key_value_heads": 32,
+            "num_key_value_heads": num_key_value_heads,
             "max_position_embeddings": 8192,
         },
         "config",
@@ -353,11 +353,12 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
     assert flops["attention_decode"] == 32 * 4 * num_rows * 101 * 4096
 
 
-def test_every_kernel_is_known_before_the_first_step() -> None:
+@pytest.mark.parametrize("num_key_value_heads", [32, 8])
+def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int) -> None:
     """Of many rows, with codes and, for the head, floats; of long prompts, with few tokens a block and with many."""
-    model = DryModel(shape_7b(num_rows=256), TYPICAL_CARD)
+    model = DryModel(shape_7b(num_rows=256, num_key_value_heads=num_key_value_heads), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
-    steps = [model.step(num_rows, 100) for num_rows in (9, 17, 40, 72, 136, 256)]
+    steps = [model.step(num_rows, 100) for num_rows in (*range(1, 34), 40, 72, 136, 256)]
     spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 65, 128, 129, 300, 700, 1000, 2047, 2048)]
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known

@@ -26,7 +26,7 @@ from llmcli.runners.cuda.passes import Chunk, Lanes, Part
 from llmcli.runners.cuda.products import MAX_SHORT_TOKENS, Products, Way, way_of
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.weight_layout import Weights
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, Cache, Workspace, num_lanes
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace, num_lanes
 
 PRODUCT = "cublas"  # the stem of products of the matrix library
 _NO_ROW = -1
@@ -200,8 +200,10 @@ class DryModel:
         for count in TOKENS:  # staged rows have one more kernel for each; digits for some of these
             if self._workspace.staged is not None:
                 started += self.head(min(count, LOGIT_ROWS, self._longest))
-            if self._num_rows > MAX_SPAN:
-                started += self.step(min(count, self._num_rows), 0)
+        # Up to MANY_LANES the size of attention's blocks follows from the number of lanes, a multiple of MAX_SPAN.
+        counts = {*TOKENS, *range(2 * MAX_SPAN, MANY_LANES, MAX_SPAN)} if self._num_rows > MAX_SPAN else ()
+        for count in sorted({min(count, self._num_rows) for count in counts}):
+            started += self.step(count, 0)
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
         if self._forward.stages_prompts:
             ways = [("staged", min(count, self._longest)) for count in TOKENS]
