@@ -210,17 +210,6 @@ __device__ __forceinline__ Best draw(const Row& row, const Kept& kept, const phi
   return best;
 }
 
-// Whether this block is the last of its row to end; it alone then sees `finalists` complete.
-__device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) {
-  __shared__ bool is_last;
-  if (threadIdx.x == 0) {
-    row.finalists()[blockIdx.x] = best;
-    is_last = arrive(&row.state().finished, ~0u) == gridDim.x - 1;
-  }
-  __syncthreads();  // the answer is there
-  return is_last;
-}
-
 }  // namespace sampling
 
 // A block has its multiprocessor to itself; unless told so, compilers before CUDA 13.4 keep to 64 registers and spill.

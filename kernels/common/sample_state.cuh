@@ -194,6 +194,17 @@ struct Row {
   }
 };
 
+// Whether this block is the last of its row to end; it alone then sees `finalists` complete.
+__device__ __forceinline__ bool is_last_block(const Row& row, const Best& best) {
+  __shared__ bool is_last;
+  if (threadIdx.x == 0) {
+    row.finalists()[blockIdx.x] = best;
+    is_last = arrive(&row.state().finished, ~0u) == gridDim.x - 1;
+  }
+  __syncthreads();  // the answer is there
+  return is_last;
+}
+
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // Keys order doubles as unsigned integers: a larger number has a larger key, and -0 that of 0. No number has key 0.
