@@ -225,13 +225,12 @@ def test_mu_comes_with_each_token_and_a_dropped_token_takes_its_own_with_it(devi
     assert rows.positions.get().tolist() == [200, 200]
 
 
-@pytest.mark.parametrize(("most_awake", "module", "pause"), [(8, os, "sched_yield"), (4, time, "sleep")])
-def test_choices_of_many_runs_are_read_together(monkeypatch, most_awake, module, pause):
+def test_choices_of_many_runs_are_read_together(monkeypatch):
     """Late ones are waited for; a failed one leaves its error; a slot with mirostat tells its mu."""
-    monkeypatch.setattr(sampling, "_MOST_AWAITED_AWAKE", most_awake)
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
     sampler._has_mu = np.array([False, True, False, False])
+    sampler._awaited_seconds = 0.0
     runs = [sampling.Run(slot, number, 5) for slot, number in ((2, 40), (0, 7), (1, 2**31 + 3), (3, 9), (2, 41))]
     words = [123, 2**31 - 1, 77, sampling.IS_PROBLEM | 3, 5]
     late = list(zip(runs, words, strict=True))
@@ -242,10 +241,37 @@ def test_choices_of_many_runs_are_read_together(monkeypatch, most_awake, module,
 
     arrive()
     sampler._results[0, 0, 7] = 6 << 32 | 1  # what the slot's run before has left
-    monkeypatch.setattr(module, pause, arrive, raising=False)
+    monkeypatch.setattr(time, "sleep", arrive)
     choices = sampler.choices(runs)
     with pytest.raises(CheckpointError) as error:
         sampling.raise_problem(3, 5)
     assert str(choices.pop(3)) == str(error.value)
     assert choices == [(123, None, None), (2**31 - 1, None, None), (77, None, 2.5), (5, None, None)]
     assert sampler.choices([]) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="there time.sleep(0) is short")
+def test_a_choice_alone_is_waited_for_awake_towards_the_end(monkeypatch):
+    """A doze takes 80 us, a look 1 us. The first wait knows no time yet; those that follow another are short."""
+    sampler = object.__new__(sampling.DeviceSampler)
+    sampler._results = np.zeros((1, 2, NUM_RESULTS), np.uint64)
+    sampler._awaited_seconds = 0.0
+    now, arrives, slept = 0.0, 0.0, 0
+
+    def passes(seconds):
+        nonlocal now, slept
+        now += seconds
+        slept += seconds > 1e-6
+        if now >= arrives:
+            sampler._results[0, 0, number % NUM_RESULTS] = number << 32 | 7
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "sleep", lambda _: passes(80e-6))
+    monkeypatch.setattr(os, "sched_yield", lambda: passes(1e-6))
+    dozes = []
+    for number, seconds in enumerate((2e-3, 20e-6, 2e-3, 40e-6, 1.7e-3, 2.4e-3, 2e-3), start=1):
+        arrives, slept = now + seconds, 0
+        assert sampler.wait(0, number, 5, follows=seconds < 1e-4) == 7
+        assert now - arrives < 2e-6
+        dozes.append(slept)
+    assert dozes == [0, 0, 19, 0, 19, 16, 23]

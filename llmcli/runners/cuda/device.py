@@ -355,8 +355,10 @@ class CudaStep:
             self._device.wait()
         if self._chosen is None:
             chosen = self._device.read_choices(self._runs)
+            follows = any(self._runs)
             for place, drafted in self._drafted.items():
-                chosen[place] = drafted.read()
+                chosen[place] = drafted.read(follows=follows)
+                follows = True
             self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
         return self._chosen
 

@@ -113,24 +113,25 @@ class DraftChoices:
         self._first_run = sampler.num_runs(work.slot) + 1
         self._chosen: Chosen | None = None
 
-    def read(self) -> Chosen:
+    def read(self, *, follows: bool = False) -> Chosen:
         """Wait for the choices, and count the sampler's runs; a choice that fails behind a kept draft is left out.
 
-        Read them before the slot runs again.
+        With `follows` they come right behind others that have been read. Read them before the slot runs again.
         """
         if self._chosen is None:
-            chosen, num_runs = self._read()
+            chosen, num_runs = self._read(follows)
             with interrupts_held_back():
                 for _ in range(num_runs):
                     self._sampler.count_run(self._slot)
                 self._chosen = chosen
         return self._chosen
 
-    def _read(self) -> tuple[Chosen, int]:
+    def _read(self, follows: bool) -> tuple[Chosen, int]:
         choices: list[Choice] = []
         for place, draft in enumerate((*self._drafts, None)):
             try:
-                choice = self._sampler.choice(self._slot, self._first_run + place, self._position + place + 1)
+                run, position = self._first_run + place, self._position + place + 1
+                choice = self._sampler.choice(self._slot, run, position, follows=follows or place > 0)
             except (CheckpointError, UsageError) as error:
                 return tuple(choices) or error, place + 1
             choices.append(choice)

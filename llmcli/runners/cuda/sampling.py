@@ -31,9 +31,9 @@ from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit
 from llmcli.sampling.sampler import Sampler
 
 _POLLS_BETWEEN_CHECKS = 10_000
-# Up to so many choices are waited for awake: behind drafts the next step is queued when they are known. Steps of more
-# rows are queued ahead, and other threads need Python's lock meanwhile, as a server's does.
-_MOST_AWAITED_AWAKE = 8
+# Behind drafts the next step is queued when this one's choices are known, so the host is awake when they come. It dozes
+# for this share of the time that the latest ones took: other threads, as a server's, need Python's lock meanwhile.
+_DOZING_SHARE = 0.75
 
 
 class Run(NamedTuple):
@@ -61,6 +61,7 @@ class DeviceSampler:
             self._results, self._results_on_card = _allocate_results(device, num_rows)
         self._mailbox = mailbox
         self._has_mu = np.zeros(num_rows, np.bool_)
+        self._awaited_seconds = 0.0  # for the latest choice that was waited for alone
         self._masked: set[int] = set()  # slots that use their masks, as their headers have it
         self._num_runs = [0] * num_rows
         self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
@@ -123,12 +124,12 @@ class DeviceSampler:
         self._num_runs[slot] += 1
         return self._num_runs[slot]
 
-    def choice(self, slot: int, run: int, position: int) -> Choice:
-        """Wait for a run's choice. `position` is the chosen token's, for messages.
+    def choice(self, slot: int, run: int, position: int, *, follows: bool = False) -> Choice:
+        """Wait for a run's choice; with `follows` it comes right behind another. `position` is for messages.
 
         Raises: CheckpointError, UsageError as `llmcli.sampling.chain.choose`; DeviceError if the card failed
         """
-        token_id = self.wait(slot, run, position)
+        token_id = self.wait(slot, run, position, follows=follows)
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
 
@@ -141,16 +142,15 @@ class DeviceSampler:
         slots, numbers, _ = np.fromiter(chain.from_iterable(runs), np.int64, 3 * len(runs)).reshape(-1, 3).T
         places, expected = (slots, 0, numbers % NUM_RESULTS), numbers.astype(np.uint64)
         words = self._results[places]
-        pause = _let_others_run if len(runs) <= _MOST_AWAITED_AWAKE else _doze
         while len(late := np.flatnonzero(words >> np.uint64(32) != expected)):
             last = runs[late[-1]]
-            self._wait_for(last.slot, last.number, pause)
+            self._wait_for(last.slot, last.number)
             words = self._results[places]
         tokens = (words & np.uint64(0xFFFFFFFF)).tolist()
         choices: list[Choice | LLMCliError] = [Choice(token_id, None, None) for token_id in tokens]
         for place in np.flatnonzero((words & np.uint64(IS_PROBLEM) != 0) | self._has_mu[slots]).tolist():
             try:
-                choices[place] = self.choice(*runs[place])
+                choices[place] = self.choice(*runs[place], follows=True)
             except (CheckpointError, UsageError) as error:
                 choices[place] = error
         return choices
@@ -176,43 +176,39 @@ class DeviceSampler:
         """Whether a run's choice has arrived. The last NUM_RESULTS are kept."""
         return int(self._results[slot, 0, run % NUM_RESULTS]) >> 32 == run
 
-    def wait(self, slot: int, run: int, position: int) -> int:
-        """Wait for a run's token, and return it.
+    def wait(self, slot: int, run: int, position: int, *, follows: bool = False) -> int:
+        """Wait for a run's token, awake towards the end, and return it; `follows` as in `choice`.
 
         Raises: as `choice`
         """
-        self._wait_for(slot, run, _let_others_run)
+        if follows:
+            self._wait_for(slot, run, dozes_until=0.0)
+        else:
+            begin = time.perf_counter()
+            self._wait_for(slot, run, dozes_until=begin + _DOZING_SHARE * self._awaited_seconds)
+            self._awaited_seconds = time.perf_counter() - begin
         word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
         if word & IS_PROBLEM:
             raise_problem(word & ~IS_PROBLEM, position)
         return word
 
-    def _wait_for(self, slot: int, run: int, pause: Callable[[], object]) -> None:
+    def _wait_for(self, slot: int, run: int, dozes_until: float = math.inf) -> None:
+        """Poll for a run's result. time.sleep(0) takes 50 to 80 us: so much later Linux lets a timer end."""
         polls = 0
         while not self.has_result(slot, run):
             polls += 1
             if polls % _POLLS_BETWEEN_CHECKS == 0:
                 self._check_alive(slot, run)
-            pause()
+            if sys.platform == "win32" or time.perf_counter() < dozes_until:
+                time.sleep(0)
+            else:
+                os.sched_yield()  # lets other threads run, and comes back at once if there are none
 
     def _check_alive(self, slot: int, run: int) -> None:
         with device_errors():
             is_idle = self._device.stream.done
         if is_idle and not self.has_result(slot, run):
             raise DeviceError(f"the card ended its work without run {run} of the sampler in place {slot}")
-
-
-def _doze() -> None:
-    """Sleep 50 to 80 us: so much later Linux lets a timer end."""
-    time.sleep(0)
-
-
-def _let_others_run() -> None:
-    """Let other threads run, and go on at once if there are none."""
-    if sys.platform == "win32":
-        time.sleep(0)
-    else:
-        os.sched_yield()
 
 
 # For each problem: the host's step that left no token, and sampler fields with which it leaves none of a vocabulary of
