@@ -12,9 +12,11 @@ from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.shapes import shape_model
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.quantization.schemes import WeightScheme
 from llmcli.runners.cuda import memory
+from llmcli.runners.cuda.dry_run import DryModel
 from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
@@ -137,3 +139,18 @@ def test_a_chunk_has_room_for_more_lanes_than_a_row_for_tokens(tmp_path: Path) -
     plan = plan_memory(StoredModel.of_model(model), max_seq_len=48, num_rows=200)
     assert plan.chunk_tokens == 200
     assert "attention_prefill" in needed_kernels(model, plan, TYPICAL_CARD)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_layers_of_awq_run_as_those_of_our_own_int4_with_zero_points(num_rows: int) -> None:
+    """The same kernels, blocks and bytes; so the same time."""
+    awq = StoredModel.of_model(shape_model("Llama-3.1-8B", "awq"))
+    own = StoredModel.of_config(awq.config, stored_dtype="float16", scheme=WeightScheme(4, 128, is_symmetric=False))
+    steps = []
+    for stored in (awq, own):
+        plan = plan_memory(stored, max_seq_len=512, num_rows=num_rows, card=TYPICAL_CARD)
+        launches = [(one.launch, one.count) for one in DryModel(plan, TYPICAL_CARD).step(num_rows, 128)]
+        layers = [one for one, count in launches if count == awq.config.num_hidden_layers]
+        steps.append([(one.stem, one.name, one.grid, one.cost and one.cost()) for one in layers])
+    assert steps[0] == steps[1]
+    assert [stem for stem, *_ in steps[0]] == ["gemv", "attention_decode", "gemv", "gemv", "gemv"]

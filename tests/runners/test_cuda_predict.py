@@ -18,7 +18,6 @@ from tiny_models import CONFIG, write_tiny_llama
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.layout import EMBEDDING
 from llmcli.checkpoint.model import open_model
-from llmcli.checkpoint.shapes import shape_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.card_facts import TYPICAL_CARD, CardFacts
 from llmcli.kernels.phantom import Phantom
@@ -364,21 +363,6 @@ def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int) -
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known
     assert {name.split(", ")[2] for stem, name in used if stem == "gemm_wide"} == {"128", "256"}
-
-
-@pytest.mark.parametrize("num_rows", [1, 8])
-def test_layers_of_awq_run_as_those_of_our_own_int4_with_zero_points(num_rows: int) -> None:
-    """The same kernels, blocks and bytes; so the same time."""
-    awq = StoredModel.of_model(shape_model("Llama-3.1-8B", "awq"))
-    own = StoredModel.of_config(awq.config, stored_dtype="float16", scheme=WeightScheme(4, 128, is_symmetric=False))
-    steps = []
-    for stored in (awq, own):
-        plan = plan_memory(stored, max_seq_len=512, num_rows=num_rows, card=TYPICAL_CARD)
-        launches = [(one.launch, one.count) for one in DryModel(plan, TYPICAL_CARD).step(num_rows, 128)]
-        layers = [one for one, count in launches if count == awq.config.num_hidden_layers]
-        steps.append([(one.stem, one.name, one.grid, one.cost and one.cost()) for one in layers])
-    assert steps[0] == steps[1]
-    assert [stem for stem, *_ in steps[0]] == ["gemv", "attention_decode", "gemv", "gemv", "gemv"]
 
 
 def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
