@@ -210,10 +210,8 @@ __global__ void __launch_bounds__(32 * WARPS * SPLITS,
             if (j >= count) break;
             const WarpMerge<HEAD_TILE> merge(maxima[j], sums[j], head);
             const float* weighted = weighted_values + (j * WARPS * HEAD_TILE + head) * STRIDE + 4 * vector;
-            const float2 low = merge.mix_pair(weighted, HEAD_TILE * STRIDE);
-            const float2 high = merge.mix_pair(weighted + 2, HEAD_TILE * STRIDE);
             found[j] = make_float2(merge.maximum, merge.sum);
-            mixed[j] = make_float4(low.x, low.y, high.x, high.y);
+            mixed[j] = merge.mix(weighted, HEAD_TILE * STRIDE);
         }
         float4& result = *reinterpret_cast<float4*>(out + (first_row + head) * HEAD_DIM + 4 * vector);
         if (num_splits == 1) {

@@ -79,9 +79,7 @@ __device__ __forceinline__ void attend(const Call<KvT>& call, Shared<KvT, HEAD_D
                 const WarpMerge<HEAD_TILE> merge(shared.maxima[side], shared.sums[side], head);
                 const float* weighted = behind.weighted_values + side * WARPS * behind.warp_stride +
                                         head * Heads::STRIDE + 4 * vector;
-                const float2 low = merge.mix_pair(weighted, behind.warp_stride);
-                const float2 high = merge.mix_pair(weighted + 2, behind.warp_stride);
-                const float4 mixed = make_float4(low.x, low.y, high.x, high.y);
+                const float4 mixed = merge.mix(weighted, behind.warp_stride);
                 const float2 found = make_float2(merge.maximum, merge.sum);
                 if (splits.count == 1) {
                     result[i] =

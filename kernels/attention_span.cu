@@ -84,15 +84,14 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
         if (split >= count) continue;
         const WarpMerge<COLUMNS> merge(shared.maxima, shared.sums, place);
         const float* weighted = shared.weighted_values() + place * STRIDE + 4 * vector;
-        const float2 low = merge.mix_pair(weighted, COLUMNS * STRIDE);
-        const float2 high = merge.mix_pair(weighted + 2, COLUMNS * STRIDE);
+        const float4 mixed = merge.mix(weighted, COLUMNS * STRIDE);
         const size_t head = call.head_of(piece.span, column);
         if (count == 1) {
             *reinterpret_cast<float4*>(call.out + head * HEAD_DIM + 4 * vector) =
-                make_float4(low.x / merge.sum, low.y / merge.sum, high.x / merge.sum, high.y / merge.sum);
+                make_float4(mixed.x / merge.sum, mixed.y / merge.sum, mixed.z / merge.sum, mixed.w / merge.sum);
         } else {
             float* its_part = call.partials + (head * call.max_splits + split) * PART;
-            *reinterpret_cast<float4*>(its_part + 4 * vector) = make_float4(low.x, low.y, high.x, high.y);
+            *reinterpret_cast<float4*>(its_part + 4 * vector) = mixed;
             if (vector == 0) *reinterpret_cast<float2*>(its_part + HEAD_DIM) = make_float2(merge.maximum, merge.sum);
         }
     }

@@ -60,10 +60,10 @@ struct Fp8Product {
         const uint4* columns = span + g * 4 + t;
         float d[UNITS][COLUMN_TILES][4] = {};
 #pragma unroll
-        for (int i = 0; i < PARTS; ++i) {
-            const int unit = i % UNITS, part = unit * 2 + i / UNITS;
+        for (int i = 0; i < PARTS; ++i) {  // the units in turns
+            const int unit = i % UNITS, half = i / UNITS, part = 2 * unit + half;
             unsigned a[2][4];
-            widen_fp8_part(low[part / 2], high[part / 2], part % 2, a[0], a[1]);
+            widen_fp8_part(low[unit], high[unit], half, a[0], a[1]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 uint4& kept = inputs[HAS_SPARE ? part : 0];

@@ -58,14 +58,13 @@ struct WarpMerge {
             sum = fmaf(weights[warp], sums[warp][head], sum);
         }
     }
-    // The weighted values of a dimension, `stride` from one warp to the next.
-    __device__ __forceinline__ float mix(const float* values, int stride) const {
-        float weighted = 0.0f;
-#pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) weighted = fmaf(weights[warp], values[warp * stride], weighted);
-        return weighted;
+    // The weighted values of four dimensions, `stride` from one warp to the next.
+    __device__ __forceinline__ float4 mix(const float* values, int stride) const {
+        const float2 low = mix_pair(values, stride), high = mix_pair(values + 2, stride);
+        return make_float4(low.x, low.y, high.x, high.y);
     }
-    // The same of two dimensions.
+
+private:
     __device__ __forceinline__ float2 mix_pair(const float* values, int stride) const {
         float2 weighted = make_float2(0.0f, 0.0f);
 #pragma unroll

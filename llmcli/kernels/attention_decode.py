@@ -82,11 +82,6 @@ def max_splits(num_multiprocessors: int, layout: QkvLayout, itemsize: int, max_s
     return max(1, min(filling, -(-max_seq_len // _MIN_SPLIT_TOKENS), _MAX_SPLITS))
 
 
-def _splits_a_block(layout: QkvLayout, itemsize: int, blocks_a_head: int) -> int:
-    """Splits of a row for which a block has room: as many as a multiprocessor, if each head of each lane has one."""
-    return _splits_at_once(layout, itemsize) if blocks_a_head else 1
-
-
 def kernel_name(layout: QkvLayout, keys: Array, splits: int) -> str:
     """The name expression for these heads, this cache, and so many splits a block."""
     kind, tile = CACHE_TYPES[keys.dtype], head_tile(layout, keys.dtype.itemsize)
@@ -145,9 +140,10 @@ def attention_decode(
     check(kernel, "counters", counters, dtype=np.uint32, shape=(None, grid_heads(layout, itemsize)), aligned=4)
     check(kernel, "out", out, dtype=np.float32, shape=(num_lanes, layout.q_size))
     num_splits = partials.shape[2]
-    blocks_a_head = device.num_multiprocessors // (grid_heads(layout, itemsize) * num_lanes)
-    splits = _splits_a_block(layout, itemsize, blocks_a_head)
-    blocks_a_head = max(1, min(blocks_a_head, num_splits))
+    # A block has a multiprocessor to itself if there is one for each head of each lane.
+    alone = device.num_multiprocessors // (grid_heads(layout, itemsize) * num_lanes)
+    splits = _splits_at_once(layout, itemsize) if alone else 1
+    blocks_a_head = max(1, min(alone, num_splits))
     if min(partials.shape[0], counters.shape[0]) < num_lanes:
         raise ValueError(f"{kernel}: partials and counters are too small for {num_lanes} lanes")
     device.launch(
