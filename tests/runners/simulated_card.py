@@ -194,7 +194,7 @@ class SimulatedSampler:
                 tokens[position] = on_host(token_ids)[row] = choice.token_id
                 on_host(positions)[lane] = self._moved_to[row] = position
 
-    def choice(self, slot: int, run: int, position: int, *, follows: bool = False) -> Choice:
+    def choice(self, slot: int, run: int, position: int, *, queued_at: float | None = None) -> Choice:
         result = self._results[slot, run]
         if isinstance(result, LLMCliError):
             raise result

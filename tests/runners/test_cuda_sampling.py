@@ -230,7 +230,7 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((4, 2, NUM_RESULTS), np.uint64)
     sampler._has_mu = np.array([False, True, False, False])
-    sampler._awaited_seconds = 0.0
+    sampler._step_seconds = 0.0
     runs = [sampling.Run(slot, number, 5) for slot, number in ((2, 40), (0, 7), (1, 2**31 + 3), (3, 9), (2, 41))]
     words = [123, 2**31 - 1, 77, sampling.IS_PROBLEM | 3, 5]
     late = list(zip(runs, words, strict=True))
@@ -252,10 +252,10 @@ def test_choices_of_many_runs_are_read_together(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="there time.sleep(0) is short")
 def test_a_choice_alone_is_waited_for_awake_towards_the_end(monkeypatch):
-    """A doze takes 80 us, a look 1 us. The first wait knows no time yet; those that follow another are short."""
+    """A doze takes 80 us, a look 1 us. The first wait knows no time yet."""
     sampler = object.__new__(sampling.DeviceSampler)
     sampler._results = np.zeros((1, 2, NUM_RESULTS), np.uint64)
-    sampler._awaited_seconds = 0.0
+    sampler._step_seconds = 0.0
     now, arrives, slept = 0.0, 0.0, 0
 
     def passes(seconds):
@@ -268,10 +268,14 @@ def test_a_choice_alone_is_waited_for_awake_towards_the_end(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda _: passes(80e-6))
     monkeypatch.setattr(os, "sched_yield", lambda: passes(1e-6))
-    dozes = []
-    for number, seconds in enumerate((2e-3, 20e-6, 2e-3, 40e-6, 1.7e-3, 2.4e-3, 2e-3), start=1):
-        arrives, slept = now + seconds, 0
-        assert sampler.wait(0, number, 5, follows=seconds < 1e-4) == 7
-        assert now - arrives < 2e-6
-        dozes.append(slept)
-    assert dozes == [0, 0, 19, 0, 19, 16, 23]
+    dozes, number = [], 0
+    for step_seconds in (2e-3, 2e-3, 1.7e-3, 2.4e-3, 2e-3):
+        queued_at = now
+        for seconds in (step_seconds, 20e-6, 40e-6):  # a step's first choice, and those behind it
+            number += 1
+            arrives, slept = now + seconds, 0
+            assert sampler.wait(0, number, 5, queued_at=queued_at) == 7
+            assert now - arrives < 2e-6
+            dozes.append(slept)
+    assert dozes[::3] == [0, 20, 20, 17, 24]
+    assert not any(dozes[place] for place in range(15) if place % 3)

@@ -268,7 +268,7 @@ class CudaDevice:
         return Run(work.slot, self._sampler.count_run(work.slot), position)
 
     def _send_table(self, slot: int, pages: list[int]) -> None:
-        """Send the pages that the card does not have yet: usually none, or the last. All take long for a long row."""
+        """Send the pages that the card does not have yet: usually none, or the last one."""
         held = self._tables[slot]
         if held == pages:
             return
@@ -355,10 +355,8 @@ class CudaStep:
             self._device.wait()
         if self._chosen is None:
             chosen = self._device.read_choices(self._runs)
-            follows = any(self._runs)
             for place, drafted in self._drafted.items():
-                chosen[place] = drafted.read(follows=follows)
-                follows = True
+                chosen[place] = drafted.read()
             self._chosen = [made.error or found for made, found in zip(self._masks, chosen, strict=True)]
         return self._chosen
 

@@ -6,6 +6,7 @@ the lanes behind a wrong one out. So a row's history, its sampler and its last t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,7 +103,10 @@ class DraftLanes:
 
 
 class DraftChoices:
-    """The choices of a row with drafts. How many the card makes is known once they are read."""
+    """The choices of a row with drafts. How many the card makes is known once they are read.
+
+    Make it when the step is queued.
+    """
 
     def __init__(self, sampler: DeviceSampler, work: Work):
         assert work.slot is not None
@@ -111,27 +115,28 @@ class DraftChoices:
         self._position = work.position
         self._drafts = work.drafts
         self._first_run = sampler.num_runs(work.slot) + 1
+        self._queued_at = time.perf_counter()
         self._chosen: Chosen | None = None
 
-    def read(self, *, follows: bool = False) -> Chosen:
+    def read(self) -> Chosen:
         """Wait for the choices, and count the sampler's runs; a choice that fails behind a kept draft is left out.
 
-        With `follows` they come right behind others that have been read. Read them before the slot runs again.
+        Read them before the slot runs again.
         """
         if self._chosen is None:
-            chosen, num_runs = self._read(follows)
+            chosen, num_runs = self._read()
             with interrupts_held_back():
                 for _ in range(num_runs):
                     self._sampler.count_run(self._slot)
                 self._chosen = chosen
         return self._chosen
 
-    def _read(self, follows: bool) -> tuple[Chosen, int]:
+    def _read(self) -> tuple[Chosen, int]:
         choices: list[Choice] = []
         for place, draft in enumerate((*self._drafts, None)):
             try:
                 run, position = self._first_run + place, self._position + place + 1
-                choice = self._sampler.choice(self._slot, run, position, follows=follows or place > 0)
+                choice = self._sampler.choice(self._slot, run, position, queued_at=self._queued_at)
             except (CheckpointError, UsageError) as error:
                 return tuple(choices) or error, place + 1
             choices.append(choice)

@@ -31,8 +31,8 @@ from llmcli.sampling.penalties import begin_suppress, eos_ban, forced_eos, logit
 from llmcli.sampling.sampler import Sampler
 
 _POLLS_BETWEEN_CHECKS = 10_000
-# Behind drafts the next step is queued when this one's choices are known, so the host is awake when they come. It dozes
-# for this share of the time that the latest ones took: other threads, as a server's, need Python's lock meanwhile.
+# The host is awake when the choices behind drafts come, as the next step is queued then. Until then it dozes for this
+# share of the time that such a step took last: a server's other threads need Python's lock.
 _DOZING_SHARE = 0.75
 
 
@@ -61,7 +61,7 @@ class DeviceSampler:
             self._results, self._results_on_card = _allocate_results(device, num_rows)
         self._mailbox = mailbox
         self._has_mu = np.zeros(num_rows, np.bool_)
-        self._awaited_seconds = 0.0  # for the latest choice that was waited for alone
+        self._step_seconds = 0.0  # from queueing the latest step that was waited for awake, to its last choice
         self._masked: set[int] = set()  # slots that use their masks, as their headers have it
         self._num_runs = [0] * num_rows
         self._marks: list[NDArray[np.uint8] | None] = [None] * num_rows  # each slot's marks, as the card has them
@@ -124,12 +124,13 @@ class DeviceSampler:
         self._num_runs[slot] += 1
         return self._num_runs[slot]
 
-    def choice(self, slot: int, run: int, position: int, *, follows: bool = False) -> Choice:
-        """Wait for a run's choice; with `follows` it comes right behind another. `position` is for messages.
+    def choice(self, slot: int, run: int, position: int, *, queued_at: float | None = None) -> Choice:
+        """Wait for a run's choice. `position` is the chosen token's, for messages.
 
+        With `queued_at`, when its step was queued by `time.perf_counter`, the host is awake when the choice comes.
         Raises: CheckpointError, UsageError as `llmcli.sampling.chain.choose`; DeviceError if the card failed
         """
-        token_id = self.wait(slot, run, position, follows=follows)
+        token_id = self.wait(slot, run, position, queued_at=queued_at)
         mu = float(self._results[slot, 1, run % NUM_RESULTS].view(np.float64)) if self._has_mu[slot] else None
         return Choice(token_id, None, mu)
 
@@ -150,7 +151,7 @@ class DeviceSampler:
         choices: list[Choice | LLMCliError] = [Choice(token_id, None, None) for token_id in tokens]
         for place in np.flatnonzero((words & np.uint64(IS_PROBLEM) != 0) | self._has_mu[slots]).tolist():
             try:
-                choices[place] = self.choice(*runs[place], follows=True)
+                choices[place] = self.choice(*runs[place])
             except (CheckpointError, UsageError) as error:
                 choices[place] = error
         return choices
@@ -176,24 +177,23 @@ class DeviceSampler:
         """Whether a run's choice has arrived. The last NUM_RESULTS are kept."""
         return int(self._results[slot, 0, run % NUM_RESULTS]) >> 32 == run
 
-    def wait(self, slot: int, run: int, position: int, *, follows: bool = False) -> int:
-        """Wait for a run's token, awake towards the end, and return it; `follows` as in `choice`.
+    def wait(self, slot: int, run: int, position: int, *, queued_at: float | None = None) -> int:
+        """Wait for a run's token, and return it; `queued_at` as in `choice`.
 
         Raises: as `choice`
         """
-        if follows:
-            self._wait_for(slot, run, dozes_until=0.0)
+        if queued_at is None:
+            self._wait_for(slot, run)
         else:
-            begin = time.perf_counter()
-            self._wait_for(slot, run, dozes_until=begin + _DOZING_SHARE * self._awaited_seconds)
-            self._awaited_seconds = time.perf_counter() - begin
+            self._wait_for(slot, run, dozes_until=queued_at + _DOZING_SHARE * self._step_seconds)
+            self._step_seconds = time.perf_counter() - queued_at
         word = int(self._results[slot, 0, run % NUM_RESULTS]) & 0xFFFFFFFF
         if word & IS_PROBLEM:
             raise_problem(word & ~IS_PROBLEM, position)
         return word
 
     def _wait_for(self, slot: int, run: int, dozes_until: float = math.inf) -> None:
-        """Poll for a run's result. time.sleep(0) takes 50 to 80 us: so much later Linux lets a timer end."""
+        """Poll for a run's result. A doze, `time.sleep(0)`, takes 50 to 80 us: so late Linux lets a timer end."""
         polls = 0
         while not self.has_result(slot, run):
             polls += 1
