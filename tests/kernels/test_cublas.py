@@ -103,12 +103,15 @@ def test_a_tokens_bits_do_not_depend_on_the_others(
 @pytest.mark.cuda
 @pytest.mark.parametrize(("num_inputs", "num_rows"), [(8192, 2048), (14336, 4096), (11008, 4096), (9728, 2560)])
 def test_few_tokens_do_not_leave_the_card_idle(cublas: Cublas, num_inputs: int, num_rows: int) -> None:
-    """`waves` is how often all multiprocessors get a block. What took ten times too long had 0.03 to 0.25."""
+    """`waves` is how often all multiprocessors get a block. What took ten times too long had 0.03 to 0.25.
+
+    On an H100 17 tokens of the last shape have 0.303 and take 22.1 us, as long as 16 and 31 tokens, which have 0.606.
+    """
     float16, float32 = 2, 0
     of_inputs, of_out = (float16, num_inputs, 16), (float32, num_rows, 16)
     for num_tokens in NUMBERS_OF_TOKENS:
         proposed = cublas.propose((num_rows, num_tokens, num_inputs), (of_inputs, of_inputs, of_out))
-        assert proposed.waves > 0.35, num_tokens
+        assert proposed.waves > 0.3, num_tokens
 
 
 @pytest.mark.cuda

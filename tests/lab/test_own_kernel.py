@@ -320,6 +320,7 @@ def test_a_write_beside_the_output_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.whole_card
 @pytest.mark.parametrize("stem", ["embedding", "gemv", "rms_norm"])
 def test_ours_passes_as_a_users(stem: str) -> None:
     """And may be timed alone, on its typical problem."""
