@@ -20,7 +20,8 @@
 //           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
-//           a split has fewer columns, so that more blocks take part. The large blocks that have many splits of the
+//           a split has fewer columns, so that more blocks take part. A team's sixteen columns are the rows of its
+//           products (common/attend_columns.cuh). The large blocks that have many splits of the
 //           same columns wait for each other and put a share of them together each; few splits are put together by the
 //           block that ends last, as those of small blocks are. All large blocks run at once: there is at most one a
 //           multiprocessor, and a process has one stream on a card (llmcli/kernels/device.py); those of the kernels in
@@ -97,34 +98,30 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
     }
 }
 
-// Each team of four warps attends from its columns to a part of a split. `first_index` is that of its first tile.
-template <typename Memory>
-__device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                            const SpanPiece& piece, const SpanPart& part, int split,
-                                            unsigned first_index) {
-    using Tile = typename Memory::Tile;
-    constexpr int TILE = PAGE_TOKENS, COLUMNS = Memory::COLUMNS, TEAMS = Memory::TEAMS, STAGES = Memory::STAGES;
-    constexpr int TEAM_COLUMNS = COLUMNS / TEAMS, STRIDE = Memory::STRIDE;
+// A warp of a team attends from the team's columns, which are SIXTEEN or eight, to its tiles of a part of a split; from
+// none it only gives the tiles back.
+template <bool SIXTEEN, typename Memory>
+__device__ __forceinline__ void attend_tiles(const SpanCall<typename Memory::KvT>& call, Memory& shared,
+                                             const SpanPiece& piece, const SpanPart& part,
+                                             unsigned first_index, bool has_columns) {
+    using Tile = Either<SIXTEEN, typename Memory::Sixteen, typename Memory::Eight>;
+    constexpr int TILE = PAGE_TOKENS, STAGES = Memory::STAGES, STRIDE = Memory::STRIDE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
-    const int first_place = team * TEAM_COLUMNS, new_begin = piece.span.new_begin();
-    const int tiles_of_columns = (piece.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const int its_tiles = (tiles_of_columns - team + TEAMS - 1) / TEAMS;
-    if (threadIdx.x < COLUMNS) {
-        const int token = shared.columns[threadIdx.x].token;
-        const int count = token >= part.from && token < part.to ? piece.splits[token].count : 0;
-        shared.seen_end[threadIdx.x] = split < count ? piece.span.position + token : 0;
-        shared.has_own[threadIdx.x] = split == count - 1;
-    }
+    const int first_place = team * (Memory::COLUMNS / Memory::TEAMS), new_begin = piece.span.new_begin();
+    const auto place_of = [&](int i) { return first_place + (SIXTEEN ? lane / 4 + 8 * i : 2 * (lane % 4) + i); };
     Tile tile;
     tile.clear();
-    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // what the columns see is there
     if (warp == 0) {
 #pragma unroll
-        for (int i = 0; i < TEAM_COLUMNS / 4; ++i) {
-            const int place = number_here(first_place + i / 2 * TILE_COLUMNS + 2 * (lane % 4) + i % 2);
+        for (int i = 0; i < 2; ++i) {
+            const int place = number_here(place_of(i));
             if (!shared.has_own[place]) continue;
-            tile.start_column_with(i / 2, i % 2, shared.own_scores[place],
-                                   shared.own_values[shared.columns[place].token]);
+            const float* value = shared.own_values[shared.columns[place].token];
+            if constexpr (SIXTEEN) {
+                tile.start_column_with(i, shared.own_scores[place], value);
+            } else {
+                tile.start_column_with(0, i, shared.own_scores[place], value);
+            }
         }
     }
     for (int token = part.begin + warp * TILE; token < part.end; token += WARPS * TILE) {
@@ -132,23 +129,44 @@ __device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>
         const unsigned index = first_index + (token - part.begin) / TILE, stage = index % STAGES;
         if (!is_new) barrier_wait(&shared.filled[stage], index / STAGES % 2);
         const unsigned char* kept = is_new ? shared.new_tiles[(token - new_begin) / TILE] : shared.stage(index);
-        const auto is_seen = [&](int column, int i, int place) {
-            const int seen_end = shared.seen_end[first_place + column * TILE_COLUMNS + 2 * (lane % 4) + i];
+        const auto is_seen = [&](int i, int place) {
+            const int seen_end = shared.seen_end[place_of(i)];
             return token + place < seen_end && token + place > seen_end - call.window;
         };
         const int begin = max(0, part.visible - token), end = min(part.end - token, TILE);
-        if (TEAM_COLUMNS == TILE_COLUMNS || its_tiles > 1) {
-            take_from_ring<TEAM_COLUMNS, true>(tile, shared.queries[team], kept, begin, end, is_seen);
-        } else if (its_tiles == 1) {
-            take_from_ring<TILE_COLUMNS, true>(tile, shared.queries[team], kept, begin, end, is_seen);
+        if constexpr (SIXTEEN) {
+            tile.take(shared.queries[team].sixteen, kept, begin, end, is_seen);
+        } else if (has_columns) {
+            take_from_ring<TILE_COLUMNS, true>(tile, shared.queries[team].eight, kept, begin, end,
+                                               [&](int, int i, int place) { return is_seen(i, place); });
         }
         __syncwarp();
         if (!is_new && lane == 0) barrier_arrive(&shared.emptied[stage]);
     }
     if (Memory::MIXES_IN_RING) sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // nobody reads the ring
+    if (!has_columns) return;
     tile.template publish<STRIDE>(shared.maxima[warp] + first_place, shared.sums[warp] + first_place,
-                                  shared.weighted_values() + (warp * COLUMNS + first_place) * STRIDE,
-                                  its_tiles * TILE_COLUMNS);
+                                  shared.weighted_values() + (warp * Memory::COLUMNS + first_place) * STRIDE);
+}
+
+// Each team of four warps attends from its columns to a part of a split. `first_index` is that of its first tile.
+template <typename Memory>
+__device__ __forceinline__ void attend_part(const SpanCall<typename Memory::KvT>& call, Memory& shared,
+                                            const SpanPiece& piece, const SpanPart& part, int split,
+                                            unsigned first_index) {
+    if (threadIdx.x < Memory::COLUMNS) {
+        const int token = shared.columns[threadIdx.x].token;
+        const int count = token >= part.from && token < part.to ? piece.splits[token].count : 0;
+        shared.seen_end[threadIdx.x] = split < count ? piece.span.position + token : 0;
+        shared.has_own[threadIdx.x] = split == count - 1;
+    }
+    sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // what the columns see is there
+    const int tiles = piece.template tiles_of<Memory::TEAMS>(threadIdx.x / (32 * WARPS));
+    if (Memory::TEAMS > 1 && tiles > 1) {
+        attend_tiles<(Memory::TEAMS > 1)>(call, shared, piece, part, first_index, true);
+    } else {
+        attend_tiles<false>(call, shared, piece, part, first_index, tiles > 0);
+    }
     sync_threads_of<Memory::ATTENDING>(ATTENDING_BARRIER);  // every warp's part is there
     mix_part(call, shared, piece, part, split);
 }
@@ -190,7 +208,7 @@ __global__ void __launch_bounds__(SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>::TH
                    int num_key_value_heads, int max_splits, float* partials, unsigned* __restrict__ counters,
                    float* __restrict__ out) {
     using Memory = SpanShared<KvT, HEAD_DIM, COLUMNS, STAGES>;
-    static_assert(Memory::Tile::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
+    static_assert(Memory::Eight::TILE_TOKENS == PAGE_TOKENS, "a tile is a page");
     static_assert(sizeof(Memory) == SHARED_BYTES, "the launcher knows the size");
     static_assert(!Memory::MOVES_REGISTERS || BLOCKS == 1, "with a second block warps wait for registers forever");
     extern __shared__ __align__(128) unsigned char dynamic[];

@@ -1,6 +1,7 @@
 // span_block: a block of attention_span: the work of a launch, a block's share of it, and its shared memory.
 #pragma once
 
+#include "common/attend_columns.cuh"
 #include "common/head.cuh"
 #include "common/kv_ring.cuh"
 #include "common/load.cuh"
@@ -87,6 +88,11 @@ struct SpanPiece {
 
     __device__ __forceinline__ bool has_split(int split) const { return split >= first_split && split < end_split; }
     __device__ __forceinline__ bool has_all_splits() const { return end_split - first_split == most_splits; }
+    // How many tiles of its columns a team takes: every TEAMS-th.
+    template <int TEAMS>
+    __device__ __forceinline__ int tiles_of(int team) const {
+        return ((columns + TILE_COLUMNS - 1) / TILE_COLUMNS - team + TEAMS - 1) / TEAMS;
+    }
     // Whether it ends with one of the new tokens, or has tokens of their tiles: a window may begin a page later for the
     // later ones, and then an earlier split of theirs does. All lanes of a warp call it.
     __device__ __forceinline__ bool has_new() const {
@@ -196,6 +202,18 @@ struct SpanColumn {
     }
 };
 
+// The first type if CHOOSES_FIRST, else the second.
+template <bool CHOOSES_FIRST, typename First, typename Second>
+struct EitherType {
+    using Type = First;
+};
+template <typename First, typename Second>
+struct EitherType<false, First, Second> {
+    using Type = Second;
+};
+template <bool CHOOSES_FIRST, typename First, typename Second>
+using Either = typename EitherType<CHOOSES_FIRST, First, Second>::Type;
+
 template <typename KvType, int HEAD_SIZE, int MOST_COLUMNS, int NUM_STAGES>
 struct SpanShared {
     using KvT = KvType;
@@ -211,7 +229,16 @@ struct SpanShared {
     static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
     static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,
                   "a block has 168 registers a thread");
-    using Tile = Attend<KvT, HEAD_DIM, COLUMNS / TEAMS>;
+    // A team has eight columns, or sixteen.
+    using Eight = Attend<KvT, HEAD_DIM, TILE_COLUMNS>;
+    using Sixteen = AttendColumns<KvT, HEAD_DIM>;
+    union WideQueries {
+        typename Eight::Queries eight;
+        typename Sixteen::Queries sixteen;
+    };
+    struct NarrowQueries {
+        typename Eight::Queries eight;
+    };
     static constexpr int STRIDE = HEAD_DIM + 2;  // two rows of a pair of columns in different banks
     static constexpr int MIXED = ATTENDING_WARPS * COLUMNS / TEAMS * STRIDE;
     // Blocks that share a multiprocessor have no room to copy while the warps' parts are put together.
@@ -220,7 +247,7 @@ struct SpanShared {
 
     alignas(128) unsigned char ring[MIXES_IN_RING && 4 * MIXED > RING_BYTES ? 4 * MIXED : RING_BYTES];
     alignas(128) unsigned char new_tiles[2][Ring::BYTES];  // those in which new tokens lie
-    typename Tile::Queries queries[TEAMS];
+    Either<(TEAMS > 1), WideQueries, NarrowQueries> queries[TEAMS];
     float mixed[MIXES_IN_RING ? 4 : MIXED];
     unsigned long long filled[STAGES], emptied[STAGES];
     SpanPiece piece;  // that the block attends to; no registers are left for it

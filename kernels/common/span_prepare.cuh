@@ -130,14 +130,23 @@ __device__ __forceinline__ void prepare(const SpanCall<typename Memory::KvT>& ca
         if (token < 0) continue;
         Pairs& query = queries[i];
         query.norm_and_rotate(call.q_norm, call.eps, query_angles[i]);
-        typename Memory::Tile::Queries& of_team = shared.queries[place / TEAM_COLUMNS];
+        const int team = place / TEAM_COLUMNS, column = place % TEAM_COLUMNS;
+        const auto store = [&](int dimension, float value) {
+            if constexpr (Memory::TEAMS > 1) {
+                if (piece.template tiles_of<Memory::TEAMS>(team) > 1) {
+                    shared.queries[team].sixteen.store(column, dimension, value);
+                    return;
+                }
+            }
+            shared.queries[team].eight.store(column, dimension, value);
+        };
 #pragma unroll
         for (int pair = 0; pair < Pairs::PAIRS; ++pair) {
             query.first[pair] *= call.scale;
             query.second[pair] *= call.scale;
             if (!Pairs::has(pair)) continue;
-            of_team.store(place % TEAM_COLUMNS, Pairs::index(pair), query.first[pair]);
-            of_team.store(place % TEAM_COLUMNS, Pairs::index(pair) + Pairs::HALF, query.second[pair]);
+            store(Pairs::index(pair), query.first[pair]);
+            store(Pairs::index(pair) + Pairs::HALF, query.second[pair]);
         }
         if (piece.has_split(piece.splits[token].count - 1)) {
             Pairs own_key;

@@ -79,7 +79,8 @@ class SpanForm:
         walking = 8 * 2 * stages + 56 + (5 + 4) * 4 * MAX_LANES + 3 * 4 + 8  # barriers, the piece, all rows
         own = 2 * 4 * MAX_SPAN * head_dim + 4 * columns
         of_columns = 2 * 4 * _WARPS * columns + 4 * 4 * columns
-        queries = query_bytes(self._layout, columns)
+        # Sixteen columns lie as the tensor cores take them, without room between.
+        queries = query_bytes(self._layout, columns) if columns == NARROW else 4 * columns * -(-head_dim // 32) * 32
         return lines(ring + 2 * tile + queries + merging + walking + own + of_columns + 4)
 
 
