@@ -39,7 +39,7 @@ struct AttendColumns {
 
     float maximum[2];  // of columns g and g + 8
     float sum[2][2];   // of the weights of tokens 2t and 2t + 8, and of 2t + 1 and 2t + 9
-    // [step][word][parity]: dimensions 64 * step + 8 * (2t + e) + 2 * word + parity of g, for e = 0 and 1; then of g + 8
+    // [step][word][parity]: dimensions 64 * step + 8 * (2t + e) + 2 * word + parity of g, with e = 0, 1; then of g + 8.
     float mixed[VALUE_STEPS][4][2][4];
 
     __device__ __forceinline__ void clear() {
