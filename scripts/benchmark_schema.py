@@ -20,6 +20,7 @@ import numpy as np
 
 from llmcli.checkpoint.model import open_model
 from llmcli.checkpoint.random_weights import write_shape
+from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
@@ -160,8 +161,9 @@ def main() -> None:
         measure_masks(vocabulary, options.steps)
         runner = load(model, max_seq_len=MAX_SEQ_LEN, num_rows=max(options.rows))
         print(f"{runner.description}; us a step, without and with a schema: median, mean")
-        for num_rows in options.rows:
-            measure_steps(runner, tokenizer, vocabulary, num_rows, options.steps)
+        with loaded_objects_set_aside():  # as `batch` and `serve` have it
+            for num_rows in options.rows:
+                measure_steps(runner, tokenizer, vocabulary, num_rows, options.steps)
 
 
 if __name__ == "__main__":
