@@ -20,14 +20,14 @@
 //           ended. Up to 8 columns three small blocks share a multiprocessor, and each has a split. For more, two teams
 //           of warps of one large block take 16 columns each of the same tiles, so that the cache is read once. It goes
 //           through its share of all splits and copies ahead, as nothing else runs while a split ends. In short rows
-//           a split has fewer columns, so that more blocks take part. A team's sixteen columns are the rows of its
-//           products (common/attend_columns.cuh). The large blocks that have many splits of the
-//           same columns wait for each other and put a share of them together each; few splits are put together by the
-//           block that ends last, as those of small blocks are. All large blocks run at once: there is at most one a
-//           multiprocessor, and a process has one stream on a card (llmcli/kernels/device.py); those of the kernels in
-//           front that have not ended run too, and wait for none behind them; and those of the kernel behind start when
-//           all of these have called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to
-//           those that attend. Figures: docs/performance/attention.md
+//           a split has fewer columns, so that more blocks take part. Sixteen columns of a team are the rows of its
+//           products (common/attend_columns.cuh). The large blocks that have many splits of the same columns wait for
+//           each other and put a share of them together each; few splits are put together by the block that ends last,
+//           as those of small blocks are. All large blocks run at once: there is at most one a multiprocessor, and a
+//           process has one stream on a card (llmcli/kernels/device.py); those of the kernels in front that have not
+//           ended run too, and wait for none behind them; and those of the kernel behind start when all of these have
+//           called grid_dependency_launch or ended. On Hopper the warps that copy hand registers to those that attend.
+//           Figures: docs/performance/attention.md
 #include "common/span_merge.cuh"
 
 // Some warps copy the tiles of all pieces into the ring, ahead of those that attend. A copier always fills the same
@@ -98,12 +98,12 @@ __device__ __forceinline__ void mix_part(const SpanCall<typename Memory::KvT>& c
     }
 }
 
-// A warp of a team attends from the team's columns, which are SIXTEEN or eight, to its tiles of a part of a split; from
-// none it only gives the tiles back.
+// A warp attends from its team's columns to its tiles of a part of a split. The team has sixteen columns if SIXTEEN,
+// else up to eight. Without any, the warp only gives the tiles back.
 template <bool SIXTEEN, typename Memory>
 __device__ __forceinline__ void attend_tiles(const SpanCall<typename Memory::KvT>& call, Memory& shared,
-                                             const SpanPiece& piece, const SpanPart& part,
-                                             unsigned first_index, bool has_columns) {
+                                             const SpanPiece& piece, const SpanPart& part, unsigned first_index,
+                                             bool has_columns) {
     using Tile = Either<SIXTEEN, typename Memory::Sixteen, typename Memory::Eight>;
     constexpr int TILE = PAGE_TOKENS, STAGES = Memory::STAGES, STRIDE = Memory::STRIDE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);

@@ -161,7 +161,7 @@ def main() -> None:
         measure_masks(vocabulary, options.steps)
         runner = load(model, max_seq_len=MAX_SEQ_LEN, num_rows=max(options.rows))
         print(f"{runner.description}; us a step, without and with a schema: median, mean")
-        with loaded_objects_set_aside():  # as `batch` and `serve` have it
+        with loaded_objects_set_aside():  # as `batch` and `serve` set them
             for num_rows in options.rows:
                 measure_steps(runner, tokenizer, vocabulary, num_rows, options.steps)
 

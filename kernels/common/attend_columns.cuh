@@ -15,7 +15,6 @@ struct AttendColumns {
     using Eight = Attend<KvT, HEAD_DIM, 8>;
     using MmaT = typename Eight::MmaT;
     static constexpr bool HAS_SCALES = Eight::HAS_SCALES;
-    static constexpr int TILE_TOKENS = 16, COLUMNS = 16;
     static constexpr int KEY_STEPS = Eight::KEY_STEPS, VALUE_STEPS = Eight::VALUE_STEPS;
     static constexpr int LAST_VECTOR = Eight::LAST_VECTOR;
 
@@ -24,6 +23,7 @@ struct AttendColumns {
         alignas(16) MmaT high[KEY_STEPS * 2 * 32 * 8];
         alignas(16) MmaT low[KEY_STEPS * 2 * 32 * 8];
 
+        // Keep one dimension of a column's query.
         __device__ __forceinline__ void store(int column, int dimension, float value) {
             const int step = dimension / 32, t = dimension / 8 % 4, word = dimension / 2 % 4, lane = column % 8 * 4 + t;
             const int vector = (2 * step + word / 2) * 32 + lane;
@@ -32,6 +32,7 @@ struct AttendColumns {
             high[place] = rounded;
             low[place] = from_float<MmaT>(value - to_float(rounded));
         }
+        // This lane's operand of a product; `vector` counts halves of steps.
         static __device__ __forceinline__ uint4 load(const MmaT* part, int vector) {
             return *reinterpret_cast<const uint4*>(part + 8 * (32 * vector + threadIdx.x % 32));
         }
@@ -42,6 +43,7 @@ struct AttendColumns {
     // [step][word][parity]: dimensions 64 * step + 8 * (2t + e) + 2 * word + parity of g, with e = 0, 1; then of g + 8.
     float mixed[VALUE_STEPS][4][2][4];
 
+    // Nothing seen yet.
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < 2; ++i) maximum[i] = reduce::minus_infinity(), sum[i][0] = sum[i][1] = 0.0f;

@@ -229,7 +229,7 @@ struct SpanShared {
     static constexpr int MOST_REGISTERS = 216, FEWEST_REGISTERS = 72;
     static_assert(!MOVES_REGISTERS || ATTENDING * MOST_REGISTERS + 32 * COPIERS * FEWEST_REGISTERS <= THREADS * 168,
                   "a block has 168 registers a thread");
-    // A team has eight columns, or sixteen.
+    // How a team of up to eight columns attends, and one of sixteen.
     using Eight = Attend<KvT, HEAD_DIM, TILE_COLUMNS>;
     using Sixteen = AttendColumns<KvT, HEAD_DIM>;
     union WideQueries {
