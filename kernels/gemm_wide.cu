@@ -132,8 +132,15 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
     };
     // Weights are loaded in one go over all items, ahead of the products.
+    Weights weights[2];  // of a span's steps
+    unsigned a[2][4][4];
     WideSource<ScaleT> source;
-    int ahead_item = first_item, ahead_step = 0;
+    typename Weights::Scales by;
+    // A lane's inputs of a span have the same scales where groups are no shorter than all its tile's, or (int4) its own.
+    const bool has_span_scales = shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
+    const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
+    int ahead_item = first_item, ahead_spans = 0;  // spans: left in the item
+    unsigned ahead_input = 0;
     const auto seek = [&] {
         const size_t tile = min(tile_of(ahead_item), num_tiles - 1);
         const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
@@ -141,31 +148,49 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
         source.zero_points = zero_points != nullptr ? zero_points + groups : nullptr;
+        ahead_spans = num_steps / 2;
+        ahead_input = lane_input;
     };
-    const auto load = [&](Weights& weights) {
-        weights.load(source, ahead_step, shape.group_shift);
-        if (++ahead_step == num_steps) {
-            ahead_step = 0;
+    // The first step of the span ahead, then its second one.
+    const auto load_first = [&] {
+        weights[0].load_words(source.weights);
+        weights[0].load_scales(source, ahead_input >> shape.group_shift);
+    };
+    const auto load_second = [&] {
+        weights[1].load_words(source.weights + (Weights::IS_INT4 ? 8 : UNIT_BYTES));
+        if (!has_span_scales) {
+            weights[1].load_scales(source, (ahead_input + (Weights::IS_INT4 ? 16 : STEP_INPUTS)) >> shape.group_shift);
+        }
+        source.weights += Weights::IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
+        ahead_input += 2 * STEP_INPUTS;
+        if (--ahead_spans == 0) {
             ahead_item = min(ahead_item + item_step, num_items - 1);
             seek();
         }
     };
-    const auto release = [&](int stage) {
-        if (lane < SHARERS) barrier_arrive_at(&emptied[stage], lane);
+    const auto widen = [&](int step) {
+        if (step == 0 || !has_span_scales) by.prepare(weights[step].scales, weights[step].zeros, zero_points == nullptr);
+        weights[step].widen(a[step], by);
     };
 
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
-    int stage = 0;
+    const unsigned filled_at = number_here(shared_address(filled)), emptied_at = number_here(shared_address(emptied));
+    const unsigned memory_at = number_here(shared_address(memory) / 16);
+    const unsigned long long NO_COLUMNS = swizzled_at(0, 0);
+    const int sharer = number_here(lane);
+    int stage = 0, last = 0;  // of the next span's first step, and of the latest one that was multiplied
     unsigned parity = 0, written_parity = 1;
+    bool is_first_span = group == 0;
+    const auto release = [&](int stage) {
+        if (sharer < SHARERS) barrier_arrive_at(emptied_at + 8 * stage, sharer);
+    };
     float sums[TOKENS / 2];
-    unsigned a[2][4][4];
-    Weights weights[2];
     if (first_item < num_items) {
         seek();
-        load(weights[0]);
-        load(weights[1]);
-        weights[0].widen(a[0]);
-        load(weights[0]);
+        load_first();
+        load_second();
+        widen(0);
+        load_first();
         if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
@@ -173,25 +198,30 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int first_token = item % num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
-        // Multiplies a step by `now`, and meanwhile makes `next` of the weights of the step behind it.
-        const auto multiply = [&](int step, unsigned (&now)[4][4], unsigned (&next)[4][4], Weights& loaded) {
-            const unsigned long long columns = swizzled_at(shared_address(memory + stage * STEP_BYTES), 0);
-            barrier_wait(&filled[stage], parity);
+        // Asks for the products of a step, and waits for those of the step before.
+        const auto multiply = [&](int stage, unsigned (&now)[4][4]) {
+            barrier_wait(filled_at + 8 * stage, parity);
+            const unsigned long long columns = NO_COLUMNS | (memory_at + stage * (STEP_BYTES / 16));
             wgmma_begin();
 #pragma unroll
             for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
             wgmma_commit();
             wgmma_wait<1>();
-            if (step > 0) release(stage == 0 ? STAGES - 1 : stage - 1);
-            loaded.widen(next);
-            load(loaded);
-            if (++stage == STAGES) stage = 0, parity ^= 1;
         };
 #pragma unroll 1
         for (int step = 0; step < num_steps; step += 2) {
-            multiply(step, a[0], a[1], weights[1]);
-            multiply(step + 1, a[1], a[0], weights[0]);
-            if (group == 0 && step == 0 && item == first_item) arrive_threads_of<NUM_THREADS>(1);
+            multiply(stage, a[0]);
+            if (step > 0) release(last);
+            widen(1);
+            load_second();
+            multiply(stage + 1, a[1]);
+            release(stage);
+            widen(0);
+            load_first();
+            last = stage + 1;
+            if ((stage += 2) == STAGES) stage = 0, parity ^= 1;
+            if (is_first_span) arrive_threads_of<NUM_THREADS>(1);
+            is_first_span = false;
         }
         float loaded_scales[TOKENS / GROUP_THREADS];
 #pragma unroll
@@ -200,7 +230,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
         }
         wgmma_wait<0>();
-        release(stage == 0 ? STAGES - 1 : stage - 1);
+        release(last);
 
         const int tile = tile_of(item);
         sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before

@@ -62,6 +62,7 @@ class Steps:
         self._scheduler = Scheduler(runner, tokenizer)
         self._ends = schemas[0].vocabulary.eos_token_ids if schemas[0] else frozenset[int]()
         self._places: dict[int, int] = {}
+        self._begun: set[int] = set()  # texts with a token
         self._schemas = schemas
         self._count = 0
         for place in range(len(schemas)):
@@ -79,8 +80,11 @@ class Steps:
         while len(self.seconds) < num_timed:
             begin = self._clock()
             events = self._scheduler.step()
-            if [type(event) for event in events] == [Token] * len(self._schemas):
-                self.seconds.append(self._clock() - begin)
+            seconds = self._clock() - begin
+            tokens = [event.request for event in events if isinstance(event, Token)]
+            if len(tokens) == len(events) == len(self._schemas) and self._begun.issuperset(tokens):
+                self.seconds.append(seconds)
+            self._begun.update(tokens)
             for event in events:
                 if isinstance(event, Finished):
                     self._submit(self._places.pop(event.request))

@@ -30,7 +30,7 @@ __device__ __forceinline__ void barrier_arrive_behind_copies(unsigned long long*
 }
 
 // Waits until the phase with this parity is over. The first, third, ... phases have parity 0, the others 1.
-__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
+__device__ __forceinline__ void barrier_wait(unsigned address, unsigned parity) {
     unsigned is_over = 0;
     while (!is_over) {
         asm volatile(
@@ -42,21 +42,27 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
 #endif
             "selp.u32 %0, 1, 0, p;\n}"
             : "=r"(is_over)
-            : "r"(shared_address(barrier)), "r"(parity)
+            : "r"(address), "r"(parity)
             : "memory");
     }
 }
+__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
+    barrier_wait(shared_address(barrier), parity);
+}
 
 // Arrives, relaxed, at block `rank`'s copy of this barrier. Call it after the values read there have been used.
-__device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
+__device__ __forceinline__ void barrier_arrive_at(unsigned address, int rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n.reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(address),
         "r"(rank)
         : "memory");
 #endif
+}
+__device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
+    barrier_arrive_at(shared_address(barrier), rank);
 }
 
 // The phase under way lasts until these bytes too have been stored by store_async.

@@ -12,17 +12,17 @@
 // Whether fp16 has a scale of this type. It then multiplies as fp32 does: 8 bits of a code times 11 of the scale are
 // exact there, so the only rounding is that to fp16.
 template <typename ScaleT>
-__device__ __forceinline__ bool is_half(float scale);
+__device__ __forceinline__ bool has_half(float scale);
 template <>
-__device__ __forceinline__ bool is_half<float>(float) {
+__device__ __forceinline__ bool has_half<float>(float) {
     return false;  // hardly ever
 }
 template <>
-__device__ __forceinline__ bool is_half<__half>(float) {
+__device__ __forceinline__ bool has_half<__half>(float) {
     return true;
 }
 template <>
-__device__ __forceinline__ bool is_half<__nv_bfloat16>(float scale) {
+__device__ __forceinline__ bool has_half<__nv_bfloat16>(float scale) {
     const float size = fabsf(scale);
     return size >= 0x1p-17f && size < 0x1p16f;
 }
@@ -35,61 +35,92 @@ struct WideSource {
     const unsigned char* zero_points;
 };
 
+// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
+template <typename ScaleT, int OFFSET>
+struct WideScales {
+    // Whether they are of 8-bit codes without zero points, and such that codes need no subtraction. Code c lies as
+    // c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24 scales, less 128 scales, both exact, rounds once:
+    // to c scales. `halves` are 2^24 scales then.
+    bool is_sum;
+    __half2 halves, less;
+    float wide[2];
+    int zeros[2];
+
+    __device__ __forceinline__ void prepare(const ScaleT (&scales)[2], const int (&points)[2], bool is_symmetric) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) wide[i] = to_float(scales[i]), zeros[i] = is_symmetric ? OFFSET : points[i];
+        is_sum = false;
+        if (OFFSET != 128 || sizeof(ScaleT) != 2 || !is_symmetric) return;
+        is_sum = fminf(fabsf(wide[0]), fabsf(wide[1])) >= 0x1p-24f && fmaxf(fabsf(wide[0]), fabsf(wide[1])) < 0x1p-8f;
+        halves = __floats2half2_rn(wide[0] * 0x1p24f, wide[1] * 0x1p24f);
+        less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
+    }
+};
+
 template <typename WeightT, typename ScaleT>
 struct WideWeights {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr bool IS_INT4 = UNIT_INPUTS == 128;
     static constexpr int WORDS = IS_INT4 ? 2 : 4;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
+    using Scales = WideScales<ScaleT, OFFSET>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
     ScaleT scales[2];  // not yet floats: that would wait for them
     int zeros[2];
 
-    __device__ __forceinline__ void load(const WideSource<ScaleT>& source, int step, int group_shift) {
-        const int unit = IS_INT4 ? step / 2 : step, part = IS_INT4 ? step % 2 : 0;
-        const unsigned char* place = source.weights + static_cast<size_t>(unit) * UNIT_BYTES + part * 8;
+    __device__ __forceinline__ void load_words(const unsigned char* place) {
         load_words_here(place, words[0]);
         load_words_here(place + UNIT_BYTES / 2, words[1]);
-        const int t = threadIdx.x % 4, first = unit * UNIT_INPUTS + t * (UNIT_INPUTS / 4) + part * 16;
-        const int group = (first >> group_shift) * TILE_ROWS;
-        scales[0] = load_stored_here(source.scales + group);
-        scales[1] = load_stored_here(source.scales + group + 8);
-        zeros[0] = zeros[1] = OFFSET;
+    }
+    __device__ __forceinline__ void load_scales(const WideSource<ScaleT>& source, unsigned group) {
+        scales[0] = load_stored_here(source.scales + group * TILE_ROWS);
+        scales[1] = load_stored_here(source.scales + group * TILE_ROWS + 8);
         if (source.zero_points != nullptr) {
-            zeros[0] = load_stored_here(source.zero_points + group);
-            zeros[1] = load_stored_here(source.zero_points + group + 8);
+            zeros[0] = load_stored_here(source.zero_points + group * TILE_ROWS);
+            zeros[1] = load_stored_here(source.zero_points + group * TILE_ROWS + 8);
         }
     }
 
     // As a of the four k-steps.
-    __device__ __forceinline__ void widen(unsigned (&a)[4][4]) const {
-        const float scale = to_float(scales[0]), scale_of_8 = to_float(scales[1]);
-        if (is_half<ScaleT>(scale) && is_half<ScaleT>(scale_of_8)) {
-            widen_by(a, __float2half2_rn(scale), __float2half2_rn(scale_of_8));
+    __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
+        if (by.is_sum) {
+#pragma unroll
+            for (int step = 0; step < 4; ++step) {
+                widen_sums(words[0][step % WORDS], __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
+                widen_sums(words[1][step % WORDS], __high2half2(by.halves), __high2half2(by.less), a[step][1],
+                           a[step][3]);
+            }
+        } else if (has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
+            widen_by(a, by, __float2half2_rn(by.wide[0]), __float2half2_rn(by.wide[1]));
         } else {
-            widen_by(a, scale, scale_of_8);
+            widen_by(a, by, by.wide[0], by.wide[1]);
         }
     }
 
 private:
+    __device__ __forceinline__ static void widen_sums(unsigned word, __half2 scale, __half2 less, unsigned& first,
+                                                      unsigned& last) {
+        first = as_bits(__hfma2(as_half2(__byte_perm(word, 0, 0x4140)), scale, less));
+        last = as_bits(__hfma2(as_half2(__byte_perm(word, 0, 0x4342)), scale, less));
+    }
     template <typename T>
-    __device__ __forceinline__ void widen_by(unsigned (&a)[4][4], T scale, T scale_of_8) const {
+    __device__ __forceinline__ void widen_by(unsigned (&a)[4][4], const Scales& by, T scale, T scale_of_8) const {
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            widen_four(0, step, scale, a[step][0], a[step][2]);
-            widen_four(1, step, scale_of_8, a[step][1], a[step][3]);
+            widen_four(0, step, by.zeros[0], scale, a[step][0], a[step][2]);
+            widen_four(1, step, by.zeros[1], scale_of_8, a[step][1], a[step][3]);
         }
     }
 
     // The four inputs of a k-step, two and two.
     template <typename T>
-    __device__ __forceinline__ void widen_four(int v, int step, T scale, unsigned& first, unsigned& last) const {
+    __device__ __forceinline__ void widen_four(int v, int step, int zero_point, T scale, unsigned& first, unsigned& last) const {
         if constexpr (IS_INT4) {
             // A byte of two codes in both halves: 1024 + the low one, and 1024 + 16 times the high one.
             const unsigned word = words[v][step / 2] >> (step % 2 * 16);
             // Those times 1/16 and 1, less 64 + z and 1024 + z.
-            const unsigned zero = 0xd400e400u + static_cast<unsigned>(zeros[v]) * 0x00100001u;
+            const unsigned zero = 0xd400e400u + static_cast<unsigned>(zero_point) * 0x00100001u;
             const __half2 parts = as_half2(0x2c003c00u);
             const __half2 low = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4040)));
             const __half2 high = as_half2(nibbles_of_1024<0x00f0000fu>(__byte_perm(word, 0, 0x4141)));
@@ -100,7 +131,7 @@ private:
             first = scaled(as_half2(first), scale);
             last = scaled(as_half2(last), scale);
         } else {
-            const __half2 zero = as_half2(0x64006400u + static_cast<unsigned>(zeros[v]) * 0x00010001u);  // 1024 + z
+            const __half2 zero = as_half2(0x64006400u + static_cast<unsigned>(zero_point) * 0x00010001u);  // 1024 + z
             const unsigned word = words[v][step];
             first = scaled(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4140)), zero), scale);
             last = scaled(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4342)), zero), scale);

@@ -71,6 +71,8 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
 inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }
+inline __half2 __low2half2(__half2 pair) { return {pair.x, pair.x}; }
+inline __half2 __high2half2(__half2 pair) { return {pair.y, pair.y}; }
 inline float __low2float(__half2 pair) { return __half2float(pair.x); }
 template <typename Operation>
 __half2 of_halves(__half2 a, __half2 b, Operation operation) {
