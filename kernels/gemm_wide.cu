@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #endif
         gemm_wide(const unsigned char* __restrict__ tiles, const ScaleT* __restrict__ scales,
                   const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
-                  const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, WideShape shape) {
+                  const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
+                  WideShape shape) {
     using Weights = WideWeights<WeightT, ScaleT>;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
     constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;  // of a thread that multiplies and one that copies
@@ -52,7 +53,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const int num_steps = wide_steps(shape.num_inputs), num_tiles = shape.num_tiles();
     const int num_token_blocks = (shape.num_tokens + TOKENS - 1) / TOKENS;
     const int num_items = num_token_blocks * ((num_tiles + SHARERS * MULTIPLIERS - 1) / (SHARERS * MULTIPLIERS));
-    const int first_item = blockIdx.x / SHARERS, item_step = gridDim.x / SHARERS;
+    // A piece is a part of an item's inputs, mostly all of them.
+    const int num_pieces = num_items * shape.num_parts, first_piece = blockIdx.x / SHARERS;
+    const int piece_step = gridDim.x / SHARERS;
+    const auto first_span_of = [&](int part) { return num_steps / 2 * part / shape.num_parts; };
 
     if (shape.repeats) {
         bool needs_scale = false;
@@ -80,12 +84,14 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         int stage = 0;
         unsigned parity = 1;
 #pragma unroll 1
-        for (int item = first_item; item < num_items; item += item_step) {
+        for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
+            const int item = piece / shape.num_parts, part = piece % shape.num_parts;
+            const int first_step = 2 * first_span_of(part), end = 2 * first_span_of(part + 1);
             const int first_byte = item % num_token_blocks * STEP_BYTES + rank * PART_BYTES;  // of a step
-            const unsigned char* source = image + static_cast<size_t>(first_byte / IMAGE_STEP_BYTES) * num_steps *
-                                                      IMAGE_STEP_BYTES + first_byte % IMAGE_STEP_BYTES;
+            const size_t image_step = static_cast<size_t>(first_byte / IMAGE_STEP_BYTES) * num_steps + first_step;
+            const unsigned char* source = image + image_step * IMAGE_STEP_BYTES + first_byte % IMAGE_STEP_BYTES;
 #pragma unroll 1
-            for (int step = 0; step < num_steps; ++step, source += IMAGE_STEP_BYTES) {
+            for (int step = first_step; step < end; ++step, source += IMAGE_STEP_BYTES) {
                 barrier_wait(&emptied[stage], parity);
                 barrier_expect(&filled[stage], STEP_BYTES);
                 copy_bulk_to_sharers<SHARERS>(shared_address(memory + stage * STEP_BYTES + rank * PART_BYTES), source,
@@ -99,7 +105,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int out_steps = wide_steps(shape.num_outputs);
         unsigned parity = 0;
 #pragma unroll 1
-        for (int item = first_item; item < num_items; item += item_step, parity ^= 1) {
+        for (int item = first_piece; item < num_pieces; item += piece_step, parity ^= 1) {  // whole ones
             const int out_step = item / num_token_blocks * SHARERS + rank;
             const size_t first_block = item % num_token_blocks * (TOKENS / IMAGE_TOKENS);
             barrier_wait(&staged, parity);
@@ -138,18 +144,20 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     typename Weights::Scales by;
     // A lane's inputs of a span have the same scales where groups are no shorter than all its tile's, or (int4) its own.
     const bool has_span_scales = shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
+    constexpr int SPAN_BYTES = Weights::IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
-    int ahead_item = first_item, ahead_spans = 0;  // spans: left in the item
+    int ahead_piece = first_piece, ahead_spans = 0;  // spans: left in the piece
     unsigned ahead_input = 0;
     const auto seek = [&] {
-        const size_t tile = min(tile_of(ahead_item), num_tiles - 1);
+        const int part = ahead_piece % shape.num_parts, first_span = first_span_of(part);
+        const size_t tile = min(tile_of(ahead_piece / shape.num_parts), num_tiles - 1);
         const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
-        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
+        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16 + first_span * SPAN_BYTES;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
         source.zero_points = zero_points != nullptr ? zero_points + groups : nullptr;
-        ahead_spans = num_steps / 2;
-        ahead_input = lane_input;
+        ahead_spans = first_span_of(part + 1) - first_span;
+        ahead_input = first_span * 2 * STEP_INPUTS + lane_input;
     };
     // The first step of the span ahead, then its second one.
     const auto load_first = [&] {
@@ -161,10 +169,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (!has_span_scales) {
             weights[1].load_scales(source, (ahead_input + (Weights::IS_INT4 ? 16 : STEP_INPUTS)) >> shape.group_shift);
         }
-        source.weights += Weights::IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
+        source.weights += SPAN_BYTES;
         ahead_input += 2 * STEP_INPUTS;
         if (--ahead_spans == 0) {
-            ahead_item = min(ahead_item + item_step, num_items - 1);
+            ahead_piece = min(ahead_piece + piece_step, num_pieces - 1);
             seek();
         }
     };
@@ -185,7 +193,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (sharer < SHARERS) barrier_arrive_at(emptied_at + 8 * stage, sharer);
     };
     float sums[TOKENS / 2];
-    if (first_item < num_items) {
+    if (first_piece < num_pieces) {
         seek();
         load_first();
         load_second();
@@ -194,7 +202,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
-    for (int item = first_item; item < num_items; item += item_step) {
+    for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
+        const int item = piece / shape.num_parts, part = piece % shape.num_parts;
+        const int first_span = first_span_of(part), end = first_span_of(part + 1);
         const int first_token = item % num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
@@ -209,9 +219,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             wgmma_wait<1>();
         };
 #pragma unroll 1
-        for (int step = 0; step < num_steps; step += 2) {
+        for (int span = first_span; span < end; ++span) {
             multiply(stage, a[0]);
-            if (step > 0) release(last);
+            if (span > first_span) release(last);
             widen(1);
             load_second();
             multiply(stage + 1, a[1]);
@@ -240,7 +250,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
         sync_threads_of<GROUP_THREADS>(2 + group);
         if (shape.epilogue != SWIGLU) {
-            write_floats<TOKENS>(sums, token_scales[group], biases, static_cast<float*>(out), shape, tile, first_token);
+            float* place = static_cast<float*>(out);
+            if (part > 0) place = others + static_cast<size_t>(part - 1) * shape.num_tokens * shape.num_outputs;
+            write_floats<TOKENS>(sums, token_scales[group], biases, place, shape, tile, first_token, part == 0);
             continue;
         }
         barrier_wait(&written, written_parity);

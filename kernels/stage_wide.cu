@@ -1,11 +1,13 @@
-// stage_wide: image[t] = round(w * x[t] / sqrt(mean(x[t]^2) + eps) / row_scale[t]); without a norm w and the root are 1
+// stage_wide: x[t] += the sum of parts[i][t]; image[t] = round(w * x[t] / sqrt(mean(x[t]^2) + eps) / row_scale[t]); without
+//             a norm w and the root are 1
 //           Source: kernels/rms_norm.cu, kernels/round_rows.cu
-// Shapes:   x [num_tokens, num_inputs] float; norm_weight [num_inputs] float or null (no norm); image fp16 as
+// Shapes:   x [num_tokens, num_inputs] float; parts [num_parts, num_tokens, num_inputs] float, what gemm_wide leaves of a
+//           product in parts, or none; norm_weight [num_inputs] float or null (no norm); image fp16 as
 //           common/wide_image.cuh has it; row_scales [num_tokens] float, a power of two (1 unless the row's largest
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
 // Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp
-// Traffic:  x once from memory and once from L1, 2 bytes an input to image
+// Traffic:  x and parts once from memory, x again from L1 and once to memory if there are parts; 2 bytes an input to image
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
@@ -34,10 +36,25 @@ __device__ __forceinline__ void store_inputs(unsigned char* image, int token, in
 
 template <int UNIT_INPUTS, int VECTOR>
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    stage_wide(const float* __restrict__ x, const float* __restrict__ norm_weight, unsigned char* __restrict__ image,
-               float* __restrict__ row_scales, unsigned* __restrict__ largest, int num_inputs, float eps) {
+    stage_wide(float* x, const float* __restrict__ parts, const float* __restrict__ norm_weight,
+               unsigned char* __restrict__ image, float* __restrict__ row_scales, unsigned* __restrict__ largest,
+               int num_parts, int num_inputs, float eps) {
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs);
-    x += static_cast<size_t>(token) * num_inputs;
+    const size_t first = static_cast<size_t>(token) * num_inputs, part_size = static_cast<size_t>(gridDim.x) * num_inputs;
+    x += first, parts += first;
+    // A thread reads and writes the same columns wherever it passes them.
+    if (num_parts > 0) {
+        for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {
+            float sums[VECTOR], values[VECTOR];
+            load_columns(x + column, sums);
+            for (int part = 0; part < num_parts; ++part) {
+                load_columns(parts + part * part_size + column, values);
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v) sums[v] = __fadd_rn(sums[v], values[v]);
+            }
+            store_columns(x + column, sums);
+        }
+    }
     // The products with the norm's weights; zeros past the last input.
     const auto load = [&](int column, float (&values)[VECTOR], float& squares) {
 #pragma unroll

@@ -10,9 +10,11 @@
 constexpr int STORE = 0, ADD = 1, SWIGLU = 2;  // epilogues
 constexpr int MULTIPLIERS = 8;                 // warps that multiply, a tile each
 
-// down_unit_inputs: of the matrix that takes what SWIGLU writes. repeats: see gemm_wide.cu.
+// down_unit_inputs: of the matrix that takes what SWIGLU writes. repeats: see gemm_wide.cu. num_parts: in which a
+// product is computed, each of some spans of inputs.
 struct WideShape {
     int num_tokens, num_inputs, num_outputs, num_groups, group_shift, out_stride, epilogue, down_unit_inputs, repeats;
+    int num_parts;
 
     __device__ __forceinline__ int num_tiles() const {
         const int of_tile = epilogue == SWIGLU ? HALF_ROWS : TILE_ROWS;
@@ -21,20 +23,23 @@ struct WideShape {
 };
 
 // Lane 4g + t of a warp with these sums has of its tile the rows g and g + 8 of the tokens 8i + 2t and 8i + 2t + 1, as
-// wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`.
+// wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`. What is no first part
+// lies side by side in `out`, and is neither biased nor added.
 template <int TOKENS>
 __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], const float* scales,
                                              const float* __restrict__ biases, float* out, const WideShape& shape,
-                                             int tile, int first_token) {
+                                             int tile, int first_token, bool is_first_part) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = tile * TILE_ROWS + g;
     const bool has_second = column + 8 < shape.num_outputs;
     if (column >= shape.num_outputs) return;
-    const float bias[2] = {biases != nullptr ? biases[column] : 0.0f, biases != nullptr ? biases[column + 8] : 0.0f};
+    const bool has_bias = biases != nullptr && is_first_part, adds = shape.epilogue == ADD && is_first_part;
+    const float bias[2] = {has_bias ? biases[column] : 0.0f, has_bias ? biases[column + 8] : 0.0f};
     // Tokens from this lane's first one on, and where its result lies.
-    const int count = shape.num_tokens - first_token - 2 * t, stride = shape.out_stride;
+    const int count = shape.num_tokens - first_token - 2 * t;
+    const int stride = is_first_part ? shape.out_stride : shape.num_outputs;
     float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
     const auto write = [&](float* at, float value) {
-        if (shape.epilogue == ADD) {
+        if (adds) {
             atomicAdd(at, value);  // nobody else adds there; but no thread waits for the number before
         } else {
             *at = value;

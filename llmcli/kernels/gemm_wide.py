@@ -33,6 +33,7 @@ _STAGES = {128: 12, 256: 6}  # steps of tokens under way
 # prompts of 128 to 8,000 tokens of Llama-3.1-8B, int8, on an H200 (docs/performance/wide.md).
 _SHARES = {128: 0.62, 256: 0.81}
 _LEAST_GROUP = 16  # inputs; a lane has one scale
+MAX_PARTS = 8
 _ONE_GROUP = 31  # a shift that takes every input to group 0
 _TYPES = ("int8", "int4", "fp8")
 
@@ -50,6 +51,7 @@ class WideShape(ctypes.Structure):
         ("epilogue", ctypes.c_int32),
         ("down_unit_inputs", ctypes.c_int32),
         ("repeats", ctypes.c_int32),
+        ("num_parts", ctypes.c_int32),
     )
 
 
@@ -68,18 +70,26 @@ def gemm_wide(
     out: Any,
     bias: Any | None = None,
     epilogue: Literal["store", "add"] = "store",
+    others: Any | None = None,
 ) -> None:
     """Write what stage_wide has staged, times the matrix, times `row_scales`, plus the bias; or add it to `out`.
 
+    With `others` the inputs are cut into as many parts and one: `out` gets the first one's product, with the bias, and
+    these get the rest. Their sum has other bits than the product in one.
     Shapes: image uint8 [at least image_bytes]; row_scales float32 [num_tokens]; out float32 [num_tokens, num_rows],
-            rows may be further apart; bias float32 [16 * num_tiles]
+            rows may be further apart; bias float32 [16 * num_tiles]; others float32 [parts - 1, num_tokens, num_rows]
     Raises: ValueError, also for a matrix that it does not take, and on a card without wgmma
     """
     num_tokens, layout = row_scales.shape[0], matrix.layout
     check("gemm_wide", "out", out, dtype=np.float32, shape=(num_tokens, layout.num_rows), row_stride=True, aligned=4)
     shape = _shape(device, matrix, image, row_scales, bias, layout.num_rows, epilogue)
+    if others is not None:
+        check("gemm_wide", "others", others, dtype=np.float32, shape=(None, num_tokens, layout.num_rows), aligned=4)
+        shape.num_parts = 1 + len(others)
+        if shape.num_parts > (num_spans := num_steps(layout.num_inputs) // 2):
+            raise ValueError(f"gemm_wide: {shape.num_parts} parts of {num_spans} spans of inputs")
     shape.out_stride = out.strides[0] // 4
-    _launch(device, matrix, (image, row_scales, bias, out, None, None), shape)
+    _launch(device, matrix, (image, row_scales, bias, out, None, None, others), shape)
 
 
 def gemm_wide_swiglu(
@@ -109,7 +119,7 @@ def gemm_wide_swiglu(
     check_image("gemm_wide", "out", out, down.num_inputs, num_tokens)
     shape = _shape(device, matrix, image, row_scales, bias, down.num_inputs, "swiglu")
     shape.down_unit_inputs = down.unit_inputs
-    arguments = image, row_scales, bias, out, largest, out_scales
+    arguments = image, row_scales, bias, out, largest, out_scales, None
     _launch(device, matrix, arguments, shape)
     again = WideShape.from_buffer_copy(shape)
     again.repeats = 1
@@ -142,14 +152,17 @@ def _shape(
         num_groups=layout.num_groups,
         group_shift=layout.group_size.bit_length() - 1 if layout.group_size else _ONE_GROUP,
         epilogue=EPILOGUES.index(epilogue),
+        num_parts=1,
     )
 
 
 def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], shape: WideShape) -> None:
     layout, num_tokens = matrix.layout, shape.num_tokens
-    plan = plan_wide(layout, num_tokens, device.num_multiprocessors)
+    plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
     epilogue = EPILOGUES[shape.epilogue]
-    cost = partial(repeat_cost, num_tokens) if shape.repeats else partial(gemm_wide_cost, layout, num_tokens, epilogue)
+    cost = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
+    if shape.repeats:
+        cost = partial(repeat_cost, num_tokens)  # type: ignore[assignment]
     device.launch(
         "gemm_wide",
         kernel_name(layout, plan.tokens),
@@ -175,20 +188,28 @@ class WidePlan:
 
 
 @cache
-def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int) -> WidePlan:
+def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
     """The launch of the blocks that take the least time on a card of so many multiprocessors."""
     least = min(TOKENS)
-    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens) for tokens in TOKENS)
+    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in TOKENS)
     return min((one for one in plans if one.tokens == least or num_tokens > least), key=lambda one: one.library_flops)
 
 
-def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int) -> WidePlan:
-    num_items = -(-num_tokens // tokens) * -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
+def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int, num_parts: int = 1) -> WidePlan:
+    num_items = num_parts * -(-num_tokens // tokens) * -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
     most = num_multiprocessors // _CLUSTER
     # All clusters take as long as those that have most to do.
     waves, outputs = -(-num_items // most), most * _CLUSTER * _BLOCK_TILES * TILE_ROWS
-    computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS
+    computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
     return WidePlan(tokens, num_items, min(num_items, most), computed / _SHARES[tokens])
+
+
+@cache
+def parts_of(layout: TileLayout, num_multiprocessors: int) -> int:
+    """The parts of a product of up to 256 tokens, such that most of a card's multiprocessors have one."""
+    num_items = -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
+    most = min(num_multiprocessors // _CLUSTER // num_items, num_steps(layout.num_inputs) // 2, MAX_PARTS)
+    return max(most, 1)
 
 
 def kernel_name(layout: TileLayout, tokens: int) -> str:
@@ -203,11 +224,12 @@ class WideCost(KernelCost):
 
     layout: TileLayout
     num_tokens: int
+    num_parts: int
 
 
-def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue) -> WideCost:
+def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue, num_parts: int = 1) -> WideCost:
     """What one call moves: the matrix and the image once (re-reads are L2's), the results."""
-    out_bytes = 4 * num_tokens * layout.num_rows
+    out_bytes = 4 * num_tokens * layout.num_rows * num_parts
     if epilogue == "swiglu":
         out_bytes = image_bytes(layout.num_rows // 2, num_tokens)
     return WideCost(
@@ -220,6 +242,7 @@ def gemm_wide_cost(layout: TileLayout, num_tokens: int, epilogue: Epilogue) -> W
         element_bits=WEIGHT_BITS[layout.weight_type],
         layout=layout,
         num_tokens=num_tokens,
+        num_parts=num_parts,
     )
 
 

@@ -54,11 +54,12 @@ def stage_wide(
     norm_weight: Any | None = None,
     eps: float = 0.0,
     largest: Any | None = None,
+    parts: Any | None = None,
 ) -> None:
     """Write x, normed or as it is, over the power of two of each row; and that power. Set `largest` to zeros.
 
-    `unit_inputs` is that of the matrix that will be multiplied with the image.
-    Shapes: x float32 [num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
+    `unit_inputs` is that of the matrix that will be multiplied with the image. First `parts` are added to x, one by one.
+    Shapes: x float32 [num_tokens, num_inputs]; parts float32 [num_parts, num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
             norm_weight float32 [num_inputs]; largest uint32 [num_tokens]
     Raises: ValueError for arrays that do not fit
     """
@@ -70,18 +71,28 @@ def stage_wide(
         check("stage_wide", "norm_weight", norm_weight, dtype=np.float32, shape=(num_inputs,))
     if largest is not None:
         check("stage_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
+    num_parts = 0
+    if parts is not None:
+        check("stage_wide", "parts", parts, dtype=np.float32, shape=(None, num_tokens, num_inputs))
+        num_parts = len(parts)
+    sizes = np.int32(num_parts), np.int32(num_inputs), np.float32(eps)
     device.launch(
         "stage_wide",
         f"stage_wide<{unit_inputs}, {VECTOR if num_inputs % VECTOR == 0 else 1}>",
         grid=(num_tokens,),
         block=BLOCK_SIZE,
-        arguments=(x, norm_weight, image, row_scales, largest, np.int32(num_inputs), np.float32(eps)),
-        cost=lambda: stage_wide_cost(num_tokens=num_tokens, num_inputs=num_inputs, has_norm=norm_weight is not None),
+        arguments=(x, parts, norm_weight, image, row_scales, largest, *sizes),
+        cost=lambda: stage_wide_cost(
+            num_tokens=num_tokens, num_inputs=num_inputs, has_norm=norm_weight is not None, num_parts=num_parts
+        ),
     )
 
 
-def stage_wide_cost(*, num_tokens: int, num_inputs: int, has_norm: bool) -> KernelCost:
+def stage_wide_cost(*, num_tokens: int, num_inputs: int, has_norm: bool, num_parts: int = 0) -> KernelCost:
     """What one call moves and computes."""
     count, weight_bytes = num_tokens * num_inputs, 4 * num_inputs * has_norm
     padded = num_tokens * num_steps(num_inputs) * STEP_INPUTS
-    return KernelCost(4 * count + weight_bytes, 2 * padded + 4 * num_tokens, 4 * count, weight_bytes)
+    read, written = 4 * count * (1 + num_parts), 4 * count * (num_parts > 0)
+    return KernelCost(
+        read + weight_bytes, written + 2 * padded + 4 * num_tokens, (4 + num_parts) * count, weight_bytes
+    )

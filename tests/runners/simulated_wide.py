@@ -51,7 +51,10 @@ def stage_wide(
     norm_weight: Any = None,
     eps: float = 0.0,
     largest: Any = None,
+    parts: Any = None,
 ) -> None:
+    for part in () if parts is None else floats(parts):
+        store(x, floats(x) + part)
     values = floats(x) if norm_weight is None else normed(floats(x), norm_weight, eps)
     store(row_scales, write_image(image, values, unit_inputs))
     if largest is not None:
@@ -67,9 +70,14 @@ def gemm_wide(
     out: Any,
     bias: Any = None,
     epilogue: str = "store",
+    others: Any = None,
 ) -> None:
-    y = _products(matrix, image, row_scales, bias)
+    num_parts, num_spans = 1 if others is None else 1 + len(others), -(-matrix.layout.num_inputs // 128)
+    ends = [num_spans * part // num_parts * 128 for part in range(num_parts + 1)]
+    y = _products(matrix, image, row_scales, bias, slice(ends[0], ends[1]))
     store(out, floats(out) + y if epilogue == "add" else y)
+    for part in range(1, num_parts):
+        store(others[part - 1], _products(matrix, image, row_scales, None, slice(ends[part], ends[part + 1])))
 
 
 def gemm_wide_swiglu(
@@ -90,9 +98,11 @@ def gemm_wide_swiglu(
     store(out_scales, write_image(out, gate / (1 + np.exp(-gate)) * up, down.unit_inputs))
 
 
-def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any) -> np.ndarray:
+def _products(
+    matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, inputs: slice = slice(None)
+) -> np.ndarray:
     layout = matrix.layout
     assert takes(layout)
-    values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)
-    y = product(values, weights_of(matrix)[: layout.num_rows]) * floats(row_scales)[:, None]
+    values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)[:, inputs]
+    y = product(values, weights_of(matrix)[: layout.num_rows, inputs]) * floats(row_scales)[:, None]
     return y + (0 if bias is None else floats(bias)[: layout.num_rows])

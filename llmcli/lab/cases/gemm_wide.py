@@ -48,8 +48,12 @@ def problem_of(
     epilogue: Epilogue = "store",
     has_bias: bool = False,
     down: TileLayout | None = None,
+    num_parts: int = 1,
 ) -> Problem:
-    """The product of so many tokens. Where their image has more tokens, those are zeros; SwiGLU goes into `down`."""
+    """The product of so many tokens. Where their image has more tokens, those are zeros; SwiGLU goes into `down`.
+
+    The sums of all parts of the inputs but the first are results of their own.
+    """
     layout = stored.layout
     x, scales = activations(num_tokens, layout.num_inputs), powers_of_two(num_tokens)
     rng = np.random.default_rng([num_tokens, layout.num_rows])
@@ -59,12 +63,14 @@ def problem_of(
     if epilogue == "add":
         given["before"] = rng.standard_normal((num_tokens, layout.num_rows)).astype(np.float32)
 
-    def products() -> tuple[np.ndarray, np.ndarray]:
-        halves = x.astype(np.float64)
-        weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)  # as dequantize rounds
+    def products(part: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        num_spans = -(-layout.num_inputs // 128)
+        inputs = slice(*(num_spans * one // num_parts * 128 for one in (part, part + 1)))
+        halves = x.astype(np.float64)[:, inputs]
+        weights = stored.weights.astype(np.float32).astype(np.float16).astype(np.float64)[:, inputs]  # as dequantize
         y = (halves @ weights.T) * scales[:, None]
         bound = truncated_sum_bound(halves, weights, layout.unit_inputs) * scales[:, None] + 4 * U * np.abs(y)
-        if has_bias:
+        if has_bias and part == 0:
             y = y + given["bias"].astype(np.float64)[: layout.num_rows]
             bound += 2 * U * np.abs(y)
         return y, bound
@@ -74,7 +80,11 @@ def problem_of(
         if epilogue == "add":
             y = given["before"] + y
             bound = bound + 2 * U * np.abs(y)
-        return {"out": Expected(y, bound)}
+        expected = {"out": Expected(y, bound)}
+        if num_parts > 1:
+            rest = [products(part) for part in range(1, num_parts)]
+            expected["others"] = Expected(np.stack([y for y, _ in rest]), np.stack([bound for _, bound in rest]))
+        return expected
 
     def gated() -> dict[str, Expected]:
         assert down is not None
@@ -98,12 +108,15 @@ def problem_of(
             "bias": arrays.get("bias"),
         }
         if down is None:
-            gemm_wide(device, **common, out=arrays["out"], epilogue="add" if epilogue == "add" else "store")
+            to = "add" if epilogue == "add" else "store"
+            gemm_wide(device, **common, out=arrays["out"], epilogue=to, others=arrays.get("others"))  # type: ignore[arg-type]
             return
         out, largest = arrays["out"].view(np.uint8), arrays["largest"].view(np.uint32)
         gemm_wide_swiglu(device, **common, down=down, out=out, largest=largest, out_scales=arrays["out_scales"])
 
     outputs = {"out": Output((num_tokens, layout.num_rows), initial="before" if epilogue == "add" else "")}
+    if num_parts > 1:
+        outputs["others"] = Output((num_parts - 1, num_tokens, layout.num_rows))
     if down is not None:
         outputs = {
             "out": Output((image_bytes(down.num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
@@ -116,9 +129,9 @@ def problem_of(
         inputs={"image": image_of(x, layout.unit_inputs), "row_scales": scales, **arrays_of(tiles_of(stored)), **given},
         outputs=outputs,
         reference=reference if down is None else gated,
-        cost=gemm_wide_cost(layout, num_tokens, epilogue),
+        cost=gemm_wide_cost(layout, num_tokens, epilogue, num_parts),
         solvers={ENGINE: solve},
-        label=f"{stored.name}, {epilogue}",
+        label=f"{stored.name}, {epilogue}{f', {num_parts} parts' if num_parts > 1 else ''}",
     )
 
 
@@ -144,6 +157,8 @@ def _checks() -> Iterator[Problem]:
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
             yield problem_of(stored, num_tokens, has_bias=num_tokens == 33)
         yield problem_of(stored, 300, "add", has_bias=True)
+        for num_parts in (2, 5):
+            yield problem_of(stored, 70, "add", has_bias=True, num_parts=num_parts)
         for down_type in ("int8", "int4"):
             yield swiglu_problem(form, 70, 100, 200, down_type)
             yield swiglu_problem(form, 260, 300, 136, down_type)

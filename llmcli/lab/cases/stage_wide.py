@@ -14,16 +14,23 @@ from llmcli.lab.wide import image_of
 EPS = 1e-5
 
 
-def problem_of(unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: bool = True) -> Problem:
-    """Rows of every kind. Without a norm every bit is known."""
+def problem_of(
+    unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: bool = True, num_parts: int = 0
+) -> Problem:
+    """Rows of every kind, some parts of which come first. Without a norm every bit is known."""
     x = make_rows(num_tokens, num_inputs)
-    norm_weight = np.random.default_rng(num_inputs).uniform(0.5, 2, num_inputs).astype(np.float32)
-    given = {"norm_weight": norm_weight} if has_norm else {}
+    rng = np.random.default_rng(num_inputs)
+    given = {"norm_weight": rng.uniform(0.5, 2, num_inputs).astype(np.float32)} if has_norm else {}
+    if num_parts:
+        given["parts"] = rng.standard_normal((num_parts, num_tokens, num_inputs)).astype(np.float32)
+    total = x.copy()
+    for part in given.get("parts", ()):
+        total += part
 
     def reference() -> dict[str, Expected]:
-        exact, relative = x.astype(np.float64), 0.0
+        exact, relative = total.astype(np.float64), 0.0
         if has_norm:
-            exact = exact * norm_weight / np.sqrt(np.mean(exact * exact, axis=1, keepdims=True) + EPS)
+            exact = exact * given["norm_weight"] / np.sqrt(np.mean(exact * exact, axis=1, keepdims=True) + EPS)
             relative = (10 + np.sqrt(num_inputs) / 2) * EPSILON
         rounded, scales = rounded_rows(exact, np.float16, relative)
         values, bound = rounded.values, rounded.bound
@@ -34,6 +41,7 @@ def problem_of(unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: boo
             "image": Expected(images[0], images[1]),
             "row_scales": scales,
             "largest": Expected(np.zeros(num_tokens), 0.0),
+            "x": Expected(total.astype(np.float64), 0.0),
         }
 
     def solve(device: Device, arrays: Arrays) -> None:
@@ -46,21 +54,23 @@ def problem_of(unit_inputs: int, num_tokens: int, num_inputs: int, has_norm: boo
             norm_weight=arrays.get("norm_weight"),
             eps=EPS,
             largest=arrays["largest"].view(np.uint32),
+            parts=arrays.get("parts"),
         )
 
     return Problem(
         "stage_wide",
         {"num_tokens": num_tokens, "num_inputs": num_inputs},
-        inputs={"x": x, **given},
+        inputs={"before": x, **given},
         outputs={
             "image": Output((image_bytes(num_inputs, num_tokens) // 2,), np.float16, holds_zeros=True),
             "row_scales": Output((num_tokens,)),
             "largest": Output((num_tokens,)),
+            "x": Output((num_tokens, num_inputs), initial="before"),
         },
         reference=reference,
-        cost=stage_wide_cost(num_tokens=num_tokens, num_inputs=num_inputs, has_norm=has_norm),
+        cost=stage_wide_cost(num_tokens=num_tokens, num_inputs=num_inputs, has_norm=has_norm, num_parts=num_parts),
         solvers={ENGINE: solve},
-        label=f"units of {unit_inputs}{', norm' if has_norm else ''}",
+        label=f"units of {unit_inputs}{', norm' if has_norm else ''}{f', {num_parts} parts' if num_parts else ''}",
     )
 
 
@@ -69,6 +79,8 @@ def _checks() -> Iterator[Problem]:
         for num_tokens, num_inputs in ((1, 64), (9, 72), (17, 1001), (128, 40), (129, 200), (257, 132), (6, 2304)):
             yield problem_of(unit_inputs, num_tokens, num_inputs)
             yield problem_of(unit_inputs, num_tokens, num_inputs, has_norm=False)
+        yield problem_of(unit_inputs, 9, 1001, num_parts=2)
+        yield problem_of(unit_inputs, 33, 1100, has_norm=False, num_parts=4)
 
 
 def _typical() -> Problem:

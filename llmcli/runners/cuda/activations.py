@@ -38,6 +38,14 @@ class Activations:
         size = self.count * width
         return self._view(("outputs", width), lambda: self._workspace.outputs[:size].reshape(self.count, width))
 
+    def others(self, num_parts: int, width: int) -> Any:
+        """Memory for parts of a product but the first. Shapes: result float32 [num_parts, count, width]."""
+        size = num_parts * self.count * width
+        return self._view(
+            ("others", num_parts, width),
+            lambda: self._workspace.others[:size].reshape(num_parts, self.count, width),
+        )
+
     def inputs(self, projection: Projection[Any]) -> Any:
         """Memory for a product's input, in the type that it takes. Shapes: result [count, num_inputs]."""
         width, dtype = projection.layout.num_inputs, projection.activation_dtype

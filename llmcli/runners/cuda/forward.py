@@ -38,8 +38,8 @@ from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import run_wide
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, Cache, Workspace
+from llmcli.runners.cuda.wide_layer import add_parts, run_wide
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, MOST_STAGED_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
@@ -81,6 +81,7 @@ class Forward:
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
         self.stages_prompts = plan.stages_prompts
+        self.speed_first = plan.speed_first
         self.hidden = workspace.hidden
         self._weights = weights
         self._cache = KvCache(cache)
@@ -96,6 +97,9 @@ class Forward:
 
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
+        if self.speed_first and lanes.num_spans is None and len(lanes.rows) > MOST_STAGED_LANES:
+            self._run_many_lanes(lanes)
+            return
         for _ in self.lanes_by_layer(lanes):
             pass
 
@@ -198,6 +202,16 @@ class Forward:
             else:
                 replay.start(layer.addresses)
             yield hidden
+
+    def _run_many_lanes(self, lanes: Lanes) -> None:
+        """The same with products as prompts have them."""
+        activations = self._begin(lanes.token_ids, len(lanes.rows), lanes.token_rows)
+        left = None
+        for layer in self._layers:
+            attend = functools.partial(self._attend_lanes, layer, lanes, activations)
+            eps = self.config.rms_norm_eps
+            left = run_wide(self.device, layer.weights, activations, eps, attend, in_parts=True, left=left)
+        add_parts(self.device, left, activations.hidden)
 
     def _find_layers(self) -> list[_Layer]:
         traits = self.config.traits

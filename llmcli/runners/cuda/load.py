@@ -50,6 +50,7 @@ def load(
     allows_less: bool = False,
     dtype: str = "auto",
     kv_cache: str = "auto",
+    speed_first: bool = False,
     card: int = 0,
     prefill_chunk: int | None = None,
     uses_graphs: bool = True,
@@ -61,7 +62,8 @@ def load(
     """Read the weights onto a card and allocate everything that running takes.
 
     `dtype` is that of plain weights, embedding and (where `kv_cache` is auto) the cache, of 16 bits as float16;
-    quantized layers keep their codes. `on_compile` gets the kernels compiled so far and those to compile, if any.
+    quantized layers keep their codes. `speed_first`: more than 64 rows at once are multiplied as prompts are, and a text
+    may depend on how many run beside it. `on_compile` gets the kernels compiled so far and those to compile, if any.
     `device` is an opened card in place of number `card`.
     Raises: InsufficientMemoryError before anything is read, if it does not fit; DeviceError if the card cannot be
             used; CheckpointError for a tensor with NaN or infinity, and for read errors
@@ -80,6 +82,7 @@ def load(
         available=free_bytes(),
         allows_less=allows_less,
         chunk_tokens=prefill_chunk,
+        speed_first=speed_first,
         card=device.facts,
     )
     is_free = all(is_independent_of_tokens(matrix.activation_dtype) for matrix in plan.weights.projections)

@@ -4,7 +4,7 @@ Everything follows from a `StoredModel`, so models whose files do not exist can 
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
@@ -16,7 +16,7 @@ from llmcli.runners.cuda.regions import Region, held_bytes
 from llmcli.runners.cuda.row_products import stages_rows
 from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
-from llmcli.runners.cuda.weight_layout import Space, Weights, plan_weights
+from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weights
 from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
 # Prompt tokens that run together: wide enough for the tensor cores; the first thing to be cut when memory is short.
@@ -35,7 +35,7 @@ class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
     `staging` is what loading needs; it takes the workspace's place for that time. `stages_prompts`: short prompts are
-    multiplied as rows are.
+    multiplied as rows are. `speed_first`: many rows are multiplied as prompts are.
     """
 
     stored: StoredModel
@@ -44,6 +44,7 @@ class MemoryPlan:
     num_pages: int
     chunk_tokens: int
     stages_prompts: bool
+    speed_first: bool
     weights: Weights[Space]
     cache: Cache[Region]
     workspace: Workspace[Region]
@@ -82,9 +83,12 @@ def plan_memory(
     num_rows: int,
     num_pages: int | None = None,
     chunk_tokens: int | None = None,
+    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> MemoryPlan:
     """Lay everything out for such a card, without touching it. Without a number of pages all rows may be full.
+
+    `speed_first`: many rows may be multiplied as prompts are, where gemm_wide takes all layers.
 
     Raises: UnsupportedModelError for shapes that no kernel has
     """
@@ -95,6 +99,7 @@ def plan_memory(
     weights = plan_weights(stored, max_seq_len)
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     stages_prompts = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
+    speed_first = speed_first and all(is_wide(card, layer) for layer in weights.layers)
     return MemoryPlan(
         stored,
         max_seq_len,
@@ -102,9 +107,10 @@ def plan_memory(
         num_pages,
         chunk,
         stages_prompts,
+        speed_first,
         weights=weights,
         cache=plan_cache(stored, num_pages),
-        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, stages_prompts, card),
+        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, stages_prompts, speed_first, card),
         staging=plan_staging(stored, weights),
     )
 
@@ -118,6 +124,7 @@ def fit_memory(
     available: int,
     allows_less: bool = False,
     chunk_tokens: int | None = None,
+    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
     is_here: bool = True,
 ) -> MemoryPlan:
@@ -127,20 +134,19 @@ def fit_memory(
     do not fit, there are fewer rows.
     Raises: InsufficientMemoryError with the figures and the change that would make it fit
     """
+    plan_for = partial(plan_memory, stored, max_seq_len=max_seq_len, speed_first=speed_first, card=card)
     chunks = (chunk_tokens,) if chunk_tokens else PREFILL_CHUNKS
     pages_of_row = pages_of(max_seq_len)
     plan = None
     for rows in _row_counts(num_rows) if allows_less else (num_rows,):
         for chunk in chunks:
-            plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=rows, chunk_tokens=chunk, card=card)
+            plan = plan_for(num_rows=rows, chunk_tokens=chunk)
             if plan.total_bytes <= available:
                 return plan
             page_bytes = plan.cache_bytes // plan.num_pages
             num_pages = plan.num_pages - -(-(plan.total_bytes - available) // page_bytes)
             if allows_less and num_pages >= min(2, rows) * pages_of_row:
-                return plan_memory(
-                    stored, max_seq_len=max_seq_len, num_rows=rows, num_pages=num_pages, chunk_tokens=chunk, card=card
-                )
+                return plan_for(num_rows=rows, num_pages=num_pages, chunk_tokens=chunk)
     assert plan is not None
     context = fitting_context(
         stored,

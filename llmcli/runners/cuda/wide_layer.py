@@ -4,19 +4,32 @@ from collections.abc import Callable
 from typing import Any
 
 from llmcli.kernels.device import Device
-from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu
+from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu, parts_of
+from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.stage_wide import stage_wide
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
 
 def run_wide(
-    device: Device, layer: LayerWeights[Any], activations: Activations, eps: float, attend: Callable[[], None]
-) -> None:
-    """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row."""
+    device: Device,
+    layer: LayerWeights[Any],
+    activations: Activations,
+    eps: float,
+    attend: Callable[[], None],
+    *,
+    in_parts: bool = False,
+    left: Any | None = None,
+) -> Any | None:
+    """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
+
+    With `in_parts` products of a few tokens share their inputs out among all of the card, whose parts are added up with
+    the next rounding. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
+    Shapes: left, result float32 [parts, num_tokens, hidden_size]
+    """
     hidden, row_scales = activations.hidden, activations.row_scale
 
-    def stage(part: Projection[Any], x: Any, norm_weight: Any = None, largest: Any = None) -> None:
+    def stage(part: Projection[Any], x: Any, norm_weight: Any = None, largest: Any = None, parts: Any = None) -> None:
         stage_wide(
             device,
             x=x,
@@ -26,18 +39,27 @@ def run_wide(
             norm_weight=norm_weight,
             eps=eps,
             largest=largest,
+            parts=parts,
         )
 
-    for part in layer.qkv:
-        stage(part, hidden, layer.input_layernorm)
+    def others(part: Projection[Any]) -> Any | None:
+        num_others = parts_of(part.layout, device.num_multiprocessors) - 1
+        return activations.others(num_others, part.num_rows) if in_parts and num_others else None
+
+    for number, part in enumerate(layer.qkv):
+        stage(part, hidden, layer.input_layernorm, parts=None if number else left)
         outputs = activations.qkv_of(part)
-        gemm_wide(device, **_of(part), image=activations.image, row_scales=row_scales, out=outputs)
+        rest = others(part) if len(layer.qkv) == 1 else None
+        gemm_wide(device, **_of(part), image=activations.image, row_scales=row_scales, out=outputs, others=rest)
+        add_parts(device, rest, activations.qkv)
     attend()
 
     stage(layer.o, activations.mixed)
-    gemm_wide(device, **_of(layer.o), image=activations.image, row_scales=row_scales, out=hidden, epilogue="add")
+    rest = others(layer.o)
+    common = {"out": hidden, "epilogue": "add"}
+    gemm_wide(device, **_of(layer.o), image=activations.image, row_scales=row_scales, others=rest, **common)
 
-    stage(layer.gate_up, hidden, layer.post_attention_layernorm, activations.largest)
+    stage(layer.gate_up, hidden, layer.post_attention_layernorm, activations.largest, parts=rest)
     gemm_wide_swiglu(
         device,
         **_of(layer.gate_up),
@@ -48,14 +70,15 @@ def run_wide(
         out_scales=activations.gated_scale,
         largest=activations.largest,
     )
-    gemm_wide(
-        device,
-        **_of(layer.down),
-        image=activations.gated_image,
-        row_scales=activations.gated_scale,
-        out=hidden,
-        epilogue="add",
-    )
+    image, scales, rest = activations.gated_image, activations.gated_scale, others(layer.down)
+    gemm_wide(device, **_of(layer.down), image=image, row_scales=scales, others=rest, **common)
+    return rest
+
+
+def add_parts(device: Device, parts: Any | None, out: Any) -> None:
+    """Add what a product has left, if anything. Shapes: parts float32 [parts, n, width]; out float32 [n, width]"""
+    for number in range(0 if parts is None else len(parts)):
+        residual_add(device, x=parts[number], row_scale=None, bias=None, hidden=out)
 
 
 def _of(part: Projection[Any]) -> dict[str, Any]:

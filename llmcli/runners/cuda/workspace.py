@@ -7,6 +7,7 @@ from llmcli.kernels.attention_decode import PARTIAL_EXTRA, grid_heads, max_split
 from llmcli.kernels.attention_rows import RowsPlan
 from llmcli.kernels.attention_span import SpanPlan
 from llmcli.kernels.card_facts import CardFacts
+from llmcli.kernels.gemm_wide import parts_of
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
 from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
@@ -21,6 +22,8 @@ LANES_A_PASS = MAX_SPAN
 ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
+# Where speed comes first, more lanes than this are multiplied as prompts are.
+MOST_STAGED_LANES = 64
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 MAX_STAGED_TOKENS = 256  # of short prompts side by side, where they are multiplied as rows are
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
@@ -65,6 +68,7 @@ class Workspace(Generic[A]):
       unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
+    - For lanes that are multiplied as prompts are: others float32, flat, for parts of a product; None where none are
     - For a product's inputs in the order of its matrix: gathered uint8, flat; None where no matrix has one
     - For lanes: lane_rows, lane_positions int32 [lanes]; free_rows, held_rows int32 [lanes], lane_rows with -1 where a
       lane's choice has a mask, or has none; lane_logits float32 [lanes, vocab_size]; partials float32
@@ -93,6 +97,7 @@ class Workspace(Generic[A]):
     score_logits: A
     staged: A | None
     norm_factors: A | None
+    others: A | None
     gathered: A | None
     lane_rows: A
     lane_positions: A
@@ -123,9 +128,10 @@ def plan_workspace(
     num_rows: int,
     chunk: int,
     stages_prompts: bool,
+    speed_first: bool,
     card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card. `stages_prompts`: see MemoryPlan."""
+    """Plan the workspace for chunks of `chunk` tokens on a card. `stages_prompts`, `speed_first`: see MemoryPlan."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
@@ -161,6 +167,7 @@ def plan_workspace(
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
+        others=_plan_others(weights, lanes, card) if speed_first and lanes > MOST_STAGED_LANES else None,
         gathered=_plan_gathered(weights, most_rows, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
@@ -209,6 +216,14 @@ def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
     layers = (layer for layer in weights.layers if is_wide(card, layer))
     sizes = {matrix.layout.num_inputs for layer in layers for matrix in layer.projections}
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
+
+
+def _plan_others(weights: Weights[Space], lanes: int, card: CardFacts) -> Region | None:
+    """Plan the parts of the product that has most of them, but its first one."""
+    matrices = (matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down))
+    sizes = ((parts_of(one.layout, card.num_multiprocessors) - 1) * one.num_rows for one in matrices)
+    width = max(sizes, default=0)
+    return Region((width * lanes,), FLOAT32) if width else None
 
 
 def _widened_bytes(matrix: Projection[Space]) -> int:
