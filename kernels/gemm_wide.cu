@@ -29,7 +29,7 @@
 
 constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
 
-template <typename WeightT, typename ScaleT, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
+template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
 __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(SHARERS, 1, 1)
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                   const unsigned char* __restrict__ zero_points, const unsigned char* image, const float* row_scales,
                   const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
                   WideShape shape) {
-    using Weights = WideWeights<WeightT, ScaleT>;
+    using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
     constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;  // of a thread that multiplies and one that copies
     static_assert(HOST_SHARED_BYTES == (STAGES + 1) * STEP_BYTES, "gemm_wide.py plans another size");
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     WideSource<ScaleT> source;
     typename Weights::Scales by;
     // A lane's inputs of a span have the same scales where groups are no shorter than all its tile's, or (int4) its own.
-    const bool has_span_scales = shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
+    const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     constexpr int SPAN_BYTES = Weights::IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
     int ahead_piece = first_piece, ahead_spans = 0;  // spans: left in the piece
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16 + first_span * SPAN_BYTES;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
-        source.zero_points = zero_points != nullptr ? zero_points + groups : nullptr;
+        source.zero_points = IS_PLAIN || zero_points == nullptr ? nullptr : zero_points + groups;
         ahead_spans = first_span_of(part + 1) - first_span;
         ahead_input = first_span * 2 * STEP_INPUTS + lane_input;
     };
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
     };
     const auto widen = [&](int step) {
-        if (step == 0 || !has_span_scales) by.prepare(weights[step].scales, weights[step].zeros, zero_points == nullptr);
+        if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
         weights[step].widen(a[step], by);
     };
 

@@ -35,35 +35,18 @@ struct WideSource {
     const unsigned char* zero_points;
 };
 
-// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
-template <typename ScaleT, int OFFSET>
-struct WideScales {
-    // Whether they are of 8-bit codes without zero points, and such that codes need no subtraction. Code c lies as
-    // c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24 scales, less 128 scales, both exact, rounds once:
-    // to c scales. `halves` are 2^24 scales then.
-    bool is_sum;
-    __half2 halves, less;
-    float wide[2];
-    int zeros[2];
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+struct WideScales;
 
-    __device__ __forceinline__ void prepare(const ScaleT (&scales)[2], const int (&points)[2], bool is_symmetric) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) wide[i] = to_float(scales[i]), zeros[i] = is_symmetric ? OFFSET : points[i];
-        is_sum = false;
-        if (OFFSET != 128 || sizeof(ScaleT) != 2 || !is_symmetric) return;
-        is_sum = fminf(fabsf(wide[0]), fabsf(wide[1])) >= 0x1p-24f && fmaxf(fabsf(wide[0]), fabsf(wide[1])) < 0x1p-8f;
-        halves = __floats2half2_rn(wide[0] * 0x1p24f, wide[1] * 0x1p24f);
-        less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
-    }
-};
-
-template <typename WeightT, typename ScaleT>
+// IS_PLAIN: 8-bit codes without zero points, scales that fp16 may have, one for all inputs of a span.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideWeights {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr bool IS_INT4 = UNIT_INPUTS == 128;
     static constexpr int WORDS = IS_INT4 ? 2 : 4;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
-    using Scales = WideScales<ScaleT, OFFSET>;
+    static_assert(!IS_PLAIN || (OFFSET == 128 && sizeof(ScaleT) == 2), "plain weights are codes of 8 bits");
+    using Scales = WideScales<WeightT, ScaleT, IS_PLAIN>;
 
     unsigned words[2][WORDS];  // of the rows g and g + 8
     ScaleT scales[2];  // not yet floats: that would wait for them
@@ -76,7 +59,7 @@ struct WideWeights {
     __device__ __forceinline__ void load_scales(const WideSource<ScaleT>& source, unsigned group) {
         scales[0] = load_stored_here(source.scales + group * TILE_ROWS);
         scales[1] = load_stored_here(source.scales + group * TILE_ROWS + 8);
-        if (source.zero_points != nullptr) {
+        if (!IS_PLAIN && source.zero_points != nullptr) {
             zeros[0] = load_stored_here(source.zero_points + group * TILE_ROWS);
             zeros[1] = load_stored_here(source.zero_points + group * TILE_ROWS + 8);
         }
@@ -84,12 +67,12 @@ struct WideWeights {
 
     // As a of the four k-steps.
     __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
-        if (by.is_sum) {
+        if (IS_PLAIN && by.is_sum) {
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
-                widen_sums(words[0][step % WORDS], __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
-                widen_sums(words[1][step % WORDS], __high2half2(by.halves), __high2half2(by.less), a[step][1],
-                           a[step][3]);
+                const unsigned low = words[0][step % WORDS], high = words[1][step % WORDS];
+                widen_sums(low, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
+                widen_sums(high, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
             }
         } else if (has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
             widen_by(a, by, __float2half2_rn(by.wide[0]), __float2half2_rn(by.wide[1]));
@@ -144,5 +127,30 @@ private:
     }
     __device__ __forceinline__ static unsigned scaled(__half2 numbers, __half2 scale) {
         return as_bits(__hmul2(numbers, scale));
+    }
+};
+
+// The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
+template <typename WeightT, typename ScaleT, bool IS_PLAIN>
+struct WideScales {
+    // Whether codes are multiplied as they lie: c as c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24 scales,
+    // less 128 scales, both exact, rounds once: to c scales. `halves` are 2^24 scales then.
+    bool is_sum;
+    __half2 halves, less;
+    float wide[2];
+    int zeros[2];
+
+    __device__ __forceinline__ void prepare(const WideWeights<WeightT, ScaleT, IS_PLAIN>& weights, bool is_symmetric) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            wide[i] = to_float(weights.scales[i]);
+            zeros[i] = IS_PLAIN || is_symmetric ? weights.OFFSET : weights.zeros[i];
+        }
+        if constexpr (IS_PLAIN) {
+            const float least = fminf(fabsf(wide[0]), fabsf(wide[1])), most = fmaxf(fabsf(wide[0]), fabsf(wide[1]));
+            is_sum = least >= 0x1p-24f && most < 0x1p-8f;
+            halves = __floats2half2_rn(wide[0] * 0x1p24f, wide[1] * 0x1p24f);
+            less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
+        }
     }
 };

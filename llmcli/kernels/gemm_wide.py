@@ -215,7 +215,14 @@ def parts_of(layout: TileLayout, num_multiprocessors: int) -> int:
 def kernel_name(layout: TileLayout, tokens: int) -> str:
     """The name expression; its last parameter is the size of shared memory, for the compiler to compare."""
     weight_type, scale_type = WEIGHT_C_TYPES[layout.weight_type], SCALE_C_TYPES[layout.scale_type or "float32"]
-    return f"gemm_wide<{weight_type}, {scale_type}, {tokens}, {_STAGES[tokens]}, {_shared_bytes(tokens)}>"
+    is_plain = "true" if _is_plain(layout) else "false"
+    return f"gemm_wide<{weight_type}, {scale_type}, {is_plain}, {tokens}, {_STAGES[tokens]}, {_shared_bytes(tokens)}>"
+
+
+def _is_plain(layout: TileLayout) -> bool:
+    """Whether the kernel may multiply codes as they lie, with one scale for all inputs of a span."""
+    is_int8 = layout.weight_type == "int8" and layout.scale_type in ("float16", "bfloat16")
+    return is_int8 and layout.is_symmetric and (layout.group_size is None or layout.group_size >= 2 * STEP_INPUTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,13 +265,14 @@ def _shared_bytes(tokens: int) -> int:
 def _variants() -> Iterator[str]:
     for weight_type in _TYPES:
         for scale_type in (name for name in SCALE_C_TYPES if name != BLOCK_SCALE):
-            layout = TileLayout(weight_type, TILE_ROWS, 4096, 128, scale_type)
-            yield from (kernel_name(layout, tokens) for tokens in _STAGES)
+            for group_size in (64, 128) if weight_type == "int8" else (128,):
+                layout = TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
+                yield from (kernel_name(layout, tokens) for tokens in _STAGES)
 
 
 SPEC = KernelSpec(
     "gemm_wide",
     "many tokens in fp16 times a tiled matrix of 8 or 4 bits, with bias, residual sum or SwiGLU, on sm_90",
-    tuple(_variants()),
+    tuple(dict.fromkeys(_variants())),
     only_arch="sm_90",
 )

@@ -42,9 +42,9 @@ def wgmma_card(device: Device) -> Device:
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of so many tokens, whatever would take less time; of 256 where there are as many."""
 
-    def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int) -> WidePlan:
+    def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> WidePlan:
         tokens = request.param if num_tokens > min(TOKENS) else min(TOKENS)
-        return launcher._plan(layout, num_tokens, num_multiprocessors, tokens)
+        return launcher._plan(layout, num_tokens, num_multiprocessors, tokens, num_parts)
 
     monkeypatch.setattr(launcher, "plan_wide", plan)
 
