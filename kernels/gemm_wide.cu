@@ -144,7 +144,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     typename Weights::Scales by;
     // A lane's inputs of a span have the same scales where groups are no shorter than all its tile's, or (int4) its own.
     const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
-    constexpr int SPAN_BYTES = Weights::IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
     int ahead_piece = first_piece, ahead_spans = 0;  // spans: left in the piece
     unsigned ahead_input = 0;
@@ -152,7 +151,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int part = ahead_piece % shape.num_parts, first_span = first_span_of(part);
         const size_t tile = min(tile_of(ahead_piece / shape.num_parts), num_tiles - 1);
         const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
-        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16 + first_span * SPAN_BYTES;
+        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16 + first_span * Weights::SPAN_BYTES;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
         source.zero_points = IS_PLAIN || zero_points == nullptr ? nullptr : zero_points + groups;
@@ -165,11 +164,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         weights[0].load_scales(source, ahead_input >> shape.group_shift);
     };
     const auto load_second = [&] {
-        weights[1].load_words(source.weights + (Weights::IS_INT4 ? 8 : UNIT_BYTES));
+        weights[1].load_words(source.weights + Weights::STEP_BYTES);
         if (!has_span_scales) {
             weights[1].load_scales(source, (ahead_input + (Weights::IS_INT4 ? 16 : STEP_INPUTS)) >> shape.group_shift);
         }
-        source.weights += SPAN_BYTES;
+        source.weights += Weights::SPAN_BYTES;
         ahead_input += 2 * STEP_INPUTS;
         if (--ahead_spans == 0) {
             ahead_piece = min(ahead_piece + piece_step, num_pieces - 1);

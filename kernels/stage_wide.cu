@@ -12,6 +12,7 @@
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
 //           unwritten: nobody reads their products
+#include "common/matrix.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/wide_image.cuh"
@@ -28,8 +29,8 @@ __device__ __forceinline__ void store_inputs(unsigned char* image, int token, in
     } else {
 #pragma unroll
         for (int i = 0; i < VECTOR; i += 2) {
-            *reinterpret_cast<__half2*>(image + wide_place<UNIT_INPUTS>(token, column + i, num_steps)) =
-                __floats2half2_rn(values[i], values[i + 1]);
+            *reinterpret_cast<unsigned*>(image + wide_place<UNIT_INPUTS>(token, column + i, num_steps)) =
+                pack_pair<__half>(values[i], values[i + 1]);
         }
     }
 }

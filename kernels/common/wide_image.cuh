@@ -5,7 +5,7 @@
 // A lane t of the tensor cores has 16 inputs of a step that are neighbours, a run, because tiles hold weights so. Of
 // them the k-step s takes the inputs 4s .. 4s+3: two pairs, in word t of the 16 bytes 2s and 2s + 1. Units of 64 inputs
 // (8-bit weights) are a step: run r belongs to lane r % 4. Units of 128 (int4) are two, and the runs of a lane are
-// neighbours. Inputs past the last one are zeros up to whole spans of 128.
+// neighbours. Of units of 32 (16 bits) a step has two: a lane's run is two halves, which are 32 inputs apart. Inputs past the last one are zeros up to whole spans of 128.
 #pragma once
 
 #include "common/types.cuh"
@@ -18,9 +18,10 @@ __device__ __forceinline__ int wide_steps(int num_inputs) { return (num_inputs +
 // The byte of a token's pair of inputs `column` and `column` + 1, an even one, in an image.
 template <int UNIT_INPUTS>
 __device__ __forceinline__ size_t wide_place(int token, int column, int num_steps) {
-    const int run = column / 16, piece = column % 16 / 2;
-    const int step = UNIT_INPUTS == 64 ? run / 4 : run / 8 * 2 + run % 2;
-    const int word = UNIT_INPUTS == 64 ? run % 4 : run % 8 / 2;
+    const int run = column / 16;
+    int step = run / 4, word = run % 4, piece = column % 16 / 2;
+    if (UNIT_INPUTS == 128) step = run / 8 * 2 + run % 2, word = run % 8 / 2;
+    if (UNIT_INPUTS == 32) word = column % 32 / 8, piece = column % 64 / 32 * 4 + column % 8 / 2;
     const size_t row = (static_cast<size_t>(token / IMAGE_TOKENS) * num_steps + step) * IMAGE_TOKENS;
     return (row + token % IMAGE_TOKENS) * TOKEN_BYTES + (piece ^ token % 8) * 16 + word * 4;
 }

@@ -82,7 +82,9 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const flo
         return __fmul_rn(value, row_scale_for<__half>(__uint_as_float(of_token)).inverse);
     };
     // The pair of columns 2t and 2t + 1 of token 8i + g, once transposed.
-    unsigned char* word = staging + g * TOKEN_BYTES + ((4 * (warp % 2) + t) ^ g) * 16 + warp / 2 * 4;
+    const bool has_short_units = shape.down_unit_inputs == 32;
+    const int piece = 4 * (has_short_units ? warp / 4 : warp % 2) + t, place = has_short_units ? warp % 4 : warp / 2;
+    unsigned char* word = staging + g * TOKEN_BYTES + (piece ^ g) * 16 + place * 4;
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
         const float first = gated(i, 0), second = gated(i, 1);

@@ -44,6 +44,8 @@ struct WideWeights {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr bool IS_INT4 = UNIT_INPUTS == 128;
     static constexpr int WORDS = IS_INT4 ? 2 : 4;
+    // From a span's first step to its second one, and to the next span.
+    static constexpr int STEP_BYTES = IS_INT4 ? 8 : UNIT_BYTES, SPAN_BYTES = IS_INT4 ? UNIT_BYTES : 2 * UNIT_BYTES;
     static constexpr int OFFSET = TileFormat<WeightT>::OFFSET;
     static_assert(!IS_PLAIN || (OFFSET == 128 && sizeof(ScaleT) == 2), "plain weights are codes of 8 bits");
     using Scales = WideScales<WeightT, ScaleT, IS_PLAIN>;
@@ -129,6 +131,57 @@ private:
         return as_bits(__hmul2(numbers, scale));
     }
 };
+
+template <typename T>
+constexpr bool IS_BFLOAT16 = false;
+template <>
+constexpr bool IS_BFLOAT16<__nv_bfloat16> = true;
+
+// Two floats as fp16, 65504 at most.
+__device__ __forceinline__ unsigned pack_within_range(float first, float second) {
+    unsigned pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+// 16-bit floats, which become fp16 as dequantize makes it. They have no scales.
+template <typename WeightT>
+struct WideFloats {
+    static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
+    static constexpr int STEP_BYTES = 2 * UNIT_BYTES, SPAN_BYTES = 2 * STEP_BYTES;
+    static constexpr bool IS_INT4 = false;
+    struct Scales {
+        __device__ __forceinline__ void prepare(const WideFloats&, bool) {}
+    };
+
+    unsigned words[2][2][4];  // of the units and of the rows g and g + 8
+
+    __device__ __forceinline__ void load_words(const unsigned char* place) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) load_words_here(place + i * (UNIT_BYTES / 2), words[i / 2][i % 2]);
+    }
+    __device__ __forceinline__ void load_scales(const WideSource<float>&, unsigned) {}
+    __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales&) const {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[step][i] = as_fp16(words[step / 2][i % 2][step % 2 * 2 + i / 2]);
+        }
+    }
+
+private:
+    __device__ __forceinline__ static unsigned as_fp16(unsigned pair) {
+        if constexpr (IS_BFLOAT16<WeightT>) {
+            return pack_within_range(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+        } else {
+            return pair;
+        }
+    }
+};
+template <>
+struct WideWeights<__half, float, false> : WideFloats<__half> {};
+template <>
+struct WideWeights<__nv_bfloat16, float, false> : WideFloats<__nv_bfloat16> {};
 
 // The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>

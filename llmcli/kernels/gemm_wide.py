@@ -1,4 +1,4 @@
-"""y = f(x @ W.T + bias) of many tokens, staged in fp16, and a tiled matrix of 8 or 4 bits, which it widens itself."""
+"""y = f(x @ W.T + bias) of many tokens, staged in fp16, and a tiled matrix of 4 to 16 bits, which it widens itself."""
 
 import ctypes
 from collections.abc import Iterator
@@ -36,6 +36,7 @@ _LEAST_GROUP = 16  # inputs; a lane has one scale
 MAX_PARTS = 8
 _ONE_GROUP = 31  # a shift that takes every input to group 0
 _TYPES = ("int8", "int4", "fp8")
+_HALF_TYPES = ("float16", "bfloat16")
 
 
 class WideShape(ctypes.Structure):
@@ -56,7 +57,12 @@ class WideShape(ctypes.Structure):
 
 
 def takes(layout: TileLayout) -> bool:
-    """Whether the kernel is for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole."""
+    """Whether the kernel is for such a matrix: codes and 8-bit floats, scaled by row, in groups a lane has whole.
+
+    Also weights of 16 bits, in whole spans: what lies behind a tile's last unit are other weights.
+    """
+    if layout.weight_type in _HALF_TYPES:
+        return layout.num_inputs % (2 * STEP_INPUTS) == 0
     has_row_scales = layout.weight_type in _TYPES and layout.scale_type != BLOCK_SCALE
     return has_row_scales and (layout.group_size is None or layout.group_size >= _LEAST_GROUP)
 
@@ -268,11 +274,13 @@ def _variants() -> Iterator[str]:
             for group_size in (64, 128) if weight_type == "int8" else (128,):
                 layout = TileLayout(weight_type, TILE_ROWS, 4096, group_size, scale_type)
                 yield from (kernel_name(layout, tokens) for tokens in _STAGES)
+    for weight_type in _HALF_TYPES:
+        yield from (kernel_name(TileLayout(weight_type, TILE_ROWS, 4096), tokens) for tokens in _STAGES)
 
 
 SPEC = KernelSpec(
     "gemm_wide",
-    "many tokens in fp16 times a tiled matrix of 8 or 4 bits, with bias, residual sum or SwiGLU, on sm_90",
+    "many tokens in fp16 times a tiled matrix of 4 to 16 bits, with bias, residual sum or SwiGLU, on sm_90",
     tuple(dict.fromkeys(_variants())),
     only_arch="sm_90",
 )

@@ -13,7 +13,7 @@ BLOCK_SIZE = 256
 STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
 TOKENS = (128, 256)  # that a block of gemm_wide may multiply
-UNIT_INPUTS = (64, 128)  # of the matrices that it takes
+UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
 
 SPEC = KernelSpec(
     "stage_wide",
@@ -71,14 +71,14 @@ def stage_wide(
         check("stage_wide", "norm_weight", norm_weight, dtype=np.float32, shape=(num_inputs,))
     if largest is not None:
         check("stage_wide", "largest", largest, dtype=np.uint32, shape=(num_tokens,), aligned=4)
-    num_parts = 0
+    num_parts, vector = 0, VECTOR if num_inputs % VECTOR == 0 else 1
     if parts is not None:
         check("stage_wide", "parts", parts, dtype=np.float32, shape=(None, num_tokens, num_inputs))
         num_parts = len(parts)
     sizes = np.int32(num_parts), np.int32(num_inputs), np.float32(eps)
     device.launch(
         "stage_wide",
-        f"stage_wide<{unit_inputs}, {VECTOR if num_inputs % VECTOR == 0 else 1}>",
+        f"stage_wide<{unit_inputs}, {vector}>",
         grid=(num_tokens,),
         block=BLOCK_SIZE,
         arguments=(x, parts, norm_weight, image, row_scales, largest, *sizes),

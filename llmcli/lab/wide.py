@@ -5,8 +5,6 @@ from numpy.typing import DTypeLike
 
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, image_bytes, num_steps
 
-_RUN = 16  # neighbouring inputs of a lane
-
 
 def image_of(values: np.ndarray, unit_inputs: int, dtype: DTypeLike = np.float16) -> np.ndarray:
     """The image of these tokens, for a matrix with such units. Elements of tokens that do not exist are zeros.
@@ -18,11 +16,14 @@ def image_of(values: np.ndarray, unit_inputs: int, dtype: DTypeLike = np.float16
     blocks = image_bytes(num_inputs, num_tokens) // (2 * IMAGE_TOKENS * STEP_INPUTS * steps)
     padded = np.zeros((blocks * IMAGE_TOKENS, steps * STEP_INPUTS), dtype)
     padded[:num_tokens, :num_inputs] = values
-    # A unit has `parts` runs of each of four lanes, side by side; a step takes one run of each lane.
-    parts = unit_inputs // (4 * _RUN)
-    runs = padded.reshape(blocks, IMAGE_TOKENS, -1, 4, parts, 8, 2)  # block, token, unit, lane, part, piece, pair
-    pieces = runs.transpose(0, 2, 4, 1, 5, 3, 6).reshape(blocks, steps, IMAGE_TOKENS, 8, 8)
-    places = np.arange(8) ^ np.arange(IMAGE_TOKENS)[:, None] % 8
-    image = np.empty_like(pieces)
-    np.put_along_axis(image, np.broadcast_to(places[..., None], pieces.shape), pieces, axis=3)
-    return image.reshape(-1)
+    # A unit has a run of so many neighbours for each of four lanes. A k-step takes four inputs of each lane: two pairs,
+    # which are the same word of two pieces. Four k-steps are a step.
+    column = np.arange(steps * STEP_INPUTS)
+    unit, lane, place = column // unit_inputs, column % unit_inputs // (unit_inputs // 4), column % (unit_inputs // 4)
+    k_step = unit * (unit_inputs // 16) + place // 4
+    piece, element = k_step % 4 * 2 + place % 4 // 2, 2 * lane + place % 2
+    token = np.arange(blocks * IMAGE_TOKENS)[:, None]
+    row = (token // IMAGE_TOKENS * steps + k_step // 4) * IMAGE_TOKENS + token % IMAGE_TOKENS
+    image = np.empty(padded.size, dtype)
+    image[row * STEP_INPUTS + (piece ^ token % 8) * 8 + element] = padded
+    return image

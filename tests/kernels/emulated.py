@@ -70,6 +70,7 @@ _INSTRUCTIONS = (
     ("red.release.gpu.global.add", "reduce_add({})"),
     ("red.relaxed.gpu.global.inc", "reduce_inc({})"),
     ("cvt.rn.f16x2.e4m3x2", "widen_e4m3({})"),
+    ("cvt.rn.satfinite.f16x2.f32", "pack_within_range({})"),
     ("lop3.b32 %0, %1, %2, %3, 0xea", "and_or({})"),
     ("lop3.b32 %0, %1, %2, %3, 0x6a", "and_xor({})"),
     ("wgmma.fence", ""),

@@ -25,9 +25,10 @@ from llmcli.kernels.gemm_wide import (
 from llmcli.kernels.phantom import Phantom
 from llmcli.kernels.stage_wide import TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
-from llmcli.lab.cases.gemm_wide import FORMATS, activations, problem_of, swiglu_problem, with_small_scales
-from llmcli.lab.matrices import StoredMatrix, random_matrix, tiles_of
+from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem, with_small_scales
+from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 from llmcli.lab.notes import Notes
+from llmcli.lab.storage import to_storage
 from llmcli.lab.wide import image_of
 
 
@@ -63,6 +64,26 @@ def test_types_and_tails(wgmma_card: Device, form: dict[str, Any], num_outputs: 
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 128), (100, 1152), (20011, 256), (64, 14336)])
+@pytest.mark.parametrize("form", HALF_FORMATS, ids=str)
+def test_weights_of_16_bits(wgmma_card: Device, form: dict[str, Any], num_outputs: int, num_inputs: int) -> None:
+    stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+    for num_tokens in (20, 150, 300):
+        assert_right(wgmma_card, problem_of(stored, num_tokens, has_bias=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("num_parts", [2, 3, 4, 8, 18])
+@pytest.mark.parametrize("num_tokens", [1, 65, 128, 129, 200, 257])
+@pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
+def test_products_in_parts(wgmma_card: Device, form: dict[str, Any], num_tokens: int, num_parts: int) -> None:
+    stored = random_matrix(8, num_rows=300, num_inputs=2304, **form)
+    assert_right(wgmma_card, problem_of(stored, num_tokens, "add", has_bias=True, num_parts=num_parts))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 600])
 @pytest.mark.parametrize("form", FORMATS[:5], ids=str)
 def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_tokens: int) -> None:
@@ -75,12 +96,12 @@ def test_any_number_of_tokens(wgmma_card: Device, form: dict[str, Any], num_toke
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("num_tokens", [5, 70, 128, 129, 300])
 @pytest.mark.parametrize("num_outputs", [8, 60, 100, 128, 130, 1000])
-@pytest.mark.parametrize("down_type", ["int8", "int4"])
-@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("down_type", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
 def test_swiglu_with_scales_and_without(
     wgmma_card: Device, form: dict[str, Any], down_type: str, num_outputs: int, num_tokens: int
 ) -> None:
-    assert_right(wgmma_card, swiglu_problem(form, num_tokens, num_outputs, 200, down_type))
+    assert_right(wgmma_card, swiglu_problem(form, num_tokens, num_outputs, 256, down_type))
 
 
 def product(device: Device, stored: StoredMatrix, x: np.ndarray) -> np.ndarray:
@@ -101,7 +122,7 @@ def product(device: Device, stored: StoredMatrix, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.cuda
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("form", [*FORMATS, *HALF_FORMATS], ids=str)
 def test_a_tokens_bits_are_the_same_beside_any_number_of_others(wgmma_card: Device, form: dict[str, Any]) -> None:
     """Also in another place of the block; up to 128 tokens take a block of 128, more what the fixture says."""
     stored = random_matrix(3, num_rows=272, num_inputs=4096, **form)
@@ -113,7 +134,7 @@ def test_a_tokens_bits_are_the_same_beside_any_number_of_others(wgmma_card: Devi
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6]], ids=str)
+@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[3], FORMATS[6], HALF_FORMATS[1]], ids=str)
 def test_every_launch_of_a_whole_product_has_the_same_bits(wgmma_card: Device, form: dict[str, Any]) -> None:
     """A place for tokens that is filled again too early shows in one launch of many."""
     import cupy
@@ -137,6 +158,19 @@ def test_weights_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any
     stored = with_small_scales(random_matrix(7, num_rows=72, num_inputs=144, **form))
     x = np.eye(144, dtype=np.float16)  # a token's results are the weights of one input
     weights = stored.weights.astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", HALF_FORMATS, ids=str)
+def test_weights_of_16_bits_are_those_of_dequantize(wgmma_card: Device, form: dict[str, Any]) -> None:
+    """Also where fp16 has no such number."""
+    stored = random_matrix(7, num_rows=72, num_inputs=256, **form)
+    sizes = 2.0 ** np.random.default_rng(1).integers(-30, 24, stored.values.shape)
+    limited = np.clip(stored.weights * sizes, -65504, 65504) if form["weight_type"] == "float16" else stored.weights * sizes
+    stored = replace(stored, values=to_storage(limited.astype(np.float32), DTYPES[form["weight_type"]]))
+    x = np.eye(256, dtype=np.float16)
+    weights = np.clip(stored.weights, -65504, 65504).astype(np.float32).astype(np.float16)
     np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))
 
 
@@ -219,7 +253,9 @@ def test_matrices_and_cards_that_it_is_not_for_are_refused() -> None:
     with pytest.raises(ValueError, match="does not take"):
         gemm_wide(notes, **{**arguments(), "matrix": matrix})
     assert [arch for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120") if SPEC.runs_on(arch)] == ["sm_90"]
-    assert not any(takes(tile_layout(kind, 64, 4096)) for kind in ("float16", "bfloat16", "float32"))
+    assert takes(tile_layout("bfloat16", 64, 4096))
+    assert not takes(tile_layout("bfloat16", 64, 4032))  # what lies behind a tile's last unit are other weights
+    assert not takes(tile_layout("float32", 64, 4096))
     assert takes(tile_layout("int4", 64, 4096, 16, "float16"))
 
 

@@ -15,13 +15,15 @@ from llmcli.lab.cases.stage_wide import EPS, problem_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.wide import image_of
 
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_inputs", [1, 8, 31, 64, 65, 127, 128, 129, 1000, 4096, 14336])
 @pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_norm: bool) -> None:
-    assert_right(device, problem_of(unit_inputs, 6, num_inputs, has_norm=has_norm))
+@pytest.mark.parametrize("num_parts", [0, 3])
+def test_tails_of_steps(
+    device: Device, unit_inputs: int, num_inputs: int, has_norm: bool, num_parts: int
+) -> None:
+    assert_right(device, problem_of(unit_inputs, 6, num_inputs, has_norm, num_parts))
 
 
 @pytest.mark.cuda
@@ -29,6 +31,7 @@ def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_n
 @pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
 def test_numbers_of_tokens(device: Device, unit_inputs: int, num_tokens: int) -> None:
     assert_right(device, problem_of(unit_inputs, num_tokens, 520))
+    assert_right(device, problem_of(unit_inputs, num_tokens, 520, num_parts=1))
 
 
 @pytest.mark.cuda
@@ -65,7 +68,11 @@ def test_every_input_of_a_token_has_a_place_of_its_own(unit_inputs: int, num_tok
 
 @pytest.mark.parametrize(
     ("unit_inputs", "first_input"),
-    [(64, lambda half, s, t: 64 * half + 16 * t + 4 * s), (128, lambda half, s, t: 32 * t + 16 * half + 4 * s)],
+    [
+        (64, lambda half, s, t: 64 * half + 16 * t + 4 * s),
+        (128, lambda half, s, t: 32 * t + 16 * half + 4 * s),
+        (32, lambda half, s, t: 64 * half + s // 2 * 32 + 8 * t + s % 2 * 4),
+    ],
 )
 def test_a_lane_of_the_tensor_cores_finds_its_weights_inputs(
     unit_inputs: int, first_input: Callable[[int, int, int], int]
@@ -105,6 +112,7 @@ def arguments() -> dict[str, Any]:
         ({"row_scales": Phantom((8,), np.float32, 1 << 30)}, r"row_scales is \[8\]"),
         ({"norm_weight": Phantom((100,), np.float32, 1 << 30)}, r"norm_weight is \[100\]"),
         ({"largest": Phantom((9,), np.float32, 1 << 30)}, "largest is float32"),
+        ({"parts": Phantom((2, 9, 100), np.float32, 1 << 30)}, r"parts is \[2, 9, 100\]"),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
@@ -119,3 +127,5 @@ def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:
 def test_cost() -> None:
     cost = stage_wide_cost(num_tokens=3, num_inputs=200, has_norm=True)
     assert (cost.read_bytes, cost.written_bytes, cost.stored_bytes) == (4 * 800, 3 * (2 * 256 + 4), 800)
+    parts = stage_wide_cost(num_tokens=3, num_inputs=200, has_norm=True, num_parts=2)
+    assert (parts.read_bytes - cost.read_bytes, parts.written_bytes - cost.written_bytes) == (4 * 2 * 600, 4 * 600)

@@ -16,7 +16,9 @@ def places(token: int, num_inputs: int, unit_inputs: int) -> np.ndarray:
     """Where each input of a token lies, in elements of 16 bits."""
     column = np.arange(num_inputs)
     run, piece = column // 16, column % 16 // 2
-    step, lane = (run // 4, run % 4) if unit_inputs == 64 else (run // 8 * 2 + run % 2, run % 8 // 2)
+    step, lane = (run // 8 * 2 + run % 2, run % 8 // 2) if unit_inputs == 128 else (run // 4, run % 4)
+    if unit_inputs == 32:
+        lane, piece = column % 32 // 8, column % 64 // 32 * 4 + column % 8 // 2
     row = (token // 128 * (-(-num_inputs // 128) * 2) + step) * 128 + token % 128
     return np.asarray(64 * row + 8 * (piece ^ token % 8) + 2 * lane + column % 2)
 

@@ -29,6 +29,7 @@ FORMATS: tuple[dict[str, Any], ...] = (
     {"weight_type": "fp8", "scale_type": "float32", "group_size": 128},
     {"weight_type": "fp8", "scale_type": "bfloat16"},
 )
+HALF_FORMATS: tuple[dict[str, Any], ...] = ({"weight_type": "float16"}, {"weight_type": "bfloat16"})
 _TOP = 2.0**15  # what needs a scale in fp16 is larger
 
 
@@ -147,7 +148,8 @@ def swiglu_problem(form: dict[str, Any], num_tokens: int, num_outputs: int, num_
     """Gate and up of so many outputs, for a matrix of `down_type`. One token's results need a scale."""
     num_rows = 2 * HALF_ROWS * -(-num_outputs // HALF_ROWS)
     stored = random_matrix(num_inputs, num_rows=num_rows, num_inputs=num_inputs, **form)
-    down = tile_layout(down_type, 64, num_outputs, None, "float32")
+    has_scales = down_type != "bfloat16"
+    down = tile_layout(down_type, 64, num_outputs, None, "float32" if has_scales else None)
     return problem_of(stored, num_tokens, "swiglu", down=down)
 
 
@@ -163,6 +165,12 @@ def _checks() -> Iterator[Problem]:
             yield swiglu_problem(form, 70, 100, 200, down_type)
             yield swiglu_problem(form, 260, 300, 136, down_type)
         yield problem_of(with_small_scales(random_matrix(5, num_rows=40, num_inputs=72, **form)), 20)
+    for form in HALF_FORMATS:
+        for num_outputs, num_inputs, num_tokens in ((35, 128, 9), (300, 640, 130)):
+            stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
+            yield problem_of(stored, num_tokens, "add", has_bias=num_tokens == 130, num_parts=1 + num_inputs // 640)
+        for down_type in ("int8", "bfloat16"):
+            yield swiglu_problem(form, 70, 100, 256, down_type)
     for num_tokens in (1, 127, 128, 129, 256, 257):
         yield problem_of(random_matrix(2, num_rows=72, num_inputs=520, **FORMATS[0]), num_tokens)
     # More work than blocks run at once: they take one piece after the other, in blocks of 256 tokens.

@@ -20,6 +20,7 @@ from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gather_columns import gather_columns
+from llmcli.kernels.gemm_wide import gemm_wide
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
@@ -28,6 +29,7 @@ from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
+from llmcli.kernels.stage_wide import stage_wide
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
@@ -130,7 +132,7 @@ class Forward:
             attend = functools.partial(self._attend_chunk, layer, chunk, activations)
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
-            elif chunk.way == "widened" and is_wide(self.device, layer.weights):
+            elif chunk.way == "widened" and is_wide(self.device, layer.weights.projections):
                 run_wide(self.device, layer.weights, activations, self.config.rms_norm_eps, attend)
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
@@ -144,7 +146,7 @@ class Forward:
         It loads a kernel when the card has nothing else to do. Later, rows would wait for that.
         """
         firsts = {layer.kind: layer.weights for layer in reversed(self._layers)}
-        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights)}
+        firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights.projections)}
         most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
         for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
             activations = Activations(self._workspace, count, self._qkv.width)
@@ -158,13 +160,19 @@ class Forward:
     def project_logits(self, hidden: Any, logits: Any) -> None:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         head = self._weights.head
-        if head.order is None:
+        if self.speed_first and len(hidden) > MOST_STAGED_LANES and is_wide(self.device, (head,)):
+            row_scales, image = self._workspace.row_scale[: len(hidden)], self._workspace.inputs
+            norm = {"norm_weight": self._weights.norm, "eps": self.config.rms_norm_eps}
+            stage_wide(self.device, x=hidden, unit_inputs=head.layout.unit_inputs, image=image, row_scales=row_scales, **norm)
+            gemm_wide(self.device, matrix=head.matrix, image=image, row_scales=row_scales, out=logits)
+        elif head.order is None:
             rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
+            rows.multiply(head.matrix, logits)
         else:
             gathered = gathered_like(self._workspace, hidden)
             gather_columns(self.device, x=hidden, order=head.order, out=gathered)
             rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
-        rows.multiply(head.matrix, logits)
+            rows.multiply(head.matrix, logits)
 
     def outputs_of(self, places: Sequence[int]) -> Any:
         """The outputs of these tokens among those run last: rows of `hidden`, or copies if they lie apart.

@@ -99,7 +99,7 @@ def plan_memory(
     weights = plan_weights(stored, max_seq_len)
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     stages_prompts = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
-    speed_first = speed_first and all(is_wide(card, layer) for layer in weights.layers)
+    speed_first = speed_first and all(is_wide(card, layer.projections) for layer in weights.layers)
     return MemoryPlan(
         stored,
         max_seq_len,

@@ -4,7 +4,7 @@ Linear layers that take the same input form one matrix. Each has tiles of its ow
 half of each. `Weights[Space]` is the plan, `Weights[Any]` the same on the card. Nothing here needs CuPy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -158,11 +158,11 @@ class Weights(Generic[A]):
         yield "model.norm.weight", self.norm
 
 
-def is_wide(card: CardFacts | Device, layer: LayerWeights[Any]) -> bool:
-    """Whether gemm_wide is for this card and for all matrices of the layer."""
+def is_wide(card: CardFacts | Device, projections: Iterable[Projection[Any]]) -> bool:
+    """Whether gemm_wide is for this card and for all of these matrices."""
     return card.can_wgmma and all(
         takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16
-        for part in layer.projections
+        for part in projections
     )
 
 

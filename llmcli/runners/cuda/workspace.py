@@ -213,7 +213,7 @@ def _plan_gathered(weights: Weights[Space], rows: int, chunk: int) -> Region | N
 
 def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
     """Bytes of the largest image of a chunk, of which there may be one in `inputs` and one in `outputs`."""
-    layers = (layer for layer in weights.layers if is_wide(card, layer))
+    layers = (layer for layer in weights.layers if is_wide(card, layer.projections))
     sizes = {matrix.layout.num_inputs for layer in layers for matrix in layer.projections}
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 

@@ -52,6 +52,13 @@ inline void widen_e4m3(unsigned& first, unsigned& last, unsigned word) {
     };
     first = wide(0) | wide(1) << 16, last = wide(2) | wide(3) << 16;
 }
+inline void pack_within_range(unsigned& pair, float high, float low) {
+    const auto half = [](float value) {
+        const float most = 65504.0f, within = value > most ? most : value < -most ? -most : value;
+        return static_cast<unsigned>(bits_as<uint16_t>(__float2half_rn(within)));
+    };
+    pair = half(low) | half(high) << 16;
+}
 
 // Matrices of 8 x 8 elements of 16 bits
 inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address, bool is_transposed) {
