@@ -225,7 +225,8 @@ def scale_bias(device: Any, *, x: Any, row_scale: Any, bias: Any) -> None:
 
 def residual_add(device: Any, *, x: Any, row_scale: Any, bias: Any, hidden: Any) -> None:
     width = hidden.shape[1]
-    product = floats(x)[:, :width] * floats(row_scale)[:, None] + (0 if bias is None else floats(bias))
+    scale = 1 if row_scale is None else floats(row_scale)[:, None]
+    product = floats(x)[:, :width] * scale + (0 if bias is None else floats(bias))
     store(hidden, floats(hidden) + product)
 
 

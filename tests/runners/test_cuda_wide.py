@@ -8,14 +8,16 @@ import pytest
 import torch
 from foreign_models import write_awq, write_fp8, write_gptq
 from quantized import SCHEMES, SIZES, export
-from row_steps import PROMPT, logits_of, relative_error
+from row_steps import PROMPT, logits_of, relative_error, start
 from safetensors.torch import load_file, save_file
 from simulated_card import SimulatedDevice, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
-from llmcli.runners.cuda import products, wide_layer
+from llmcli.kernels import gemm_wide
+from llmcli.runners.base import Span
+from llmcli.runners.cuda import forward, products, wide_layer, workspace
 from llmcli.runners.cuda.load import load as load_on_card
 from llmcli.runners.torch.load import load
 
@@ -124,3 +126,45 @@ def test_other_cards_widen_in_memory(device: SimulatedDevice, launched: list[str
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 groups of 128"]))
     assert worst_error(folder, device) < 1e-3
     assert set(launched) == {"dequantize"}
+
+
+@pytest.mark.parametrize("name", ["int8 channel", "int4 channel, asymmetric", None])
+@pytest.mark.parametrize("most_parts", [1, 3])
+def test_many_rows_where_speed_comes_first(
+    name: str | None,
+    most_parts: int,
+    device: SimulatedDevice,
+    launched: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More rows than are staged are multiplied as prompts are, in parts; fewer are not. Both are what torch computes."""
+    for module in (forward, workspace):
+        monkeypatch.setattr(module, "MOST_STAGED_LANES", 8)
+    monkeypatch.setattr(gemm_wide, "MAX_PARTS", most_parts)
+    gemm_wide.parts_of.cache_clear()
+    sizes = {**SIZES, "hidden_size": 384, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name])) if name else source
+    options: dict[str, Any] = {"max_seq_len": 64, "dtype": "float32" if name else "auto"}
+    reference = load(open_model(folder), max_seq_len=64)
+    runner = load_on_card(
+        open_model(folder),
+        num_rows=16,
+        speed_first=True,
+        uses_graphs=False,
+        device=device,  # type: ignore[arg-type]
+        **options,
+    )
+    prompts = [PROMPT[number : number + 5 + number] for number in range(12)]
+    rows = [start(runner, prompt) for prompt in prompts]
+
+    for count in (12, 4, 12):
+        launched.clear()
+        step = runner.queue([Span(row) for row in rows[:count]])
+        assert ("gemm_wide" in launched) == (count > 8)
+        for number, row in enumerate(rows[:count]):
+            run = list(runner.token_ids(row))[: runner.num_tokens(row)]
+            assert relative_error(step.logits(number)[0], logits_of(reference, run)) < 2e-3
+        step.choices()
+    gemm_wide.parts_of.cache_clear()

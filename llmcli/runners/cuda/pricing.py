@@ -145,7 +145,7 @@ class Pricing:
         return max(cost.stored_bytes / self._rates.read_bytes, multiplying)
 
     def _gemm_wide(self, cost: WideCost) -> float:
-        plan = plan_wide(cost.layout, cost.num_tokens, self._card.num_multiprocessors)
+        plan = plan_wide(cost.layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)
         multiplying = plan.library_flops / self._flops("float16")
         moving = (cost.read_bytes + cost.written_bytes) / self._rates.read_bytes
         return max(moving, multiplying) + KERNEL_CLOCKS / self._card.clock_hertz
