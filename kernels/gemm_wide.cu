@@ -1,23 +1,26 @@
-// gemm_wide: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) for many tokens, W in 8 or 4 bits
+// gemm_wide: y[n,m] = f(row_scales[n] * sum_k x[n,k] * W[m,k] + bias[m]) for many tokens, W in 4 to 16 bits
 //           Source: CUTLASS, sm90 mixed-input products; PTX ISA, wgmma and cp.async.bulk
 // Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][num_groups][16] ScaleT; zero_points alike uint8 or
 //           null (common/tile.cuh); image fp16 as common/wide_image.cuh has it, of whole blocks of TOKENS; row_scales
 //           [num_tokens] float; biases [16 * num_tiles] float or null. STORE, ADD: out [num_tokens, out_stride] float,
-//           into which ADD adds. SWIGLU, whose tiles have gate and up in their halves: out is the next product's image;
-//           largest [num_tokens] bits of floats, zeros before; out_scales [num_tokens] float
+//           into which ADD adds; others [num_parts - 1, num_tokens, num_outputs] float or null. SWIGLU, whose tiles have
+//           gate and up in their halves: out is the next product's image; largest [num_tokens] bits of floats, zeros
+//           before; out_scales [num_tokens] float
 // Requires: sm_90a; tiles, image and SWIGLU's out 16-byte aligned; groups of 16 inputs or more, group_shift = log2 of
-//           them, 31 for one group a row
+//           them, 31 for one group a row; of 16-bit weights whole spans of 128 inputs; SWIGLU in one part
 // Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py.
 //           SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
 //           serves all but the first
 // Numerics: the weights of dequantize and the activations of round_rows; fp32 sums (truncated, not rounded, in the
-//           tensor cores), one chain over all inputs in a fixed order. So a token's bits do not depend on how many
-//           tokens run beside it. ADD takes numbers below 2^-126 for zero
+//           tensor cores), one chain over all inputs in a fixed order, or over those of each part. So a token's bits
+//           do not depend on how many tokens run beside it. ADD takes numbers below 2^-126 for zero
 // Choice:   A block multiplies 8 tiles with TOKENS tokens. Two groups of four warps hold all sums in registers; a warp
 //           loads its own tile's weights two steps early, and widens a step while the tensor cores work on the one
 //           before. One group runs two steps ahead and never waits for the other: while one writes results, the tensor
 //           cores have the other's steps. ADD sends its numbers to be added in L2, since a load would be waited for.
+//           A few tokens are too few pieces of work for a card: then each is cut into parts of the inputs, whose
+//           results the caller adds up. Rejected: clusters that add up each other's sums, which must run at once.
 //           One thread copies tokens, which the two blocks of a cluster share: half comes from each, to both. Another
 //           one copies what SWIGLU leaves in shared memory.
 //           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     unsigned a[2][4][4];
     WideSource<ScaleT> source;
     typename Weights::Scales by;
-    // A lane's inputs of a span have the same scales where groups are no shorter than all its tile's, or (int4) its own.
+    // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
     const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
     int ahead_piece = first_piece, ahead_spans = 0;  // spans: left in the piece
@@ -183,7 +186,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
     const unsigned filled_at = number_here(shared_address(filled)), emptied_at = number_here(shared_address(emptied));
     const unsigned memory_at = number_here(shared_address(memory) / 16);
-    const unsigned long long NO_COLUMNS = swizzled_at(0, 0);
+    const unsigned long long no_columns = swizzled_at(0, 0);
     const int sharer = number_here(lane);
     int stage = 0, last = 0;  // of the next span's first step, and of the latest one that was multiplied
     unsigned parity = 0, written_parity = 1;
@@ -210,7 +213,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         // Asks for the products of a step, and waits for those of the step before.
         const auto multiply = [&](int stage, unsigned (&now)[4][4]) {
             barrier_wait(filled_at + 8 * stage, parity);
-            const unsigned long long columns = NO_COLUMNS | (memory_at + stage * (STEP_BYTES / 16));
+            const unsigned long long columns = no_columns | (memory_at + stage * (STEP_BYTES / 16));
             wgmma_begin();
 #pragma unroll
             for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);

@@ -1,13 +1,13 @@
-// stage_wide: x[t] += the sum of parts[i][t]; image[t] = round(w * x[t] / sqrt(mean(x[t]^2) + eps) / row_scale[t]); without
+// stage_wide: x[t] += sum_i parts[i][t]; image[t] = round(w * x[t] / sqrt(mean(x[t]^2) + eps) / row_scale[t]); without
 //             a norm w and the root are 1
 //           Source: kernels/rms_norm.cu, kernels/round_rows.cu
-// Shapes:   x [num_tokens, num_inputs] float; parts [num_parts, num_tokens, num_inputs] float, what gemm_wide leaves of a
-//           product in parts, or none; norm_weight [num_inputs] float or null (no norm); image fp16 as
+// Shapes:   x [num_tokens, num_inputs] float; parts [num_parts, num_tokens, num_inputs] float, what gemm_wide leaves of
+//           a product in parts, or null; norm_weight [num_inputs] float or null (no norm); image fp16 as
 //           common/wide_image.cuh has it; row_scales [num_tokens] float, a power of two (1 unless the row's largest
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
 // Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp
-// Traffic:  x and parts once from memory, x again from L1 and once to memory if there are parts; 2 bytes an input to image
+// Traffic:  x and parts once from memory, x once more from L1, and with parts once to memory; 2 bytes an input to image
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                unsigned char* __restrict__ image, float* __restrict__ row_scales, unsigned* __restrict__ largest,
                int num_parts, int num_inputs, float eps) {
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs);
-    const size_t first = static_cast<size_t>(token) * num_inputs, part_size = static_cast<size_t>(gridDim.x) * num_inputs;
+    const size_t row = num_inputs, first = token * row, part_size = gridDim.x * row;
     x += first, parts += first;
     // A thread reads and writes the same columns wherever it passes them.
     if (num_parts > 0) {

@@ -23,8 +23,8 @@ struct WideShape {
 };
 
 // Lane 4g + t of a warp with these sums has of its tile the rows g and g + 8 of the tokens 8i + 2t and 8i + 2t + 1, as
-// wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`. What is no first part
-// lies side by side in `out`, and is neither biased nor added.
+// wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`. Only the first part
+// is biased, or added; the tokens of others lie side by side in `out`.
 template <int TOKENS>
 __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], const float* scales,
                                              const float* __restrict__ biases, float* out, const WideShape& shape,

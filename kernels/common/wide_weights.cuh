@@ -100,7 +100,8 @@ private:
 
     // The four inputs of a k-step, two and two.
     template <typename T>
-    __device__ __forceinline__ void widen_four(int v, int step, int zero_point, T scale, unsigned& first, unsigned& last) const {
+    __device__ __forceinline__ void widen_four(int v, int step, int zero_point, T scale, unsigned& first,
+                                               unsigned& last) const {
         if constexpr (IS_INT4) {
             // A byte of two codes in both halves: 1024 + the low one, and 1024 + 16 times the high one.
             const unsigned word = words[v][step / 2] >> (step % 2 * 16);
@@ -150,8 +151,8 @@ struct WideFloats {
     static constexpr int UNIT_INPUTS = TileFormat<WeightT>::UNIT_INPUTS;
     static constexpr int STEP_BYTES = 2 * UNIT_BYTES, SPAN_BYTES = 2 * STEP_BYTES;
     static constexpr bool IS_INT4 = false;
-    // The compiler does not know that this is one. Without a multiplication it would copy words to where the tensor cores
-    // find them, and do so while these still read the words before (seen in the machine code, and in wrong sums).
+    // The compiler does not know that this is one. Without a multiplication it copies words to where the tensor cores
+    // find them, while these still read the words before (seen in the machine code, and in wrong sums).
     struct Scales {
         unsigned one;
 
@@ -192,8 +193,8 @@ struct WideWeights<__nv_bfloat16, float, false> : WideFloats<__nv_bfloat16> {};
 // The scales and zero points of a lane's rows g and g + 8, in the form in which they multiply.
 template <typename WeightT, typename ScaleT, bool IS_PLAIN>
 struct WideScales {
-    // Whether codes are multiplied as they lie: c as c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24 scales,
-    // less 128 scales, both exact, rounds once: to c scales. `halves` are 2^24 scales then.
+    // Whether codes are multiplied as they lie: c as c + 128, which is (c + 128) * 2^-24 as an fp16. That times 2^24
+    // scales, less 128 scales, both exact, rounds once: to c scales. `halves` are 2^24 scales then.
     bool is_sum;
     __half2 halves, less;
     float wide[2];

@@ -1,7 +1,7 @@
 """y = f(x @ W.T + bias) of many tokens, staged in fp16, and a tiled matrix of 4 to 16 bits, which it widens itself."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
@@ -166,9 +166,9 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
     layout, num_tokens = matrix.layout, shape.num_tokens
     plan = plan_wide(layout, num_tokens, device.num_multiprocessors, shape.num_parts)
     epilogue = EPILOGUES[shape.epilogue]
-    cost = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
+    cost: Callable[[], KernelCost] = partial(gemm_wide_cost, layout, num_tokens, epilogue, shape.num_parts)
     if shape.repeats:
-        cost = partial(repeat_cost, num_tokens)  # type: ignore[assignment]
+        cost = partial(repeat_cost, num_tokens)
     device.launch(
         "gemm_wide",
         kernel_name(layout, plan.tokens),

@@ -58,9 +58,10 @@ def stage_wide(
 ) -> None:
     """Write x, normed or as it is, over the power of two of each row; and that power. Set `largest` to zeros.
 
-    `unit_inputs` is that of the matrix that will be multiplied with the image. First `parts` are added to x, one by one.
-    Shapes: x float32 [num_tokens, num_inputs]; parts float32 [num_parts, num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
-            norm_weight float32 [num_inputs]; largest uint32 [num_tokens]
+    `unit_inputs` is that of the matrix that will be multiplied with the image. First `parts` are added to x, in order.
+    Shapes: x float32 [num_tokens, num_inputs]; image uint8 [at least image_bytes]; row_scales float32 [num_tokens];
+            norm_weight float32 [num_inputs]; largest uint32 [num_tokens]; parts float32 [num_parts, num_tokens,
+            num_inputs]
     Raises: ValueError for arrays that do not fit
     """
     check("stage_wide", "x", x, dtype=np.float32, shape=(None, None))
@@ -93,6 +94,4 @@ def stage_wide_cost(*, num_tokens: int, num_inputs: int, has_norm: bool, num_par
     count, weight_bytes = num_tokens * num_inputs, 4 * num_inputs * has_norm
     padded = num_tokens * num_steps(num_inputs) * STEP_INPUTS
     read, written = 4 * count * (1 + num_parts), 4 * count * (num_parts > 0)
-    return KernelCost(
-        read + weight_bytes, written + 2 * padded + 4 * num_tokens, (4 + num_parts) * count, weight_bytes
-    )
+    return KernelCost(read + weight_bytes, written + 2 * padded + 4 * num_tokens, (4 + num_parts) * count, weight_bytes)

@@ -167,8 +167,10 @@ def test_weights_of_16_bits_are_those_of_dequantize(wgmma_card: Device, form: di
     """Also where fp16 has no such number."""
     stored = random_matrix(7, num_rows=72, num_inputs=256, **form)
     sizes = 2.0 ** np.random.default_rng(1).integers(-30, 24, stored.values.shape)
-    limited = np.clip(stored.weights * sizes, -65504, 65504) if form["weight_type"] == "float16" else stored.weights * sizes
-    stored = replace(stored, values=to_storage(limited.astype(np.float32), DTYPES[form["weight_type"]]))
+    values = (stored.weights * sizes).astype(np.float32)
+    if form["weight_type"] == "float16":
+        values = np.clip(values, -65504, 65504)
+    stored = replace(stored, values=to_storage(values, DTYPES[form["weight_type"]]))
     x = np.eye(256, dtype=np.float16)
     weights = np.clip(stored.weights, -65504, 65504).astype(np.float32).astype(np.float16)
     np.testing.assert_array_equal(product(wgmma_card, stored, x), weights.T.astype(np.float32))

@@ -15,14 +15,13 @@ from llmcli.lab.cases.stage_wide import EPS, problem_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.wide import image_of
 
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_inputs", [1, 8, 31, 64, 65, 127, 128, 129, 1000, 4096, 14336])
 @pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("num_parts", [0, 3])
-def test_tails_of_steps(
-    device: Device, unit_inputs: int, num_inputs: int, has_norm: bool, num_parts: int
-) -> None:
+def test_tails_of_steps(device: Device, unit_inputs: int, num_inputs: int, has_norm: bool, num_parts: int) -> None:
     assert_right(device, problem_of(unit_inputs, 6, num_inputs, has_norm, num_parts))
 
 

@@ -100,9 +100,7 @@ def gemm_wide_swiglu(
     store(out_scales, write_image(out, gate / (1 + np.exp(-gate)) * up, down.unit_inputs))
 
 
-def _products(
-    matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, inputs: slice = slice(None)
-) -> np.ndarray:
+def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, inputs: slice = slice(None)) -> np.ndarray:
     layout = matrix.layout
     assert takes(layout)
     values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)[:, inputs]

@@ -138,7 +138,7 @@ def test_many_rows_where_speed_comes_first(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More rows than are staged are multiplied as prompts are, in parts; fewer are not. Both are what torch computes."""
+    """More rows than are staged are multiplied as prompts are, in parts, and fewer are not: both as torch computes."""
     for module in (forward, workspace):
         monkeypatch.setattr(module, "MOST_STAGED_LANES", 8)
     monkeypatch.setattr(gemm_wide, "MAX_PARTS", most_parts)

@@ -40,11 +40,9 @@ class Activations:
 
     def others(self, num_parts: int, width: int) -> Any:
         """Memory for parts of a product but the first. Shapes: result float32 [num_parts, count, width]."""
-        size = num_parts * self.count * width
-        return self._view(
-            ("others", num_parts, width),
-            lambda: self._workspace.others[:size].reshape(num_parts, self.count, width),
-        )
+        memory, size = self._workspace.others, num_parts * self.count * width
+        assert memory is not None
+        return self._view(("others", num_parts, width), lambda: memory[:size].reshape(num_parts, self.count, width))
 
     def inputs(self, projection: Projection[Any]) -> Any:
         """Memory for a product's input, in the type that it takes. Shapes: result [count, num_inputs]."""

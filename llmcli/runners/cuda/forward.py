@@ -20,7 +20,6 @@ from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gather_columns import gather_columns
-from llmcli.kernels.gemm_wide import gemm_wide
 from llmcli.kernels.head_norm import head_norm
 from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
@@ -29,7 +28,6 @@ from llmcli.kernels.rms_norm import rms_norm
 from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
-from llmcli.kernels.stage_wide import stage_wide
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
@@ -40,7 +38,7 @@ from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import add_parts, run_wide
+from llmcli.runners.cuda.wide_layer import add_parts, run_wide, run_wide_head
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, MOST_STAGED_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
@@ -161,10 +159,8 @@ class Forward:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         head = self._weights.head
         if self.speed_first and len(hidden) > MOST_STAGED_LANES and is_wide(self.device, (head,)):
-            row_scales, image = self._workspace.row_scale[: len(hidden)], self._workspace.inputs
-            norm = {"norm_weight": self._weights.norm, "eps": self.config.rms_norm_eps}
-            stage_wide(self.device, x=hidden, unit_inputs=head.layout.unit_inputs, image=image, row_scales=row_scales, **norm)
-            gemm_wide(self.device, matrix=head.matrix, image=image, row_scales=row_scales, out=logits)
+            activations = Activations(self._workspace, len(hidden), self._qkv.width)
+            run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, hidden, logits)
         elif head.order is None:
             rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
             rows.multiply(head.matrix, logits)

@@ -161,8 +161,7 @@ class Weights(Generic[A]):
 def is_wide(card: CardFacts | Device, projections: Iterable[Projection[Any]]) -> bool:
     """Whether gemm_wide is for this card and for all of these matrices."""
     return card.can_wgmma and all(
-        takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16
-        for part in projections
+        takes_wide(part.layout) and part.order is None and part.activation_dtype == np.float16 for part in projections
     )
 
 

@@ -75,9 +75,26 @@ def run_wide(
     return rest
 
 
+def run_wide_head(
+    device: Device,
+    head: Projection[Any],
+    norm: Any,
+    eps: float,
+    activations: Activations,
+    hidden: Any,
+    logits: Any,
+) -> None:
+    """Compute logits of many rows. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]"""
+    rows = {"image": activations.image, "row_scales": activations.row_scale}
+    stage_wide(device, x=hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
+    gemm_wide(device, matrix=head.matrix, out=logits, **rows)
+
+
 def add_parts(device: Device, parts: Any | None, out: Any) -> None:
     """Add what a product has left, if anything. Shapes: parts float32 [parts, n, width]; out float32 [n, width]"""
-    for number in range(0 if parts is None else len(parts)):
+    if parts is None:
+        return
+    for number in range(len(parts)):
         residual_add(device, x=parts[number], row_scale=None, bias=None, hidden=out)
 
 
