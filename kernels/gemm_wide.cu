@@ -3,9 +3,9 @@
 // Shapes:   tiles [num_tiles][units][1024] bytes; scales [num_tiles][num_groups][16] ScaleT; zero_points alike uint8 or
 //           null (common/tile.cuh); image fp16 as common/wide_image.cuh has it, of whole blocks of TOKENS; row_scales
 //           [num_tokens] float; biases [16 * num_tiles] float or null. STORE, ADD: out [num_tokens, out_stride] float,
-//           into which ADD adds; others [num_parts - 1, num_tokens, num_outputs] float or null. SWIGLU, whose tiles have
-//           gate and up in their halves: out is the next product's image; largest [num_tokens] bits of floats, zeros
-//           before; out_scales [num_tokens] float
+//           into which ADD adds; others [num_parts - 1, num_tokens, num_outputs] float or null. SWIGLU, whose tiles
+//           have gate and up in their halves: out is the next product's image; largest [num_tokens] bits of floats,
+//           zeros before; out_scales [num_tokens] float
 // Requires: sm_90a; tiles, image and SWIGLU's out 16-byte aligned; groups of 16 inputs or more, group_shift = log2 of
 //           them, 31 for one group a row; of 16-bit weights whole spans of 128 inputs; SWIGLU in one part
 // Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py.

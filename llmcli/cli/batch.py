@@ -7,9 +7,9 @@ from llmcli.cli.batch_options import BatchOptions
 from llmcli.cli.batch_report import show_check
 from llmcli.cli.batch_run import run_job
 from llmcli.cli.groups import with_groups
+from llmcli.cli.many_rows_options import ManyRowsRunOptions
 from llmcli.cli.options import MessageOptions, SamplerOptions, SamplingNumbers, StoppingOptions
 from llmcli.cli.run import check_run
-from llmcli.cli.run_options import RunOptions
 from llmcli.cli.schema_options import SchemaOptions
 
 
@@ -17,7 +17,7 @@ from llmcli.cli.schema_options import SchemaOptions
 def batch(
     *,
     files: BatchOptions,
-    options: RunOptions,
+    options: ManyRowsRunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     sampler: SamplerOptions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 
@@ -43,7 +44,8 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     run, options, num_prompts = job.prompts.run, job.prompts.options, len(job.todo)
     loaded = run.load(job.most_rows or min(num_prompts, lazy.MAX_ROWS), host_rows=job.most_rows or 1)
     _settle_record(job, loaded.runner.description)
-    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, drafting=loaded.drafting)
+    # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
+    scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
     num_rows = scheduler.usage.num_rows
     how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
     counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"

@@ -14,9 +14,9 @@ from llmcli.cli import lazy
 from llmcli.cli.bench_report import as_csv, as_json, facts_text, tables_text
 from llmcli.cli.device_choice import RunnerOptions, load_runner
 from llmcli.cli.groups import with_groups
+from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
 from llmcli.cli.options import (
     OUTPUT_PANEL,
-    DeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,
@@ -143,7 +143,7 @@ def bench(
     *,
     names: SubjectOptions,
     rows: RowsOption = "1",
-    devices: DeviceOptions,
+    devices: ManyRowsDeviceOptions,
     kernel: KernelOption = None,
     measuring: MeasuringOptions,
     output: ReportOptions,

@@ -26,6 +26,7 @@ class CardTarget:
         available_bytes: int,
         facts: CardFacts = TYPICAL_CARD,
         *,
+        speed_first: bool = False,
         is_here: bool = True,
     ):
         self.description = description
@@ -35,6 +36,7 @@ class CardTarget:
         self._rates = rates
         self._available_bytes = available_bytes
         self._facts = facts
+        self._speed_first = speed_first
         self._is_here = is_here
 
     def plan(self, subject: Subject, *, context: int, num_rows: int | None) -> TargetPlan:
@@ -46,6 +48,7 @@ class CardTarget:
             max_seq_len=context,
             num_rows=self._most_rows(stored, context) if num_rows is None else num_rows,
             available=self._available_bytes,
+            speed_first=self._speed_first,
             card=self._facts,
             is_here=self._is_here,
         )
@@ -69,7 +72,12 @@ class CardTarget:
         while low < high:
             middle = (low + high + 1) // 2
             plan = plan_memory(
-                stored, max_seq_len=context, num_rows=middle, chunk_tokens=PREFILL_CHUNKS[-1], card=self._facts
+                stored,
+                max_seq_len=context,
+                num_rows=middle,
+                chunk_tokens=PREFILL_CHUNKS[-1],
+                speed_first=self._speed_first,
+                card=self._facts,
             )
             low, high = (middle, high) if plan.total_bytes <= self._available_bytes else (low, middle - 1)
         return low

@@ -30,12 +30,16 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How the model is to be run, as the flags say it. `opened` is the card, if it was opened before."""
+    """How the model is to be run, as the flags say it. `opened` is the card, if it was opened before.
+
+    `speed_first` is for cards: see `llmcli.runners.cuda.load`.
+    """
 
     device: str
     dtype: str
     num_threads: int | None
     kv_cache: str = "auto"
+    speed_first: bool = False
     opened: Device | None = None
 
     def __post_init__(self) -> None:
@@ -176,6 +180,7 @@ def load_runner(
         allows_less=allows_less or num_rows is None,
         dtype=options.dtype,
         kv_cache=options.kv_cache,
+        speed_first=options.speed_first,
         on_compile=say_compiling,
         on_progress=on_progress,
         timeline=timeline,

@@ -12,11 +12,11 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.facts import fact_lines
 from llmcli.cli.groups import with_groups
+from llmcli.cli.many_rows_options import ManyRowsDeviceOptions
 from llmcli.cli.options import (
     AUTO,
     MODEL_PANEL,
     ContextOption,
-    DeviceOptions,
     MessageOptions,
     RowsOption,
     SubjectOptions,
@@ -73,18 +73,23 @@ class DistantCardOptions:
 class PlaceOptions:
     """Where the model would run: context, rows, and a device of this machine or a distant card.
 
-    Raises: UsageError for both.
+    Raises: UsageError for both, and for --speed-first on a distant card.
     """
 
     context: ContextOption = None
     rows: RowsOption = "1"
-    devices: DeviceOptions = DeviceOptions()
+    devices: ManyRowsDeviceOptions = ManyRowsDeviceOptions()
     card: DistantCardOptions = DistantCardOptions()
 
     def __post_init__(self) -> None:
         if self.card.memory is not None and (self.devices.device, self.devices.threads) != (AUTO, None):
             raise UsageError(
                 "--memory and --bandwidth describe a card that is not here; leave out --device and --threads"
+            )
+        if self.card.memory is not None and self.devices.speed_first:
+            raise UsageError(
+                "--speed-first cannot be combined with --memory and --bandwidth: "
+                "its speed follows from the card's rate of matrix products, which these do not tell"
             )
 
 

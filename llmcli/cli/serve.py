@@ -14,6 +14,7 @@ import typer
 from llmcli.cli import lazy
 from llmcli.cli.groups import with_groups
 from llmcli.cli.held_texts import Schemas
+from llmcli.cli.many_rows_options import ManyRowsRunOptions
 from llmcli.cli.options import (
     MessageOptions,
     SamplerOptions,
@@ -23,7 +24,6 @@ from llmcli.cli.options import (
     parse_rows,
 )
 from llmcli.cli.run import check_run, loaded_objects_set_aside, open_run
-from llmcli.cli.run_options import RunOptions
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
@@ -41,7 +41,7 @@ HOST_ROWS = 4
 def serve(
     *,
     server: ServeOptions,
-    options: RunOptions,
+    options: ManyRowsRunOptions,
     stopping: StoppingOptions,
     numbers: SamplingNumbers,
     sampler: SamplerOptions,
@@ -49,7 +49,8 @@ def serve(
 ) -> None:
     """Serve a model to other programs over OpenAI's protocol.
 
-    What a request leaves out comes from these options. The same seed gives the text of `generate`.
+    What a request leaves out comes from these options. The same seed gives the text of `generate`,
+    except with --speed-first.
 
     Examples:
 

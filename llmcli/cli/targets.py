@@ -76,7 +76,15 @@ def open_target(options: RunnerOptions, subject: Subject) -> Target:
     device = lazy.Device.open(options.card)
     rates = lazy.measure_rates(device, lazy.product_types(subject.model, options.dtype))
     description = f"{device.name} (cuda:{device.index})"
-    return lazy.CardTarget(description, options.dtype, options.kv_cache, rates, lazy.free_bytes(), device.facts)
+    return lazy.CardTarget(
+        description,
+        options.dtype,
+        options.kv_cache,
+        rates,
+        lazy.free_bytes(),
+        device.facts,
+        speed_first=options.speed_first,
+    )
 
 
 def _open_host(options: RunnerOptions, model: Model) -> Target:

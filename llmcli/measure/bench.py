@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from llmcli.engine.events import Token
 from llmcli.engine.request import Request
-from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
 from llmcli.errors import DeviceError
 from llmcli.measure.draft_steps import MIN_TOKENS, DraftFigures, measure_draft_steps
 from llmcli.measure.energy import Energy, EnergyMeter
@@ -148,7 +148,7 @@ class BenchReport:
     """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
 
     `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
-    Where kernels of the user's have run, `engine` has the figures of ours.
+    Where kernels of the user's have run, `engine` has the figures of ours. `speed_first`: see `Arithmetic`.
     """
 
     model: str
@@ -165,6 +165,7 @@ class BenchReport:
     decode: tuple[DecodeFigures, ...]
     engine: EngineFigures | None = None
     draft_steps: tuple[DraftFigures, ...] = ()
+    speed_first: bool = False
 
 
 class Bench:
@@ -200,18 +201,27 @@ class Bench:
     def check_tokens(self) -> int:
         """Generate two texts, each in a row alone and then both in all rows in turns; returns how many tokens agree.
 
+        Where speed comes first, many rows may differ from a row alone. There all rows run twice instead, both times
+        begun at once: only equal runs must agree.
         Raises: DeviceError if they differ
         """
         count = min(NUM_CHECKED_TOKENS, self._options.num_new_tokens)
         depth = min(self._options.depths)
         two = [self._prompt(depth), self._prompt(depth)]
         prompts = [two[row % 2] for row in range(self._options.num_rows)]
-        alone = [self._texts([prompt], count)[0] for prompt in two]
-        for row, together in enumerate(self._texts(prompts, count)):
-            for position, (ours, expected) in enumerate(zip(together, alone[row % 2], strict=True)):
+        if self._runner.arithmetic.speed_first:
+            other, wait_seconds = "an equal run", math.inf
+            wanted = self._texts(prompts, count, wait_seconds)
+        else:
+            other, wait_seconds = "generate", WAIT_SECONDS
+            alone = [self._texts([prompt], count)[0] for prompt in two]
+            wanted = [alone[row % 2] for row in range(len(prompts))]
+        found = self._texts(prompts, count, wait_seconds)
+        for row, texts in enumerate(zip(found, wanted, strict=True)):
+            for position, (ours, expected) in enumerate(zip(*texts, strict=True)):
                 if ours != expected:
                     raise DeviceError(
-                        f"bench decodes token {ours} where generate decodes {expected}, at new token {position} of "
+                        f"bench decodes token {ours} where {other} decodes {expected}, at new token {position} of "
                         f"row {row}: its figures would mean nothing; please report it"
                     )
         return count
@@ -311,9 +321,11 @@ class Bench:
             num_tokens += run()[1]
         return self._meter.used(start, self._meter.read()), num_tokens
 
-    def _texts(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """What greedy rows say behind these prompts, all of them side by side."""
-        scheduler = Scheduler(self._runner, self._tokenizer)
+    def _texts(
+        self, prompts: Sequence[Sequence[int]], count: int, wait_seconds: float = WAIT_SECONDS
+    ) -> list[list[int]]:
+        """What greedy rows say behind these prompts, all of them side by side. `wait_seconds`: see `Scheduler`."""
+        scheduler = Scheduler(self._runner, self._tokenizer, wait_seconds=wait_seconds)
         texts: dict[int, list[int]] = {scheduler.submit(self._request(prompt, count)): [] for prompt in prompts}
         while not scheduler.is_idle:
             for event in scheduler.step():

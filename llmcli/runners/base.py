@@ -3,7 +3,8 @@
 A row is a sequence of token ids whose keys and values lie in pages of the KV cache. A step runs some tokens of some
 rows, and chooses the tokens behind them. Between steps rows join, leave, fork and roll back; no other row notices. The
 bits of a row's logits depend only on its tokens and on where its prompt ends. They depend neither on the rows beside
-it, nor on its pages, nor on how its tokens were cut into spans.
+it, nor on its pages, nor on how its tokens were cut into spans. Only with `Arithmetic.speed_first` they also depend on
+how many rows choose in a step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ class Arithmetic:
     `dtype` and `kv_cache` are the values of --dtype and --kv-cache that ask for the same again. `num_threads` is None
     on a card. `libraries` are the packages that compute, such as `torch`. `own_kernels` has the SHA-256 of each kernel
     of the user's that runs in place of ours, by its name; `cpu_sources` that of each C++ source that computes in place
-    of a library, by its name.
+    of a library, by its name. With `speed_first` many rows are rounded otherwise than few.
     """
 
     dtype: str
@@ -53,6 +54,7 @@ class Arithmetic:
     libraries: tuple[str, ...]
     own_kernels: Mapping[str, str] = field(default_factory=dict)
     cpu_sources: Mapping[str, str] = field(default_factory=dict)
+    speed_first: bool = False
 
 
 Choose = Literal["none", "last", "every"]

@@ -71,7 +71,7 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     assert set(facts) == {
         *("model", "precision", "device", "cache_type", "context", "read_bytes_per_second", "load_seconds"),
         "num_checked_tokens",
-        *("idle_watts", "energy_problem", "prompts", "decode"),
+        *("idle_watts", "energy_problem", "prompts", "decode", "speed_first"),
     }
     assert [item["num_tokens"] for item in facts["prompts"]] == [20, 50]
     for item in facts["prompts"]:
@@ -359,6 +359,7 @@ def test_plan_refuses(llmcli: Llmcli, model: Path) -> None:
     both = ("--memory", 8, "--bandwidth", 100)
     llmcli("plan", model, *both, "--device", "cpu").expect_error(2, "leave out --device and --threads")
     llmcli("plan", model, *both, "--dtype", "int8").expect_error(2, "--dtype is 'int8'")
+    llmcli("plan", model, *both, "--speed-first").expect_error(2, "--speed-first cannot be combined with --memory")
     llmcli("plan", model, "--device", "cuda").expect_error(4, "there is no NVIDIA driver")
     llmcli("plan", "no/such", "--memory", 8).expect_error(2, "together")
 

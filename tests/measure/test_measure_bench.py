@@ -1,6 +1,7 @@
 """What `bench` makes of a runner's times: a runner that moves a clock of its own, and a real one that must agree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,3 +168,30 @@ def test_other_tokens_than_generates_are_refused(row: int, step: int, tiny_llama
     runner = load(open_model(tiny_llama), max_seq_len=100, num_rows=2)
     with pytest.raises(DeviceError, match=f"where generate decodes .* at new token {step} of row {row}:"):
         bench(Wrong(runner, row, step), num_rows=2).check_tokens()
+
+
+class Beside:
+    """A runner whose rows choose other tokens beside others than alone, as many do where speed comes first."""
+
+    def __init__(self, runner: Any):
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def queue(self, spans: Sequence[Span]) -> Any:
+        queued = self._runner.queue(spans)
+        choices = queued.choices()
+        if len(spans) > 1:
+            choices = [(one[-1]._replace(token_id=(one[-1].token_id + 1) % 64),) for one in choices]
+        return SimpleNamespace(choices=lambda: choices, prompt_seconds=queued.prompt_seconds)
+
+
+def test_where_speed_comes_first_equal_runs_are_compared(tiny_llama: Path) -> None:
+    runner = load(open_model(tiny_llama), max_seq_len=100, num_rows=3)
+    with pytest.raises(DeviceError, match=r"where generate decodes .* of row 0:"):
+        bench(Beside(runner), num_rows=3).check_tokens()
+    runner.arithmetic = replace(runner.arithmetic, speed_first=True)
+    assert bench(Beside(runner), num_rows=3).check_tokens() == 10
+    with pytest.raises(DeviceError, match="where an equal run decodes .* at new token 4 of row 1:"):
+        bench(Wrong(runner, 1, 4), num_rows=2).check_tokens()

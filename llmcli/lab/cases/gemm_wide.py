@@ -159,7 +159,7 @@ def _checks() -> Iterator[Problem]:
             stored = random_matrix(num_inputs, num_rows=num_outputs, num_inputs=num_inputs, **form)
             yield problem_of(stored, num_tokens, has_bias=num_tokens == 33)
         yield problem_of(stored, 300, "add", has_bias=True)
-        for num_parts in (2, 5):
+        for num_parts in (2, 3):
             yield problem_of(stored, 70, "add", has_bias=True, num_parts=num_parts)
         for down_type in ("int8", "int4"):
             yield swiglu_problem(form, 70, 100, 200, down_type)

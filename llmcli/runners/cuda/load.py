@@ -152,8 +152,11 @@ def load(
             ),
             is_free=is_free,
             cache_type=stored.cache_type,
-            description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}",
-            arithmetic=Arithmetic(dtype, kv_cache, None, ("cupy",), _digests(device.own_sources)),
+            description=f"{device.name} (cuda:{device.index}), {stored.precision}, KV cache {stored.cache_type}"
+            f"{', speed first' if plan.speed_first else ''}",
+            arithmetic=Arithmetic(
+                dtype, kv_cache, None, ("cupy",), _digests(device.own_sources), speed_first=plan.speed_first
+            ),
         )
     )
 
