@@ -90,8 +90,8 @@ def test_steps_as_measured(
     assert 1e3 * predicted == pytest.approx(milliseconds, rel=0.06)
 
 
-# Format, rows and milliseconds of a step of Llama-3.1-8B behind 183 tokens where speed comes first, on an H100 that reads
-# 3,130 GB/s and whose large fp16 products reach 695 TFLOP/s. The fastest of several calls: some wait for the host.
+# Format, rows and milliseconds of a step of Llama-3.1-8B behind 183 tokens where speed comes first, on an H100 that
+# reads 3,130 GB/s and whose large fp16 products reach 695 TFLOP/s. The fastest of several calls: some wait for the host.
 SPEED_FIRST = [
     ("int8", 65, 6.94),
     ("int8", 128, 7.81),

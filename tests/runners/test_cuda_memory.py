@@ -70,7 +70,7 @@ def test_a_plan_needs_no_files_and_is_that_of_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_rows", "dtype", "num_absent"),
-    [(3, "bfloat16", 3), (20, "bfloat16", 3), (40, "float32", 4), (40, "bfloat16", 1)],
+    [(3, "bfloat16", 4), (20, "bfloat16", 4), (40, "float32", 5), (40, "bfloat16", 2)],
 )
 def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmcli.runners.cuda.arena.allocate", allocate)
@@ -80,7 +80,7 @@ def test_arrays_do_not_overlap(num_rows: int, dtype: str, num_absent: int, monke
     workspace = lay_out(plan.workspace, memory)
     arrays = [array for array in vars(workspace).values() if array is not None]
     # Many rows need memory for their attention where the cache is not of float32, as spans do; inputs that are ordered
-    # need some, which are not there.
+    # need some, which are not there. Nor is memory for products in parts, as speed does not come first.
     assert len(arrays) == len(vars(workspace)) - num_absent
     places = sorted((array.data.ptr, array.nbytes) for array in arrays)
     for (begin, size), (following, _) in zip(places, places[1:], strict=False):

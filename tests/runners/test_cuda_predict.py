@@ -226,13 +226,7 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     assert predictor.decode_bytes(116) - predictor.decode_bytes(16) == 100 * per_layer_and_token  # of the first layer
 
 
-def shape_7b(
-    num_rows: int = 8,
-    card: CardFacts = TYPICAL_CARD,
-    num_key_value_heads: int = 32,
-    *,
-    speed_first: bool = False,
-) -> MemoryPlan:
+def shape_7b(num_rows: int = 8, num_key_value_heads: int = 32, **options: Any) -> MemoryPlan:
     config = LlamaConfig.from_dict(
         {
             **CONFIG,
@@ -247,7 +241,7 @@ def shape_7b(
         "config",
     )
     stored = StoredModel.of_config(config, stored_dtype="bfloat16", scheme=WeightScheme(8, 128))
-    return plan_memory(stored, max_seq_len=8192, num_rows=num_rows, speed_first=speed_first, card=card)
+    return plan_memory(stored, max_seq_len=8192, num_rows=num_rows, **options)
 
 
 def test_decode_takes_bytes_by_bandwidth_and_a_little_for_each_kernel() -> None:
@@ -363,16 +357,14 @@ def test_a_steps_launches_declare_the_operations_of_the_model(num_rows: int, num
 @pytest.mark.parametrize("num_key_value_heads", [32, 8])
 def test_every_kernel_is_known_before_the_first_step(num_key_value_heads: int, speed_first: bool) -> None:
     """Of many rows, with codes and, for the head, floats; of long prompts, with few tokens a block and with many."""
-    plan = shape_7b(num_rows=256, num_key_value_heads=num_key_value_heads, speed_first=speed_first)
-    model = DryModel(plan, TYPICAL_CARD)
+    model = DryModel(shape_7b(256, num_key_value_heads, speed_first=speed_first), TYPICAL_CARD)
     known = {(one.launch.stem, one.launch.name) for one in model.every_form()}
     steps = [model.step(num_rows, 100) for num_rows in (*range(1, 34), 40, 72, 136, 256)]
     spans = [model.span(num_tokens, 0) for num_tokens in (9, 17, 40, 65, 128, 129, 300, 700, 1000, 2047, 2048)]
     used = {(one.launch.stem, one.launch.name) for started in (*steps, *spans) for one in started}
     assert used <= known
     many = {one.launch.stem for one in model.step(72, 100)}
-    assert ("gemm_wide" in many) == speed_first
-    assert ("gemm_codes" in many) == (not speed_first)
+    assert ("gemm_wide" in many, "gemm_codes" in many) == (speed_first, not speed_first)
     assert {name.split(", ")[3] for stem, name in used if stem == "gemm_wide"} == {"128", "256"}
 
 
@@ -390,8 +382,7 @@ def test_short_prompts_are_bound_by_the_host_where_it_is_slow() -> None:
 
 
 def test_long_prompts_are_bound_by_operations() -> None:
-    plan = shape_7b()
-    predictor = CardPredictor(plan, RATES, TYPICAL_CARD)
+    predictor = CardPredictor(shape_7b(), RATES, TYPICAL_CARD)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     least = 2 * weights * 2048 / 1e14
     assert least < predictor.prefill_seconds(2048) < 1.5 * least

@@ -61,8 +61,8 @@ SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
-# Those of gemm_wide's shares stand in kernels/gemm_wide.py. It asks for weights two steps ahead, which do not reach all of
-# the bandwidth.
+# Those of gemm_wide's shares stand in kernels/gemm_wide.py. It asks for weights two steps ahead, which does not reach
+# all of the bandwidth.
 WIDE_SHARE = 0.74
 # Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.
 # Fitted to 512 to 8,192 tokens of Llama-3.1-8B at depths up to 30,000.
