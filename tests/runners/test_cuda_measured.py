@@ -91,7 +91,7 @@ def test_steps_as_measured(
 
 
 # Format, rows and milliseconds of a step of Llama-3.1-8B behind 183 tokens where speed comes first, on an H100 that
-# reads 3,130 GB/s and whose large fp16 products reach 695 TFLOP/s. The fastest of several calls: some wait for the host.
+# reads 3,130 GB/s and whose large fp16 products reach 695 TFLOP/s. The fastest of several calls; some wait for hosts.
 SPEED_FIRST = [
     ("int8", 65, 6.94),
     ("int8", 128, 7.81),
