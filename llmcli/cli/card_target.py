@@ -57,6 +57,7 @@ class CardTarget:
             num_rows=plan.num_rows,
             available=self._available_bytes,
             chunk_tokens=PREFILL_CHUNKS[-1],
+            speed_first=self._speed_first,
             card=self._facts,
         )
         other_bytes = plan.total_bytes - plan.weight_bytes - plan.cache_bytes

@@ -1,5 +1,6 @@
 """The memory plan of the CUDA runner: exact sums, what fits, what is refused, all without a card."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from tiny_models import CONFIG, write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
 from llmcli.checkpoint.model import open_model
+from llmcli.checkpoint.shapes import shape_model
 from llmcli.config.llama import LlamaConfig
 from llmcli.errors import InsufficientMemoryError, UnsupportedModelError
 from llmcli.kernels.card_facts import TYPICAL_CARD
@@ -332,3 +334,17 @@ def test_one_row_takes_no_more_than_it_did_without_pages() -> None:
         assert plan.weight_bytes == 9_194_979_328
         assert plan.cache_bytes == 2 * 32 * 8 * 8192 * 128 * 2
         assert plan.total_bytes <= total_bytes + mask_bytes
+
+
+def test_a_refusal_where_speed_comes_first_names_a_context_that_fits() -> None:
+    """Memory for products in parts counts."""
+    stored = StoredModel.of_model(shape_model("Llama-3.1-8B", "int8"))
+    common: dict[str, Any] = {"num_rows": 256, "chunk_tokens": 256, "speed_first": True}
+    available = plan_memory(stored, max_seq_len=480, **common).total_bytes - 2**20
+    plain = plan_memory(stored, max_seq_len=480, **{**common, "speed_first": False})
+    assert plain.total_bytes < available
+    with pytest.raises(InsufficientMemoryError) as caught:
+        fit_memory(stored, "model", max_seq_len=480, available=available, **common)
+    found = re.search(r"--context (\d+) or less", str(caught.value))
+    assert found is not None
+    fit_memory(stored, "model", max_seq_len=int(found[1]), available=available, **common)

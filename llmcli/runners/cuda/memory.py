@@ -148,18 +148,21 @@ def fit_memory(
             if allows_less and num_pages >= min(2, rows) * pages_of_row:
                 return plan_for(num_rows=rows, num_pages=num_pages, chunk_tokens=chunk)
     assert plan is not None
-    context = fitting_context(
-        stored,
+    fitting_for = partial(
+        fitting_context,
         num_rows=plan.num_rows,
         available=available,
         chunk_tokens=chunks[-1],
+        speed_first=speed_first,
         card=card,
     )
+    context = fitting_for(stored)
     narrow = plan_memory(
         replace(stored, kv_cache=CODES),
         max_seq_len=max_seq_len,
         num_rows=plan.num_rows,
         chunk_tokens=plan.chunk_tokens,
+        speed_first=speed_first,
         card=card,
     )
     if context >= _SMALLEST_USEFUL_CONTEXT:
@@ -169,7 +172,7 @@ def fit_memory(
     else:
         scheme = WeightScheme(4, 128)
         int4 = StoredModel.of_config(stored.config, stored_dtype="float16", scheme=scheme, kv_cache=stored.kv_cache)
-        context = fitting_context(int4, num_rows=plan.num_rows, available=available, chunk_tokens=chunks[-1], card=card)
+        context = fitting_for(int4)
         if context < _SMALLEST_USEFUL_CONTEXT:
             remedy = "use a smaller model"
         else:
@@ -188,6 +191,7 @@ def fitting_context(
     num_rows: int,
     available: int,
     chunk_tokens: int | None = None,
+    speed_first: bool = False,
     card: CardFacts = TYPICAL_CARD,
 ) -> int:
     """The largest context that fits, up to what the model was made for; 0 if none does."""
@@ -198,6 +202,7 @@ def fitting_context(
             max_seq_len=max_seq_len,
             num_rows=num_rows,
             chunk_tokens=chunk_tokens,
+            speed_first=speed_first,
             card=card,
         )
         return plan.total_bytes <= available
