@@ -1,4 +1,4 @@
-"""`--speed-first`, of the commands that run or plan many rows: batch, serve, bench and plan. Others run few."""
+"""The option `--speed-first` of batch, serve, bench and plan. Other commands run few rows."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,8 +13,8 @@ SpeedFirstOption = Annotated[
     bool,
     typer.Option(
         "--speed-first",
-        help="Decode more than 64 texts side by side faster, on Hopper cards; a text may then depend on how many run "
-        "beside it.",
+        help="Decode faster where more than 64 texts run at once, on Hopper cards. A text may then depend on how many "
+        "run beside it.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -22,7 +22,7 @@ SpeedFirstOption = Annotated[
 
 @dataclass(frozen=True)
 class ManyRowsDeviceOptions(DeviceOptions):
-    """Where a model runs, in which precision, and whether speed comes before texts that depend on no other."""
+    """Where a model runs, in which precision, and whether a text may depend on those beside it for speed."""
 
     speed_first: SpeedFirstOption = False
 

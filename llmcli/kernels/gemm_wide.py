@@ -95,7 +95,7 @@ def gemm_wide(
         check("gemm_wide", "others", others, dtype=np.float32, shape=(None, num_tokens, layout.num_rows), aligned=4)
         shape.num_parts = 1 + len(others)
         if shape.num_parts > (num_spans := num_steps(layout.num_inputs) // 2):
-            raise ValueError(f"gemm_wide: {shape.num_parts} parts of {num_spans} spans of inputs")
+            raise ValueError(f"gemm_wide: cannot cut {num_spans} spans of inputs into {shape.num_parts} parts")
     shape.out_stride = out.strides[0] // 4
     _launch(device, matrix, (image, row_scales, bias, out, None, None, others), shape)
 

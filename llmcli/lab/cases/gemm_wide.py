@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -109,8 +109,8 @@ def problem_of(
             "bias": arrays.get("bias"),
         }
         if down is None:
-            to = "add" if epilogue == "add" else "store"
-            gemm_wide(device, **common, out=arrays["out"], epilogue=to, others=arrays.get("others"))  # type: ignore[arg-type]
+            to: Literal["add", "store"] = "add" if epilogue == "add" else "store"
+            gemm_wide(device, **common, out=arrays["out"], epilogue=to, others=arrays.get("others"))
             return
         out, largest = arrays["out"].view(np.uint8), arrays["largest"].view(np.uint32)
         gemm_wide_swiglu(device, **common, down=down, out=out, largest=largest, out_scales=arrays["out_scales"])

@@ -1,7 +1,8 @@
 """The forward pass on the card: a chunk of prompts, or one token in each of many lanes.
 
 Everything is queued on the device's stream, and nothing is allocated. Lanes, short spans and staged prompts use the
-fused products of rows, whose bits depend on the token alone. Other prompts use products of whole matrices.
+fused products of rows, whose bits depend on the token alone. Other prompts use products of whole matrices, and so do
+many lanes where speed comes first.
 """
 
 import functools
@@ -161,14 +162,14 @@ class Forward:
         if self.speed_first and len(hidden) > MOST_STAGED_LANES and is_wide(self.device, (head,)):
             activations = Activations(self._workspace, len(hidden), self._qkv.width)
             run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, hidden, logits)
-        elif head.order is None:
+            return
+        if head.order is None:
             rows = self._row_products.inputs(hidden, self._weights.norm, self.config.rms_norm_eps)
-            rows.multiply(head.matrix, logits)
         else:
             gathered = gathered_like(self._workspace, hidden)
             gather_columns(self.device, x=hidden, order=head.order, out=gathered)
             rows = self._row_products.inputs(gathered, head.ordered_norm, self.config.rms_norm_eps)
-            rows.multiply(head.matrix, logits)
+        rows.multiply(head.matrix, logits)
 
     def outputs_of(self, places: Sequence[int]) -> Any:
         """The outputs of these tokens among those run last: rows of `hidden`, or copies if they lie apart.
@@ -208,7 +209,7 @@ class Forward:
             yield hidden
 
     def _run_many_lanes(self, lanes: Lanes) -> None:
-        """The same with products as prompts have them."""
+        """Run one token a lane with the products of prompts; see `run_lanes`."""
         activations = self._begin(lanes.token_ids, len(lanes.rows), lanes.token_rows)
         left = None
         for layer in self._layers:

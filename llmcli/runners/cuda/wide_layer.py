@@ -23,8 +23,8 @@ def run_wide(
 ) -> Any | None:
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
-    With `in_parts` products of a few tokens share their inputs out among all of the card, whose parts are added up with
-    the next rounding. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
+    With `in_parts` products are cut into parts of the inputs, so that few tokens fill the card. The next rounding
+    adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
     Shapes: left, result float32 [parts, num_tokens, hidden_size]
     """
     hidden, row_scales = activations.hidden, activations.row_scale
