@@ -46,10 +46,7 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     _settle_record(job, loaded.runner.description)
     # Nobody waits for the next token, so newcomers' prompts are not rationed by time; and equal runs take equal steps.
     scheduler = lazy.Scheduler(loaded.runner, run.session.tokenizer, wait_seconds=math.inf, drafting=loaded.drafting)
-    num_rows = scheduler.usage.num_rows
-    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
-    counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
-    terminal.info(f"{counted}, {how}")
+    _say_how_many(num_prompts, scheduler.usage.num_rows)
     start_time = time.perf_counter()
     with _Sink(job) as sink, loaded_objects_set_aside():
 
@@ -89,6 +86,12 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
     if options.stats is not None:
         show_stats(progress, scheduler.usage, rows, loaded, time.perf_counter() - start_time)
     _end(job, progress, completeness, require_complete=require_complete)
+
+
+def _say_how_many(num_prompts: int, num_rows: int) -> None:
+    counted = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+    how = "one at a time" if num_rows == 1 else f"{num_rows} side by side"
+    terminal.info(f"{counted}, {how}")
 
 
 def _count_kept(job: Job, completeness: CompletenessNotice) -> None:

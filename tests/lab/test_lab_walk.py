@@ -52,9 +52,12 @@ def test_decoding_multiplies_every_matrix_once(walks: tuple[Walk, Walk]) -> None
         assert stored < call.num_bytes < 1.02 * stored
 
 
-@pytest.mark.parametrize(("form", "stem"), [("int8", "gemm_wide"), ("bf16", PRODUCT)])
-def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, stem: str) -> None:
-    _, prefill = walk_model(shape_model("Llama-3.2-1B", form), LENGTHS, TYPICAL_CARD, "sm_90")
+@pytest.mark.parametrize(
+    ("form", "arch", "stem"),
+    [("int8", "sm_90", "gemm_wide"), ("bf16", "sm_90", "gemm_wide"), ("bf16", "sm_89", PRODUCT)],
+)
+def test_a_prompt_multiplies_every_matrix_of_a_layer(nvrtc: None, form: str, arch: str, stem: str) -> None:
+    _, prefill = walk_model(shape_model("Llama-3.2-1B", form), LENGTHS, card_of(arch), arch)
     calls = calls_of(prefill, stem)
     assert {call.matrix for call in calls} == LINEARS.keys() - {"embed_tokens"}
     for matrix, num_weights in LINEARS.items() - {("embed_tokens", LINEARS["embed_tokens"])}:
