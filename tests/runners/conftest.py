@@ -14,6 +14,8 @@ from llmcli.checkpoint.model import open_model
 from llmcli.kernels.device import Device
 from llmcli.quantization.schemes import WeightScheme
 
+FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
+
 
 @pytest.fixture(scope="session")
 def card() -> Device:
@@ -35,3 +37,10 @@ def int8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("int8")
     source = write_tiny_llama(folder / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES)
     return export(source, folder / "model", ExportOptions(WeightScheme(8, 128)))
+
+
+@pytest.fixture
+def stories(request: pytest.FixtureRequest) -> Path:
+    """On a machine with a card the model may lie in the checkout itself."""
+    folder = FIXTURES / "stories260K"
+    return folder if folder.is_dir() else request.getfixturevalue("stories260k")

@@ -35,7 +35,6 @@ NOT_IN_RUNS = {"attention_prefill_wgmma", "gather_columns", "quantize_rows", "re
 # How far logits may be from those of torch with the same roundings.
 ROUNDED_ERROR = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 2e-3}
 LONG_TEXT = (PROMPT[:150], Sampler(WARM, seed=4), 50)
-FIXTURES = Path(__file__).resolve().parents[2] / ".fixtures"
 
 
 class OnCard(RunnerConformance):
@@ -284,12 +283,6 @@ def test_a_sampler_that_leaves_no_token(load_on_card: Callable[..., Any], int8_m
     runner.keep(row, 20)
     first = one(runner, Span(row, (expected[0],))).token_id
     assert [first, *go_on(runner, row, 6)] == expected[1:]
-
-
-@pytest.fixture
-def stories(request: pytest.FixtureRequest) -> Path:
-    folder = FIXTURES / "stories260K"
-    return folder if folder.is_dir() else request.getfixturevalue("stories260k")
 
 
 def test_published_greedy_text(stories: Path, load_on_card: Callable[..., Any]) -> None:
