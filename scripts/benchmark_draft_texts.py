@@ -26,12 +26,12 @@ from llmcli.engine.events import Token
 from llmcli.engine.ngram import NgramSource
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
-from llmcli.measure.bench import NoText
 from llmcli.measure.draft_steps import measure_draft_steps
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.no_text import NoText
 
 CHANCE = 0.8
 ROUNDS = 3

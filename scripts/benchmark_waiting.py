@@ -19,11 +19,11 @@ from llmcli.checkpoint.random_weights import write_shape
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
-from llmcli.measure.bench import NoText
 from llmcli.runners.base import Runner
 from llmcli.runners.cuda.load import load
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.no_text import NoText
 
 NEW_TOKENS = 8
 DEPTH, STEPS_ALONE = 128, 200

@@ -41,9 +41,9 @@ def tables_text(report: BenchReport) -> str:
     """The figures of prompts and of decoding, as two tables."""
     engine = report.engine
     has_energy = report.idle_watts is not None
-    header = ["prompt", "tokens/s", "spread", "predicted", "first token", "predicted", "runs"]
+    header = ["prompt", "tokens/s", "spread", "predicted", "of floor", "first token", "predicted", "runs"]
     prompts = _table(header, report.prompts, engine.prompts if engine else None, _prompt_cells)
-    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of bandwidth", "runs"]
+    header = ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of floor", "runs"]
     header += ["J/token", "W"] if has_energy else []
     decode = _table(
         header, report.decode, engine.decode if engine else None, lambda item: _decode_cells(item, has_energy)
@@ -76,6 +76,7 @@ def _prompt_cells(item: PromptFigures) -> list[str]:
         rate(item.tokens_per_second),
         _spread(item.num_tokens, item.seconds),
         _or_dash(item.predicted_tokens_per_second, rate),
+        _or_dash(item.floor_share, "{:.1%}".format),
         duration(item.first_token_seconds.median),
         _or_dash(item.predicted_first_token_seconds, duration),
         str(item.seconds.num_runs),
@@ -90,7 +91,7 @@ def _decode_cells(item: DecodeFigures, has_energy: bool) -> list[str]:
         _spread(item.num_rows, item.step_seconds),
         rate(item.predicted_tokens_per_second),
         f"{item.bytes_per_second / 1e9:,.1f}",
-        f"{item.bandwidth_share:.1%}",
+        f"{item.floor_share:.1%}",
         str(item.step_seconds.num_runs),
         *(_energy_cells(item) if has_energy else []),
     ]
@@ -176,6 +177,7 @@ def _prompt_record(item: PromptFigures) -> dict[str, Any]:
         **dataclasses.asdict(item),
         "tokens_per_second": item.tokens_per_second,
         "predicted_tokens_per_second": item.predicted_tokens_per_second,
+        "floor_share": item.floor_share,
     }
 
 
@@ -184,6 +186,7 @@ def _decode_record(item: DecodeFigures) -> dict[str, Any]:
         **dataclasses.asdict(item),
         "tokens_per_second": item.tokens_per_second,
         "predicted_tokens_per_second": item.predicted_tokens_per_second,
+        "floor_share": item.floor_share,
         "gbps": item.bytes_per_second / 1e9,
     }
 
@@ -210,7 +213,7 @@ CSV_COLUMNS = (
     "first_token_seconds",
     "predicted_first_token_seconds",
     "gbps",
-    "bandwidth_share",
+    "floor_share",
     "joules_per_token",
     "average_watts",
     "kernels",
@@ -243,6 +246,7 @@ def _csv_rows(
             "predicted_tokens_per_second": prompt.predicted_tokens_per_second,
             "first_token_seconds": prompt.first_token_seconds.median,
             "predicted_first_token_seconds": prompt.predicted_first_token_seconds,
+            "floor_share": prompt.floor_share,
             "kernels": kernels,
         }
     for item in decode:
@@ -250,7 +254,7 @@ def _csv_rows(
             **_csv_rates(report, "decode", item.depth, item.num_rows, item.num_rows, item.step_seconds),
             "predicted_tokens_per_second": item.predicted_tokens_per_second,
             "gbps": item.bytes_per_second / 1e9,
-            "bandwidth_share": item.bandwidth_share,
+            "floor_share": item.floor_share,
             "joules_per_token": item.joules_per_token,
             "average_watts": item.average_watts,
             "kernels": kernels,

@@ -22,7 +22,7 @@ from llmcli.measure.spread import Spread, spread_of
 from llmcli.runners.base import Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
-from llmcli.tokenizer.base import Tokenizer
+from llmcli.tokenizer.no_text import NoText
 
 NUM_CHECKED_TOKENS = 32
 # How far the first of many rows may come until the last one has begun; the context must have room for them.
@@ -42,6 +42,7 @@ Way = Callable[[], AbstractContextManager[None]]  # inside, the runner launches 
 class PromptFigures:
     """A prompt of `num_tokens` in one row: until its logits are there, and until the first new token is.
 
+    `floor_seconds` is the least that the prompt could take here, see `Predictor.prefill_floor_seconds`.
     Units: tokens a second; seconds
     """
 
@@ -50,6 +51,7 @@ class PromptFigures:
     first_token_seconds: Spread
     predicted_seconds: float | None
     predicted_first_token_seconds: float | None
+    floor_seconds: float | None
 
     @property
     def spread(self) -> Spread:
@@ -62,6 +64,11 @@ class PromptFigures:
         return self.num_tokens / self.seconds.median
 
     @property
+    def floor_share(self) -> float | None:
+        """The floor over the median run: 1 is as fast as the device allows."""
+        return None if self.floor_seconds is None else self.floor_seconds / self.seconds.median
+
+    @property
     def predicted_tokens_per_second(self) -> float | None:
         """As `plan` says."""
         return None if self.predicted_seconds is None else self.num_tokens / self.predicted_seconds
@@ -71,8 +78,9 @@ class PromptFigures:
 class DecodeFigures:
     """Decoding `num_new_tokens` in each of `num_rows` rows that held `depth` tokens; a step is a token for each row.
 
-    Units: `bytes_per_step` are read, halfway through; `bandwidth_share` is of the read bandwidth; joules without and
-    watts with what the idle card takes, None where they cannot be measured
+    `floor_seconds` is the least that a step could take here, halfway through, see `Predictor.decode_floor_seconds`.
+    Units: `bytes_per_step` are read, halfway through; joules without and watts with what the idle card takes, None
+    where they cannot be measured
     """
 
     depth: int
@@ -80,8 +88,8 @@ class DecodeFigures:
     num_new_tokens: int
     step_seconds: Spread
     bytes_per_step: int
-    bandwidth_share: float
     predicted_step_seconds: float
+    floor_seconds: float
     joules_per_token: float | None
     average_watts: float | None
 
@@ -94,6 +102,11 @@ class DecodeFigures:
     def tokens_per_second(self) -> float:
         """Of the median run, over all rows."""
         return self.num_rows / self.step_seconds.median
+
+    @property
+    def floor_share(self) -> float:
+        """The floor over the median run: 1 is as fast as the device allows."""
+        return self.floor_seconds / self.step_seconds.median
 
     @property
     def predicted_tokens_per_second(self) -> float:
@@ -169,22 +182,17 @@ class BenchReport:
 
 
 class Bench:
-    """Measures one runner. `read_bytes` is the bandwidth of its memory, in bytes a second.
-
-    With a `meter` it first waits a second, to know what the device takes without work.
-    """
+    """Measures one runner. With a `meter` it first waits a second, to know what the device takes without work."""
 
     def __init__(
         self,
         runner: Runner,
         predictor: Predictor,
-        read_bytes: float,
         options: BenchOptions,
         meter: EnergyMeter | None = None,
     ):
         self._runner = runner
         self._predictor = predictor
-        self._read_bytes = read_bytes
         self._options = options
         self._sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
         self._tokenizer = NoText(runner.config.vocab_size)
@@ -254,6 +262,7 @@ class Bench:
                 spread_of([seconds for _, seconds in runs]),
                 self._predictor.prefill_seconds(num_tokens),
                 self._predictor.first_token_seconds(num_tokens),
+                self._predictor.prefill_floor_seconds(num_tokens),
             )
             for runs in self._repeat(run, ways)
         ]
@@ -297,8 +306,8 @@ class Bench:
                     count,
                     spread,
                     bytes_per_step,
-                    bytes_per_step / spread.median / self._read_bytes,
                     self._predictor.decode_seconds(halfway, num_rows),
+                    self._predictor.decode_floor_seconds(halfway, num_rows),
                     energy.joules_per_token(num_tokens) if energy else None,
                     energy.average_watts if energy else None,
                 )
@@ -358,28 +367,3 @@ def run_in_turns(run: Callable[[], T], ways: Sequence[Way], num_rounds: int) -> 
             with way():
                 results.append(run())
     return found
-
-
-class NoText(Tokenizer):
-    """Stands for a tokenizer where there is none: shapes have no words, and the figures need none."""
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.bos_token_id = None
-        self.eos_token_ids = self.special_token_ids = frozenset()
-        self.strips_leading_space = False
-
-    def _encode(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> list[int]:
-        return []
-
-    def token_id(self, content: str) -> int | None:
-        """No word has an id."""
-        return None
-
-    def piece(self, token_id: int) -> str:
-        """No token has a piece."""
-        return ""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """No token has bytes."""
-        return b""

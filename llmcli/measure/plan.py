@@ -20,6 +20,15 @@ class Predictor(Protocol):
     def first_token_seconds(self, num_tokens: int) -> float | None:
         """A prompt and the first token after it; None where the rate of products is not known."""
 
+    def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
+        """The least that a step can take: the longer of its bytes at the bandwidth and its operations at their rate.
+
+        Without the operations where the rate of products is not known.
+        """
+
+    def prefill_floor_seconds(self, num_tokens: int) -> float | None:
+        """The same for a prompt's logits; None where the rate of products is not known."""
+
 
 @dataclass(frozen=True)
 class MemoryUse:

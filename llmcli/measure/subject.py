@@ -116,7 +116,7 @@ def measure_subject(
     Raises: DeviceError if what is timed is not what `generate` does
     """
     energy_problem = meter if isinstance(meter, str) else None
-    bench = Bench(runner, planned.predictor, target.read_bytes, options, None if isinstance(meter, str) else meter)
+    bench = Bench(runner, planned.predictor, options, None if isinstance(meter, str) else meter)
     drafted_depths = options.depths if options.most_drafts else ()
     total = 1 + len(options.prompts) + len(options.depths) + len(drafted_depths)
     with nullcontext() if comparison is None else comparison.engine_kernels():  # the loop is checked, not the kernels

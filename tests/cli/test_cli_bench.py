@@ -56,9 +56,9 @@ def test_bench_table(llmcli: Llmcli, model: Path) -> None:
     assert re.fullmatch(r"device +CPU, float32, numpy, reads [\d.,]+ GB/s", lines[1])
     assert re.fullmatch(r"checked +4 tokens, the same as generate's", lines[2])
     assert lines[3] == "energy            not available: only NVIDIA cards can be measured"
-    assert lines[5].split() == ["prompt", "tokens/s", "spread", "predicted", "first", "token", "predicted", "runs"]
+    assert " ".join(lines[5].split()) == "prompt tokens/s spread predicted of floor first token predicted runs"
     assert [line.split()[0] for line in lines[6:8]] == ["20", "50"]
-    assert lines[9].split() == ["depth", "rows", "tokens/s", "spread", "predicted", "GB/s", "of", "bandwidth", "runs"]
+    assert " ".join(lines[9].split()) == "depth rows tokens/s spread predicted GB/s of floor runs"
     assert lines[10].split()[:2] == ["30", "1"]
     assert len(lines) == 11
     assert all(line.endswith(" 2") for line in (*lines[6:8], lines[10]))
@@ -85,11 +85,14 @@ def test_bench_json_agrees_with_itself(llmcli: Llmcli, model: Path) -> None:
     assert item["step_seconds"]["fastest"] <= seconds <= item["step_seconds"]["slowest"]
     assert item["tokens_per_second"] == pytest.approx(3 / seconds)
     assert item["gbps"] == pytest.approx(item["bytes_per_step"] / seconds / 1e9)
-    assert item["bandwidth_share"] == pytest.approx(item["gbps"] * 1e9 / facts["read_bytes_per_second"])
     # Rows are run one after the other on the CPU; what is held in float32 is read once for each.
     num_weights = 2 * (128 * 128 * 2 + 128 * 32 * 2 + 3 * 128 * 256 + 2 * 128) + 128 + 320 * 128 + 128
     keys_and_values = 2 * 2 * 2 * 16
     assert item["bytes_per_step"] == 3 * 4 * (num_weights + 32 * keys_and_values)
+    least = 4 * (num_weights + 3 * 32 * keys_and_values)  # rows could share the weights
+    assert item["floor_seconds"] == pytest.approx(least / facts["read_bytes_per_second"])
+    assert item["floor_share"] == pytest.approx(item["floor_seconds"] / seconds)
+    assert all(item["floor_seconds"] is item["floor_share"] is None for item in facts["prompts"])
 
 
 def test_bench_of_steps_with_drafts(llmcli: Llmcli, model: Path) -> None:

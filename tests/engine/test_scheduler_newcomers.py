@@ -11,12 +11,12 @@ from llmcli.engine.events import Finished, Token
 from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
 from llmcli.engine.scheduler import Scheduler
-from llmcli.measure.bench import NoText
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
+from llmcli.tokenizer.no_text import NoText
 
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 

@@ -67,9 +67,15 @@ class Predictor:
     def first_token_seconds(self, num_tokens: int) -> float | None:
         return num_tokens / 50 + 1
 
+    def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
+        return depth * num_rows / 5000
+
+    def prefill_floor_seconds(self, num_tokens: int) -> float | None:
+        return num_tokens / 400
+
 
 def bench(runner: Any, **changes: Any) -> Bench:
-    return Bench(runner, Predictor(), 1e6, BenchOptions(**{**vars(OPTIONS), **changes}))
+    return Bench(runner, Predictor(), BenchOptions(**{**vars(OPTIONS), **changes}))
 
 
 def test_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +88,7 @@ def test_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.tokens_per_second == pytest.approx(100)
     assert figures.first_token_seconds.median == pytest.approx(1.1)
     assert (figures.predicted_tokens_per_second, figures.predicted_first_token_seconds) == (50, 3)
+    assert figures.floor_share == pytest.approx(0.25)
     # Two a run, one run to warm up; none finds a beginning of its prompt in the cache.
     assert runner.num_prompt_tokens == [*[16] * 6, 4] * 12
 
@@ -93,7 +100,7 @@ def test_decoding_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPat
     assert figures.tokens_per_second == pytest.approx(40)
     assert figures.bytes_per_step == 1000 + 10 * 55  # halfway through
     assert figures.bytes_per_second == pytest.approx(1550 / 0.025)
-    assert figures.bandwidth_share == pytest.approx(0.062)
+    assert figures.floor_share == pytest.approx(55 / 5000 / 0.025)  # halfway through
     assert figures.predicted_tokens_per_second == pytest.approx(1000 / 55)
     assert runner.num_prompt_tokens == [50] * 7  # one beforehand; a chunk of this device is longer than the prompt
     assert runner.num_steps == 6 * (10 + 1)

@@ -104,7 +104,7 @@ def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> N
     meter.idle_watts = IDLE_WATTS
     monkeypatch.setattr(meter, "wait_idle", lambda seconds: None)
     monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: runner.now))
-    bench = Bench(runner, Predictor(), 1e9, OPTIONS, meter)
+    bench = Bench(runner, Predictor(), OPTIONS, meter)
     assert bench.idle_watts == IDLE_WATTS
     figures = bench.measure_decode(50)
     assert figures.average_watts == pytest.approx(WORKING_WATTS, rel=1e-3)
@@ -116,7 +116,7 @@ def test_bench_tells_the_energy_of_a_token(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_bench_without_a_meter_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ClockedRunner(monkeypatch)
-    bench = Bench(runner, Predictor(), 1e9, OPTIONS)
+    bench = Bench(runner, Predictor(), OPTIONS)
     figures = bench.measure_decode(50)
     assert (bench.idle_watts, figures.joules_per_token, figures.average_watts) == (None, None, None)
 

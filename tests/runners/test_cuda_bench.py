@@ -96,7 +96,7 @@ def test_bench_of_a_runner(device: Device, model: Path) -> None:
     )
     runner = load(open_model(model), max_seq_len=2200, num_rows=2, device=device)
     options = BenchOptions((100, 2048), (100, 2048), 2, 32, 3)
-    bench = Bench(runner, CardPredictor(plan, rates, device.facts), rates.read_bytes, options)
+    bench = Bench(runner, CardPredictor(plan, rates, device.facts), options)
     assert bench.check_tokens() == 32
     short, long = (bench.measure_prompt(length) for length in options.prompts)
     assert short.seconds.median < long.seconds.median <= long.first_token_seconds.median
@@ -114,7 +114,7 @@ def test_a_shape_through_the_command_line(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     (figures,) = facts["decode"]
-    assert 0 < figures["bandwidth_share"] < 1
+    assert 0 < figures["floor_share"] < 1
     assert figures["tokens_per_second"] < figures["num_rows"] / (
         figures["bytes_per_step"] / facts["read_bytes_per_second"]
     )

@@ -3,8 +3,9 @@
 Nothing here needs CuPy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain
 
 from llmcli.kernels.card_facts import CardFacts
 from llmcli.runners.cuda.dry_run import DryModel, Started, num_launches
@@ -46,14 +47,39 @@ class CardPredictor:
         """Seconds until a prompt's last logits; None if the rates have no `flops`."""
         if not self._rates.flops:
             return None
-        begins = range(0, num_tokens, self._chunk_tokens)
-        chunks = (self._chunk_seconds(min(self._chunk_tokens, num_tokens - begin), begin) for begin in begins)
-        return sum(chunks) + self._seconds(self._model.head())
+        chunks = sum(self._chunk_seconds(count, begin) for begin, count in self._chunks(num_tokens))
+        return chunks + self._seconds(self._model.head())
 
     def first_token_seconds(self, num_tokens: int) -> float | None:
         """Seconds of a prompt and the first token after it; None as `prefill_seconds`."""
         prefill = self.prefill_seconds(num_tokens)
         return None if prefill is None else prefill + FIRST_TOKEN_SECONDS
+
+    def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
+        """The longer of a step's bytes at the bandwidth and its operations at the rate of a large product.
+
+        Operations of all lanes, of which up to 7 have no row.
+        """
+        return self._floor_seconds(depth, num_rows, self._step(num_rows, depth))
+
+    def prefill_floor_seconds(self, num_tokens: int) -> float | None:
+        """The same for a prompt, whose weights are read once; None as `prefill_seconds`."""
+        if not self._rates.flops:
+            return None
+        chunks = [self._model.span(count, begin) for begin, count in self._chunks(num_tokens)]
+        return self._floor_seconds(0, 1, chain(*chunks, self._model.head()))
+
+    def _floor_seconds(self, depth: int, num_rows: int, started: Iterable[Started]) -> float:
+        """Of launches whose stored bytes are those of a step."""
+        costs = ((one.count, one.launch.cost()) for one in started if one.launch.cost is not None)
+        operations = sum(count * cost.flops for count, cost in costs)
+        reading = self.decode_bytes(depth, num_rows) / self._rates.read_bytes
+        return max(reading, self._pricing.least_seconds(operations))
+
+    def _chunks(self, num_tokens: int) -> Iterator[tuple[int, int]]:
+        """Begin and number of tokens of each chunk of a prompt."""
+        for begin in range(0, num_tokens, self._chunk_tokens):
+            yield begin, min(self._chunk_tokens, num_tokens - begin)
 
     def _chunk_seconds(self, num_tokens: int, start: int) -> float:
         started, seconds = self._model.span(num_tokens, start), self._rates.launch_seconds

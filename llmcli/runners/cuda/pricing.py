@@ -113,6 +113,10 @@ class Pricing:
             return SAMPLE_CLOCKS / self._card.clock_hertz
         return self._prefill(launch.stem, cost) + KERNEL_CLOCKS / self._card.clock_hertz
 
+    def least_seconds(self, operations: float) -> float:
+        """Seconds of so many operations at the rate of a large product of 16-bit floats, 0 if no rate is known."""
+        return operations / self._flops("float16") if self._rates.flops else 0.0
+
     def _gemv(self, cost: GemvCost) -> float:
         card, layout, plan = self._card, cost.layout, cost.plan
         reading = layout.num_bytes / self._rates.read_bytes

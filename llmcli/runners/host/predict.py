@@ -112,6 +112,14 @@ class HostPredictor:
         """A prompt and the first token after it, whose choice takes no time to speak of."""
         return self.prefill_seconds(num_tokens)
 
+    def decode_floor_seconds(self, depth: int, num_rows: int = 1) -> float:
+        """The bytes of a step, whose rows could share the weights, at the rate of reading."""
+        num_bytes = self._weight_bytes + num_rows * depth * self._cache_bytes_per_token
+        return num_bytes / self._rates.read_bytes
+
+    def prefill_floor_seconds(self, num_tokens: int) -> None:
+        """Not known: products are timed for what they take, not for what they could."""
+
     def _attention_seconds(self, begin: int, count: int) -> float:
         """The runner computes the whole rectangle of scores and masks it."""
         config = self._model.config
