@@ -196,7 +196,8 @@ def set_up(display: Display, venv: Path, extras: str) -> None:
     python = venv / "bin" / "python"
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
     forget_unfinished(site_packages)
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    # Modules are compiled when they are first used; all of torch would take 10 s now.
+    pip = [str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
     run(display, [*pip, PIP], "preparing pip")
     display.say("finding and downloading packages")
     constraints = ROOT / "scripts" / "constraints.txt"

@@ -1,0 +1,89 @@
+"""Speeds by size: what is measured, and what the tables and the picture say of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts import benchmark_batch_sizes
+from scripts.benchmark_batch_sizes import draw, main, measure, tables
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def figures(rate: float, share: float, predicted: float, **size: int) -> dict[str, Any]:
+    return {"tokens_per_second": rate, "floor_share": share, "predicted_tokens_per_second": predicted, **size}
+
+
+REPORTS = {
+    "rows": [
+        {"decode": [figures(462, 0.84, 450, num_rows=1)]},
+        {"decode": [figures(14_750, 0.28, 15_000, num_rows=256)]},
+    ],
+    "speed_first": [{"decode": [figures(21_880, 0.42, 23_660, num_rows=256)]}],
+    "prompts": [
+        {
+            "model": "model",
+            "precision": "int8, groups of 128",
+            "device": "Card (cuda:0), float16",
+            "prompts": [
+                figures(2_840, 0.5, 2_700, num_tokens=12),
+                figures(37_600, 0.7, 41_000, num_tokens=2048),
+            ],
+        }
+    ],
+}
+
+
+def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        calls.append(command)
+        return type("Done", (), {"stdout": json.dumps({"number": len(calls)})})
+
+    monkeypatch.setattr(benchmark_batch_sizes.subprocess, "run", run)
+    found = measure("model", (1, 64, 256), (12, 2048), ["--repeats", "3"])
+    assert found == {
+        "rows": [{"number": 1}, {"number": 2}, {"number": 3}],
+        "speed_first": [{"number": 4}],  # fewer rows are the same with it
+        "prompts": [{"number": 5}],
+    }
+    begin = [sys.executable, "-m", "llmcli", "bench", "model", "--json", "--quiet"]
+    decoding = ["--prompt", "128", "--tokens", "64", "--repeats", "3"]
+    assert calls == [
+        [*begin, "--rows", "1", *decoding],
+        [*begin, "--rows", "64", *decoding],
+        [*begin, "--rows", "256", *decoding],
+        [*begin, "--rows", "256", "--speed-first", *decoding],
+        [*begin, "--prompt", "12", "--prompt", "2048", "--depth", "128", "--repeats", "3"],
+    ]
+
+
+def test_the_tables_say_how_far_the_plan_is_off() -> None:
+    of_rows, of_prompts = tables(REPORTS, "vLLM", {256: 22_897}).split("\n\n")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in of_rows.splitlines()]
+    assert lines[0][:4] == ["rows", "tokens/s", "of floor", "plan"]
+    assert lines[2] == ["1", "462", "84%", "-3%", "", "", "", ""]
+    assert lines[3] == ["256", "14,750", "28%", "+2%", "21,880", "42%", "+8%", "22,897"]
+    assert of_prompts.splitlines()[-1] == "| 2,048 | 37,600 | 70% | +9% |"
+    assert "vLLM" not in tables(REPORTS, None, {})
+
+
+def test_the_picture_is_the_same_for_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "sizes.json"
+    file.write_text(json.dumps(REPORTS))
+    monkeypatch.setattr(sys, "argv", ["batch_sizes", "draw", str(file), "--peer", "vLLM", "8=1764", "256=22897"])
+    main()
+    picture = file.with_suffix(".svg")
+    root = ElementTree.parse(picture).getroot()
+    assert root.tag == f"{SVG}svg"
+    first = picture.read_bytes()
+    draw(picture, REPORTS, "vLLM", {8: 1764, 256: 22_897})
+    assert picture.read_bytes() == first
+    draw(picture, REPORTS, None, {})
+    assert picture.read_bytes() != first
