@@ -1,5 +1,6 @@
 """A user's kernel: what is refused without a card; and on a card, that right ones pass and planted faults are found."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from llmcli.lab.trial import Times
 from llmcli.lab.verify import KernelVerdict, launched_names
 from llmcli.runners.cuda.arena import free_bytes
 
-LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1}
+LAUNCHED = {"dtype": "auto", "kv_cache": "auto", "context": 128, "num_rows": 1, "speed_first": False}
 NUMBERS = {np.dtype(np.int32): {"int"}, np.dtype(np.float32): {"float"}, np.dtype(np.float64): {"double"}}
 
 
@@ -216,6 +217,23 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
         UsageError, match="--kernel softmax: the model does not launch it; it launches attention_decode, att"
     ):
         prepare_own_kernels(device, [kernel], model, **LAUNCHED)
+
+
+def test_many_rows_with_speed_first_launch_other_forms() -> None:
+    """Each is compiled before the first step, which would wait for it."""
+    kernel, model = read("stage_wide", kernels_folder() / "stage_wide.cu"), shape_model("Llama-3.2-1B", "int8")
+
+    def compiled(**options: Any) -> set[str]:
+        wanted: list[dict[str, set[str]]] = []
+        device: Any = SimpleNamespace(
+            facts=TYPICAL_CARD, engine_kernels=nullcontext, prepare_all=lambda names, _: wanted.append(names)
+        )
+        prepare_own_kernels(device, [kernel], model, **{**LAUNCHED, "num_rows": 72, **options})
+        return set(wanted[1]["stage_wide"])  # the model's
+
+    added = compiled(speed_first=True) - compiled()
+    assert added
+    assert compiled(speed_first=True, num_rows=64) == compiled()
 
 
 @pytest.mark.usefixtures("nvrtc")
