@@ -235,11 +235,11 @@ def test_a_change_that_may_be_chance_stands_in_parentheses() -> None:
 
 
 def prompt_figures(seconds: float) -> PromptFigures:
-    return PromptFigures(100, Spread(seconds, seconds, seconds, 3), Spread(1, 1, 1, 3), None, None)
+    return PromptFigures(100, Spread(seconds, seconds, seconds, 3), Spread(1, 1, 1, 3), None, None, None)
 
 
 def decode_figures(seconds: float) -> DecodeFigures:
-    return DecodeFigures(50, 2, 8, Spread(seconds, 0.9, 1.1, 3), 10**9, 0.5, 1.0, None, None)
+    return DecodeFigures(50, 2, 8, Spread(seconds, 0.9, 1.1, 3), 10**9, 1.0, 0.5, None, None)
 
 
 def report_of(engine: EngineFigures | None) -> BenchReport:
