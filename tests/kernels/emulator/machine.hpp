@@ -9,6 +9,7 @@
 // stores where nobody waits in between, what lies outside global arrays.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -30,7 +31,9 @@ constexpr unsigned SPEEDS = 8;
 using Action = std::function<void()>;
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t beginning;
+    jmp_buf place;  // where it waits
+    bool has_begun = false;
     dim3 thread;
     int rank = 0, lane = 0, warp = 0;  // rank: the block's number among those that run
     bool is_done = false;
@@ -64,7 +67,7 @@ struct Barrier { int count, pending; long bytes; unsigned phase; };
 inline std::vector<Fiber> fibers;
 inline std::vector<Block> blocks;
 inline Fiber* current = nullptr;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::mt19937 random_numbers;
 inline std::map<std::pair<int, unsigned>, Barrier> barriers;  // by block and address
 inline std::vector<Action> under_way;                         // copies that land late
@@ -79,15 +82,24 @@ inline const Action* body = nullptr;
 
 inline std::string problem;  // of the launch under way; empty if there is none
 
+// Threads take turns by setjmp and longjmp: swapcontext would also ask the system for the signal mask, at every turn.
+inline void yield() {
+    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
+}
+inline void resume(Fiber& one) {
+    if (_setjmp(scheduler) != 0) return;
+    if (one.has_begun) _longjmp(one.place, 1);
+    one.has_begun = true;
+    setcontext(&one.beginning);
+}
 [[noreturn]] inline void fail(const std::string& what) {
     problem = what;
     if (current == nullptr) throw std::runtime_error(problem);
     problem += " (block " + std::to_string(current->rank) + ", thread " + std::to_string(current->thread.x) + ")";
-    for (;;) swapcontext(&current->context, &scheduler);
+    for (;;) yield();
 }
 inline Block& block() { return blocks[current->rank]; }
 inline Warp& warp() { return block().warps[current->warp]; }
-inline void yield() { swapcontext(&current->context, &scheduler); }
 template <typename Ready>
 void wait_until(Ready ready) {
     while (!ready()) yield();
@@ -168,14 +180,14 @@ inline void land(const Action& action) {
 inline void entry() {
     (*body)();
     current->is_done = true;
-    swapcontext(&current->context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 inline void start_fiber(Fiber& one, char* stack) {
-    getcontext(&one.context);
-    one.context.uc_stack.ss_sp = stack;
-    one.context.uc_stack.ss_size = STACK_BYTES;
-    one.context.uc_link = nullptr;
-    makecontext(&one.context, entry, 0);
+    getcontext(&one.beginning);
+    one.beginning.uc_stack.ss_sp = stack;
+    one.beginning.uc_stack.ss_size = STACK_BYTES;
+    one.beginning.uc_link = nullptr;
+    makecontext(&one.beginning, entry, 0);
 }
 
 // The blocks first_block, first_block + 1, ... of one cluster, or of the grid.
@@ -225,7 +237,7 @@ inline void run_blocks(unsigned first_block, int num_blocks, size_t dynamic_byte
             for (int i = 0; i < 32; ++i) {
                 current = &fibers[first + i];
                 if (current->is_done) continue;
-                swapcontext(&scheduler, &current->context);
+                resume(*current);
                 if (!problem.empty()) return;
                 if (current->is_done) --num_left, goes_on = true;
             }
