@@ -52,6 +52,7 @@ def draw_bar(what: str, unit: str, note: Callable[[], str], first: str) -> Itera
     done_column = _Bytes(binary_units=True, table_column=whole) if unit == "bytes" else _Count(table_column=whole)
     name = TextColumn(visible(what), markup=False)
     columns = (name, BarColumn(), done_column, TimeRemainingColumn(table_column=whole), _Note(table_column=whole))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # rich would send what is printed on stdout to stderr, broken into lines of the terminal's width.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=None, note=first)
         yield lambda done, total: bar.update(task, completed=done, total=total, note=note())

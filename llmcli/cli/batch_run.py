@@ -62,7 +62,8 @@ def run_job(job: Job, *, require_complete: bool = False) -> None:
 
         last_drawing = 0.0
         try:
-            with draw_progress(run.session.name, unit="prompts", note=rate) as on_progress:
+            beside_lines = job.output is None
+            with draw_progress(run.session.name, "prompts", rate, beside_lines=beside_lines) as on_progress:
 
                 def on_step() -> None:
                     nonlocal last_drawing

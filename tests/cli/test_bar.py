@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,11 @@ with progress("loading x", {unit!r}, first="importing torch") as on_progress:
 """
 
 
-def drawn_by(program: str, columns: int = 100) -> str:
+def drawn_by(program: str, columns: int = 100, **options: Any) -> str:
     """What a program draws on its terminal, without the control sequences."""
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env={"COLUMNS": str(columns)})
+    environment = {"COLUMNS": str(columns)}
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=slave, env=environment, **options)
     os.close(slave)
     drawn = b""
     with contextlib.suppress(OSError), open(master, "rb", buffering=0) as terminal:  # its end is an error on Linux
@@ -89,3 +91,22 @@ with progress("loading a-model-of-some-name") as on_progress:
 
 def test_figures_stay_on_one_line_of_a_narrow_terminal() -> None:
     assert "15.0/21.0 MiB" in drawn_by(NARROW, columns=60)
+
+
+PRINTED = """
+import sys
+from llmcli.cli.progress import progress
+from llmcli.cli.terminal import terminal
+with progress("telling", "prompts") as on_progress:
+    on_progress(0, 2)
+    terminal.write("a line of stdout that is longer than the terminal is wide\\n")
+    on_progress(1, 2)
+"""
+
+
+def test_what_is_printed_beside_it_goes_to_stdout(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with out.open("wb") as stdout:
+        told = drawn_by(PRINTED, columns=30, stdout=stdout)
+    assert out.read_text() == "a line of stdout that is longer than the terminal is wide\n"
+    assert "a line" not in told

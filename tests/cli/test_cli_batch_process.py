@@ -1,10 +1,15 @@
 """`llmcli batch` as a process of its own: pipes, kills, Ctrl-C, two at once."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -142,3 +147,26 @@ def test_an_input_from_a_named_pipe_is_read_whole_first(slow_model: Path, source
     _, stderr = again.communicate(source.read_bytes(), timeout=60)
     assert again.returncode == 0
     assert b"Nothing to do: " in stderr
+
+
+@pytest.mark.parametrize("out_is_terminal", [False, True])
+def test_on_a_terminal_results_are_whole_lines_of_stdout(source: Path, slow_model: Path, out_is_terminal: bool) -> None:
+    """Beside a bar on stderr; where both are one terminal there is no bar, which would be drawn over them."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    flags = ("-m", slow_model, "--seed", 1, "--max-new-tokens", 20)
+    process = start(source, "-", *flags, stderr=slave, stdout=slave if out_is_terminal else subprocess.PIPE)
+    os.close(slave)
+    seen = []
+    with contextlib.suppress(OSError), open(master, "rb", buffering=0) as screen:  # its end is an error on Linux
+        while piece := screen.read(100_000):
+            seen.append(piece)
+    told = b"".join(seen)
+    assert process.wait(timeout=120) == 0
+    if process.stdout is not None:
+        assert texts(process.stdout.read()) == expected(source, slow_model, "--max-new-tokens", 20)
+        assert b'"text"' not in told
+    else:
+        lines = [line for line in told.splitlines() if line.startswith(b"{")]
+        assert texts(b"\n".join(lines)).keys() == set(range(1, NUM_PROMPTS + 1))
+        assert b"\x1b" not in told[told.index(b"{") :]
