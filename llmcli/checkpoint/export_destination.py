@@ -75,6 +75,8 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
         raise UsageError(
             f"{destination} is not a model folder, and --force replaces only model folders; remove it yourself"
         )
+    if Path.cwd().is_relative_to(destination.resolve()):
+        raise UsageError(f"{destination} would be replaced while it is the current folder, or holds it; leave it first")
 
 
 def _is_model_folder(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from llmcli.cli.options import (
 )
 from llmcli.cli.own_kernels import KernelOption, open_card, opened_card, read_kernels
 from llmcli.cli.progress import progress
-from llmcli.cli.targets import LENGTHS, open_subject, open_target, subject_files
+from llmcli.cli.targets import LENGTHS, open_subject, open_target, refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import UsageError
 
@@ -164,7 +164,9 @@ def bench(
     num_rows = parse_rows(rows)
     options = devices.checked()
     kernels = read_kernels(kernel, options)
-    report = _measure(open_subject(names.chosen, names.form), options, measuring, num_rows, kernels)
+    subject = open_subject(names.chosen, names.form)
+    refuse_scratch_of_model(subject, measuring.scratch, keep=measuring.keep)
+    report = _measure(subject, options, measuring, num_rows, kernels)
     if output.json_:
         terminal.write_json(as_json(report))
     elif output.csv_:

@@ -9,12 +9,17 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from llmcli.cli.help_text import HELP_ALL, usage_pieces, write_commands, write_description, write_params
 from llmcli.cli.option_names import refuse_unknown_command, refuse_unknown_option
 from llmcli.cli.optional_value import OPTIONAL_VALUES, with_values
+from llmcli.cli.path_values import refuse_empty_paths
 
 
 class Command(TyperCommand):
     """A command: options that may stand alone, --help-all, and a proposal for an option that it lacks."""
 
     shows_all_options = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        refuse_empty_paths(self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments.

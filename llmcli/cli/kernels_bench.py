@@ -16,7 +16,7 @@ from llmcli.cli.kernel_options import LengthOptions, SubjectOption, open_walked,
 from llmcli.cli.kernel_report import bench_csv, bench_json, bench_text
 from llmcli.cli.options import FormatOption, MessageOptions
 from llmcli.cli.progress import progress
-from llmcli.cli.targets import subject_files
+from llmcli.cli.targets import refuse_scratch_of_model, subject_files
 from llmcli.cli.terminal import terminal
 from llmcli.errors import DeviceError, UsageError
 
@@ -103,6 +103,7 @@ def measure_subject_kernels(
 
     Raises: DeviceError without a card; LLMCliError and its subclasses
     """
+    refuse_scratch_of_model(subject, scratch)
     device = open_card()
     walks = lazy.walk_model(subject.model, lengths, device.facts, device.arch, say_compiling)
     rates = lazy.measure_rates(device, CEILING_TYPES)

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -35,7 +35,7 @@ MAX_HELP_WIDTH = 120
 # How the shell asks what could come next, and what is typed so far: by bash, and by zsh, fish and PowerShell.
 _COMPLETION_VARIABLE = "_LLMCLI_COMPLETE"
 _TYPED_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only a write meets these
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)  # a full disk, and a closed stdout
 
 
 def _print_version(value: bool) -> None:
@@ -118,7 +118,7 @@ def _require_current_folder() -> None:
 
 def _fail_unknown(error: Exception) -> int:
     """The last door: what can strike anywhere gets its line here, all else is a bug."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         give_up(sys.stdout)  # typer writes its help by itself
         return _fail(error, f"the output cannot be written: {error.strerror}", OutputError.exit_code)
     if is_memory_error(error):
@@ -137,13 +137,19 @@ def _fail(error: Exception, message: str, exit_code: int) -> int:
     return exit_code
 
 
+def _closed_stream(name: str) -> TextIO:
+    """In the place of a stream that the caller has closed: messages go nowhere, and a result cannot be written."""
+    mode = os.O_RDONLY if name == "stdout" else os.O_WRONLY
+    return open(f"<{name}>", "w", encoding="utf-8", opener=lambda *_: os.open(os.devnull, mode))
+
+
 def main() -> int:
     """Run the process's command line and return its exit code."""
     os.environ.setdefault(_NUMPY_THREADS, "1")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller; what is said then goes nowhere
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if stream is None:  # closed by the caller
+            setattr(sys, name, _closed_stream(name))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     return run(sys.argv[1:])

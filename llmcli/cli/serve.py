@@ -26,6 +26,7 @@ from llmcli.cli.options import (
 from llmcli.cli.run import check_run, loaded_objects_set_aside, open_run
 from llmcli.cli.serve_options import ServeOptions
 from llmcli.cli.served_model import open_served_model
+from llmcli.cli.template_variables import parse_template_variables
 from llmcli.cli.terminal import OutputClosedError, json_line, terminal
 from llmcli.cli.units import size
 from llmcli.errors import EXIT_INTERRUPTED, UsageError
@@ -66,6 +67,9 @@ def serve(
         address = _address(listener)
         name = chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
+        if server.chat_template is not None or server.template_var:
+            template, _ = run.session.open_template(server.chat_template, parse_template_variables(server.template_var))
+            template.close()
         num_rows = parse_rows(server.rows)
         work = lazy.FrontWork(
             partial(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +168,9 @@ class ServeOptions:
         try:
             listener = socket.create_server(address[:2], family=family)
         except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)  # Python's text says the address again
+            remedy = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
             raise UsageError(
-                f"cannot listen at {self.host} port {self.port}: {error.strerror}; choose another --port"
+                f"cannot listen at {self.host} port {self.port}: {reason}; choose another {remedy}"
             ) from error
         return listener, is_local

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli import lazy
@@ -17,6 +19,7 @@ from llmcli.cli.run import Run, RunRequest, open_run
 from llmcli.cli.sampler_flags import SamplerFlags
 from llmcli.cli.session import EncodedPrompt
 from llmcli.cli.template_variables import parse_template_variables
+from llmcli.errors import TokenizerError
 from llmcli.sampling.params import SamplingParams
 from llmcli.serve.refusal import Refusal
 
@@ -92,7 +95,20 @@ class SessionModel:
 
     @cached_property
     def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
-        return self.run.session.message_encoder(self.chat_template, self.template_variables)
+        session = self.run.session
+        encode_messages = session.message_encoder(self.chat_template, self.template_variables)
+        folders = {session.model.checkpoint.folder, Path(self.chat_template or "").parent}
+
+        def encode(messages: Messages) -> EncodedPrompt:
+            try:
+                return encode_messages(messages)
+            except TokenizerError as error:  # it says where the template lies, which is no client's business
+                message = str(error)
+                for folder in folders:
+                    message = message.replace(f"{folder}{os.sep}", "")
+                raise Refusal(400, message, param="messages") from error
+
+        return encode
 
     def _request(self, body: TextsBody, key: str, prompt: EncodedPrompt) -> Request:
         """Of the prompt that was given under `key`."""

@@ -46,6 +46,13 @@ def open_subject(name: str | None, form: str | None) -> Subject:
     return subject
 
 
+def refuse_scratch_of_model(subject: Subject, folder: Path | None, *, keep: bool = False) -> None:
+    """Refuse a folder for weights, or to keep them, where none are written. Raises: UsageError"""
+    if subject.form is None and (keep or folder is not None):
+        flag = "--keep" if keep else "--scratch"
+        raise UsageError(f"{flag} is for the weights of a shape; {subject.name} is a model with files of its own")
+
+
 @contextmanager
 def subject_files(subject: Subject, folder: Path | None, *, keep: bool) -> Iterator[Model]:
     """A subject's model with its files; a shape's are written to `folder`, unless an earlier run has kept them.

@@ -4,6 +4,7 @@ The gate for text that others wrote (models, files, hubs, the command line): on 
 shown escaped, since a terminal obeys them; a pipe gets the characters themselves.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -75,12 +76,13 @@ class Terminal:
         _send(sys.stderr, shown)
 
     def _emit_line(self, line: str, is_drawn: bool = False) -> None:
-        """A message: on a terminal it breaks between words."""
+        """A message: on a terminal it breaks between words. One that a full disk cannot hold costs no result."""
         if sys.stderr.isatty():
             wrap = WordWrap(lambda: columns_of(sys.stderr))
             line = wrap.push(line if is_drawn else visible(line)) + wrap.flush()
             is_drawn = True
-        self._emit(sys.stderr, f"{line}\n", is_drawn)
+        with contextlib.suppress(OutputError):
+            self._emit(sys.stderr, f"{line}\n", is_drawn)
 
     def _emit(self, stream: TextIO, text: str, is_drawn: bool = False, wraps: bool = False) -> None:
         if stream.isatty():

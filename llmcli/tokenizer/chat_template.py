@@ -33,6 +33,8 @@ PLAIN_SOURCE = """\
 PLAIN_STOP_STRING = "\nUser:"
 
 TIME_LIMIT_SECONDS = 2
+# A template may write as much as this (OUTPUT_LIMIT_MB of chat_sandbox.py): longer messages are no fault of it.
+MOST_MESSAGE_BYTES = 4 * 2**20
 CONVERSATION_VARIABLES = ("messages", "add_generation_prompt")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -70,10 +72,14 @@ class ChatTemplate:
         JSON values that the template may use. With `add_generation_prompt` the text ends where the assistant's answer
         begins.
 
-        Raises: TokenizerError if the template refuses the conversation, is broken, needs more than 2 s or 256 MB, or
-        writes more than 4 MB.
+        Raises: UsageError for messages of more than 4 MB; TokenizerError if the template refuses the conversation, is
+        broken, needs more than 2 s or 256 MB, or writes more than 4 MB.
         Source: transformers 5.23, `apply_chat_template` and `render_jinja_template`.
         """
+        num_bytes = sum(len(str(one.get("content")).encode(errors="surrogatepass")) for one in messages)
+        if num_bytes > MOST_MESSAGE_BYTES:
+            most = MOST_MESSAGE_BYTES >> 20
+            raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, expected at most {most}; shorten them")
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
         request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}

@@ -377,3 +377,8 @@ def test_plan_reads_no_weights(llmcli: Llmcli, model: Path, tmp_path: Path) -> N
         file.write(content[: 8 + header_bytes])
         file.truncate(len(content))  # zeros that nobody looks at
     assert llmcli("plan", copy).exit_code == 0
+
+
+@pytest.mark.parametrize("flags", [("--keep",), ("--scratch", "folder")])
+def test_what_is_for_shapes_is_refused_for_a_model(llmcli: Llmcli, model: Path, flags: tuple[str, ...]) -> None:
+    llmcli("bench", model, *QUICK, *flags).expect_error(2, f"{flags[0]} is for the weights of a shape; model is a")

@@ -90,10 +90,22 @@ def test_a_full_disk_is_an_error_in_one_line(tiny_llama: Path) -> None:
     )
 
 
+def test_a_message_that_cannot_be_written_costs_no_text(tiny_llama: Path) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("needs /dev/full")
+    command = [*LLMCLI, "generate", "Hi", "-m", str(tiny_llama), "--seed", "1", "--max-new-tokens", "8"]
+    told = subprocess.run([*command, "--quiet"], capture_output=True, timeout=60, check=True)
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, told.stdout)
+
+
 @pytest.mark.parametrize(
-    ("redirection", "exit_code"), [("<&-", 2), ("hello >&-", 0), ("hello 2>&-", 0), ("hello <&-", 0)]
+    ("redirection", "exit_code"),
+    [("<&-", 2), ("hello >&-", 5), ("--help >&-", 5), ("hello 2>&-", 0), ("hello <&-", 0)],
 )
 def test_streams_that_the_caller_closed(tiny_llama: Path, redirection: str, exit_code: int) -> None:
+    """A text that nobody can get is an error."""
     script = f'"{sys.executable}" -m llmcli generate -m "{tiny_llama}" --max-new-tokens 2 {redirection}'
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == exit_code, result.stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,6 +123,21 @@ def test_refusals_have_exit_codes(llmcli: Llmcli, model: Path, tmp_path: Path) -
     llmcli("quantize", tmp_path / "int8", tmp_path / "twice").expect_error(3, "quantized")
     llmcli("quantize", model, tmp_path / "int8").expect_error(2, "exists; give another folder, or --force")
     assert llmcli("quantize", model, tmp_path / "int8", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("inside", ["", "notes"])
+def test_the_current_folder_is_not_replaced(
+    llmcli: Llmcli, model: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell would be left in a folder that is gone."""
+    here = shutil.copytree(model, tmp_path / "here")
+    (here / "notes").mkdir()
+    monkeypatch.chdir(here / inside)
+    for destination in (here, "."):
+        if destination == "." and inside:
+            continue
+        llmcli("quantize", model, destination, "--force").expect_error(2, "the current folder")
+    assert (here / "notes").is_dir()
 
 
 def test_a_destination_is_refused_before_anything_is_downloaded(llmcli: Llmcli, tmp_path: Path) -> None:

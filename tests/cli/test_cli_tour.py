@@ -264,8 +264,8 @@ def test_a_step_that_fails_ends_the_tour(monkeypatch: pytest.MonkeyPatch, capfd:
     assert told.out.endswith(f"\n\n{LAST_LINE}\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
+@pytest.mark.parametrize(("closed", "exit_code"), [("<&-", 0), (">&-", 5), ("2>&-", 0)])
+def test_a_stream_may_be_closed(tmp_path: Path, closed: str, exit_code: int) -> None:
     code = (
         "import sys; from llmcli.cli import main, tour\n"
         "tour.plan_tour = lambda with_color: (tour.Step('A', 'a', 'llmcli presets'),)\n"
@@ -275,8 +275,9 @@ def test_a_stream_may_be_closed(tmp_path: Path, closed: str) -> None:
     result = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.endswith(f"\n\n{LAST_LINE}\n") == (closed != ">&-")
+    assert result.returncode == exit_code
+    assert result.stderr == ("" if exit_code == 0 else "error: <stdout> cannot be written: Bad file descriptor\n")
+    assert result.stdout.endswith(f"\n\n{LAST_LINE}\n") == (exit_code == 0)
 
 
 def test_no_room_for_a_temporary_folder(llmcli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:

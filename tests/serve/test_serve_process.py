@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from server import ROOT, ServerProcess, running_server
 from tiny_models import write_broken_llama, write_tiny_llama
 
-COMPLETE = "/v1/completions"
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 STORY = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 20}
 LONG = {"prompt": "Once upon a time", "seed": 1, "max_tokens": 300, "ignore_eos": True, "stream": True}
 KEY = "Zl7-secret"
@@ -42,7 +42,7 @@ def refused(*arguments: object) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
     assert result.returncode == 2
     assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+    (line,) = (line for line in result.stderr.splitlines() if not line.startswith("Using the built-in storyteller"))
     return line.removeprefix("error: ")
 
 
@@ -199,7 +199,10 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         line = refused("--port", port)
     assert line.startswith(f"cannot listen at 127.0.0.1 port {port}: ")
-    assert line.endswith("choose another --port")
+    assert line.endswith(f"port {port}: Address already in use; choose another --port")
+    line = refused("--host", "192.0.2.1", "--api-key", "a")  # of documentation: no machine has it
+    assert line.endswith("Cannot assign requested address; choose another --host")
+    assert refused("--chat-template", tmp_path / "none").startswith(f"{tmp_path / 'none'} cannot be read")
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
@@ -248,3 +251,15 @@ def test_a_fault_of_a_draft_model_is_said_once_and_costs_no_text(tmp_path: Path)
     assert [status for status, _ in found[0]] == [200, 200]
     assert said.count("the run continues without drafts") == 1
     assert re.search(r"warning: --draft: .*NaN", said)
+
+
+def test_what_a_template_refuses_is_told_without_where_it_lies(tmp_path: Path) -> None:
+    template = tmp_path / "strict.jinja"
+    template.write_text("{{ raise_exception('roles must alternate') if messages|length > 1 else messages[0].content }}")
+    with running_server("--chat-template", template) as server:
+        one = {"role": "user", "content": "Hi"}
+        assert post(server.port, CHAT, {"messages": [one], "max_tokens": 1})[0] == 200
+        status, answer = post(server.port, CHAT, {"messages": [one, one], "max_tokens": 1})
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert answer["error"]["message"].startswith("the chat template strict.jinja failed: roles must alternate")
+    assert str(tmp_path) not in answer["error"]["message"]
