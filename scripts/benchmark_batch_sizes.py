@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmcli.runners.cuda.workspace import MOST_STAGED_LANES
+from llmcli.runners.base import MOST_EXACT_ROWS
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEPTH, NEW_TOKENS = 128, 64
@@ -38,9 +38,10 @@ def measure(model: str, rows: Sequence[int], prompts: Sequence[int], options: Se
     """The reports of all sizes. Raises: as `bench`"""
     decoding = ("--prompt", DEPTH, "--tokens", NEW_TOKENS, *options)
     plain = [bench(model, "--rows", count, *decoding) for count in rows]
-    many = [count for count in rows if count > MOST_STAGED_LANES]
+    many = [count for count in rows if count > MOST_EXACT_ROWS]
     first = [bench(model, "--rows", count, "--speed-first", *decoding) for count in many]
     lengths = [word for length in prompts for word in ("--prompt", length)]
+    first = [report for report in first if report["speed_first"]]  # elsewhere it is the same again
     return {"rows": plain, "speed_first": first, "prompts": [bench(model, *lengths, "--depth", DEPTH, *options)]}
 
 
@@ -78,7 +79,8 @@ def _cells(figures: Figures | None) -> list[str]:
     if figures is None:
         return [""] * len(HEADER)
     error = figures["predicted_tokens_per_second"] / figures["tokens_per_second"] - 1
-    return [f"{figures['tokens_per_second']:,.0f}", f"{figures['floor_share']:.0%}", f"{error:+.0%}"]
+    share = figures["floor_share"]  # there is none for prompts on the CPU
+    return [f"{figures['tokens_per_second']:,.0f}", "-" if share is None else f"{share:.0%}", f"{error:+.0%}"]
 
 
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -97,7 +99,8 @@ def draw(path: Path, reports: Reports, peer: str | None, theirs: Mapping[int, fl
     of_rows, of_prompts = figure.subplots(1, 2)
     ours, prompts = by_rows(reports["rows"]), by_length(reports["prompts"])
     for axes, figures in ((of_rows, ours), (of_prompts, prompts)):
-        floor = {size: one["tokens_per_second"] / one["floor_share"] for size, one in figures.items()}
+        known = {size: one for size, one in figures.items() if one["floor_share"] is not None}
+        floor = {size: one["tokens_per_second"] / one["floor_share"] for size, one in known.items()}
         _plot(axes, floor, "what the card allows", color=FLOOR, linestyle="--")
         _plot(axes, _rates(figures), "llmcli", color=OURS, marker="o")
     if reports["speed_first"]:
@@ -136,13 +139,14 @@ def main() -> None:
     of_measure.add_argument("--out", type=Path, required=True)
     of_measure.add_argument("--rows", type=int, nargs="+", default=ROWS)
     of_measure.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
-    of_measure.add_argument("bench_options", nargs="*")
     of_draw = verbs.add_parser("draw")
     of_draw.add_argument("file", type=Path)
     of_draw.add_argument("--peer", nargs="+", default=[])
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
     if options.verb == "measure":
-        measured = measure(options.model, options.rows, options.prompts, options.bench_options)
+        measured = measure(options.model, options.rows, options.prompts, words[end + 1 :])
         options.out.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
         return
     reports = json.loads(options.file.read_text(encoding="utf-8"))

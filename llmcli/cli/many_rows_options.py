@@ -1,6 +1,6 @@
 """The option `--speed-first` of batch, serve, bench and plan. Other commands run few rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -28,7 +28,7 @@ class ManyRowsDeviceOptions(DeviceOptions):
 
     def checked(self) -> RunnerOptions:
         """See `DeviceOptions`."""
-        return RunnerOptions(self.device, self.dtype, self.threads, self.kv_cache, self.speed_first)
+        return replace(super().checked(), speed_first=self.speed_first)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from llmcli.measure.draft_steps import MIN_TOKENS, DraftFigures, measure_draft_s
 from llmcli.measure.energy import Energy, EnergyMeter
 from llmcli.measure.plan import Predictor
 from llmcli.measure.spread import Spread, spread_of
-from llmcli.runners.base import Runner, Span
+from llmcli.runners.base import MOST_EXACT_ROWS, Runner, Span
 from llmcli.sampling.params import SamplingParams
 from llmcli.sampling.sampler import Sampler
 from llmcli.tokenizer.no_text import NoText
@@ -161,7 +161,7 @@ class BenchReport:
     """What was measured of a model on a device, whose memory was found to read `read_bytes_per_second`.
 
     `idle_watts` is what the device takes with the model loaded, None where `energy_problem` says why it is not known.
-    Where kernels of the user's have run, `engine` has the figures of ours. `speed_first`: see `Arithmetic`.
+    Where kernels of the user's have run, `engine` has the figures of ours. `speed_first`: see `Bench`.
     """
 
     model: str
@@ -202,6 +202,11 @@ class Bench:
             meter.wait_idle(_IDLE_SECONDS)
 
     @property
+    def speed_first(self) -> bool:
+        """Whether rows may have other bits than a row alone: see `Arithmetic`. Few rows have the same."""
+        return self._runner.arithmetic.speed_first and self._options.num_rows > MOST_EXACT_ROWS
+
+    @property
     def idle_watts(self) -> float | None:
         """What the device takes with the model loaded and nothing to do, None where that cannot be measured."""
         return None if self._meter is None else self._meter.idle_watts
@@ -217,7 +222,7 @@ class Bench:
         depth = min(self._options.depths)
         two = [self._prompt(depth), self._prompt(depth)]
         prompts = [two[row % 2] for row in range(self._options.num_rows)]
-        if self._runner.arithmetic.speed_first:
+        if self.speed_first:
             other, wait_seconds = "an equal run", math.inf
             wanted = self._texts(prompts, count, wait_seconds)
         else:

@@ -161,5 +161,5 @@ def measure_subject(
         decode=tuple(decode),
         engine=engine,
         draft_steps=tuple(draft_steps),
-        speed_first=runner.arithmetic.speed_first,
+        speed_first=bench.speed_first,
     )

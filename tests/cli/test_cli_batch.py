@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from batch.fake_scheduler import FakeScheduler
 from results import Result
 
 from llmcli import __version__
+from llmcli.cli import lazy
 from llmcli.cli.session import Session
 
 PLAIN = ("--chat-template", "plain")
@@ -375,3 +377,18 @@ def test_check_counts_and_writes_nothing(
     assert re.match(r"(about \d+ s|less than a second): estimated", facts["time"])
     assert "estimated for texts of full length" in facts["time"]
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_newcomers_follow_no_clock(
+    llmcli: Callable[..., Result], tiny_llama: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the next token, so how many begin in a step does not depend on how long prompts take."""
+    make, asked = lazy.Scheduler, []
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["wait_seconds"])
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(lazy, "Scheduler", note, raising=False)
+    assert llmcli("batch", *files, "-m", tiny_llama, "--max-new-tokens", 2).exit_code == 0
+    assert asked == [math.inf]

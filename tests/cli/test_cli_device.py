@@ -12,7 +12,9 @@ import torch
 from results import Result
 from tiny_models import write_tiny_llama
 
+from llmcli.checkpoint.shapes import shape_model
 from llmcli.cli import device_choice, lazy
+from llmcli.cli.card_target import CardTarget
 from llmcli.cli.device_choice import RunnerOptions
 from llmcli.cli.output.stats import decode_wall_seconds
 from llmcli.cli.targets import open_target
@@ -21,7 +23,10 @@ from llmcli.errors import DeviceError, UsageError
 from llmcli.kernels import device
 from llmcli.kernels.card_facts import TYPICAL_CARD
 from llmcli.kernels.environment import Card, Driver
+from llmcli.measure.subject import Subject, TargetPlan
+from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
 from llmcli.runners.cuda.pricing import Rates
+from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.host.memory import SMALL_PARAMETERS
 
 OLD_CARD = Card(0, "Old Card", (7, 5), 8 * 2**30)
@@ -181,6 +186,23 @@ def test_speed_first_makes_many_rows_faster_in_a_plan(llmcli: Callable[..., Resu
     assert llmcli("plan", tiny_llama, "--rows", 100, "--device", "cpu", "--speed-first").exit_code == 0
 
 
+def test_a_plan_of_many_rows_counts_the_memory_of_products_in_parts() -> None:
+    """Of as much memory as the rows need without: with speed first fewer tokens fit, and fewer rows."""
+    subject = Subject("shape", shape_model("Llama-3.1-8B", "int8"), "int8")
+    stored = StoredModel.of_model(subject.model)
+    exact = plan_memory(stored, max_seq_len=512, num_rows=256, chunk_tokens=PREFILL_CHUNKS[-1]).total_bytes
+    rates = Rates(4.5e12, {"float16": 7e14, "bfloat16": 7e14})
+
+    def planned(num_rows: int | None, context: int, speed_first: bool) -> TargetPlan:
+        card = CardTarget("card", "auto", "auto", rates, exact, speed_first=speed_first)
+        return card.plan(subject, context=context, num_rows=num_rows)
+
+    assert planned(256, 16, speed_first=False).memory.largest_context == 512
+    assert planned(256, 16, speed_first=True).memory.largest_context < 512
+    assert planned(None, 512, speed_first=False).num_rows == 256
+    assert planned(None, 512, speed_first=True).num_rows < 256
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "eval"])
 def test_commands_of_few_rows_have_no_speed_first(llmcli: Callable[..., Result], command: str) -> None:
     llmcli(command, "--speed-first").expect_error(2, "no such option: --speed-first")
@@ -223,6 +245,8 @@ def test_speed_first_is_told_and_kept_where_it_acts(
     here = RunnerOptions("cpu", "auto", None)
     monkeypatch.setattr("llmcli.cli.bench.open_target", lambda options, subject: open_target(here, subject))
     monkeypatch.setattr("llmcli.runners.host.predict.READ_BYTES", 2**20)
+    assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] is False  # it does nothing to two rows
+    monkeypatch.setattr("llmcli.measure.bench.MOST_EXACT_ROWS", 1)
     assert json.loads(llmcli(*bench, flag, "--json").stdout)["speed_first"] == acts
     like = "in two equal runs" if acts else "as generate's"
     assert f"checked           4 tokens, the same {like}" in llmcli(*bench, flag).stdout

@@ -215,6 +215,8 @@ def swiglu_arguments() -> dict[str, Any]:
         ({"row_scales": Phantom((8,), np.float32, 1 << 30)}, r"out is \[9, 40\], expected \[8, 40\]"),
         ({"out": Phantom((9, 16), np.float32, 1 << 30)}, r"out is \[9, 16\]"),
         ({"bias": Phantom((40,), np.float32, 1 << 30)}, r"bias is \[40\], expected \[48\]"),
+        ({"others": Phantom((1, 8, 40), np.float32, 1 << 30)}, r"others is \[1, 8, 40\], expected \[any, 9, 40\]"),
+        ({"others": Phantom((1, 9, 40), np.float32, 1 << 30)}, "cannot cut 1 spans of inputs into 2 parts"),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, Any], message: str) -> None:

@@ -14,11 +14,11 @@ from scripts.benchmark_batch_sizes import draw, main, measure, tables
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def figures(rate: float, share: float, predicted: float, **size: int) -> dict[str, Any]:
+def figures(rate: float, share: float | None, predicted: float, **size: int) -> dict[str, Any]:
     return {"tokens_per_second": rate, "floor_share": share, "predicted_tokens_per_second": predicted, **size}
 
 
-REPORTS = {
+REPORTS: dict[str, list[Any]] = {
     "rows": [
         {"decode": [figures(462, 0.84, 450, num_rows=1)]},
         {"decode": [figures(14_750, 0.28, 15_000, num_rows=256)]},
@@ -38,20 +38,24 @@ REPORTS = {
 }
 
 
-def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> Any:
         calls.append(command)
-        return type("Done", (), {"stdout": json.dumps({"number": len(calls)})})
+        acts = "--speed-first" in command and command[-1] != "cpu"
+        return type("Done", (), {"stdout": json.dumps({"number": len(calls), "speed_first": acts})})
 
     monkeypatch.setattr(benchmark_batch_sizes.subprocess, "run", run)
-    found = measure("model", (1, 64, 256), (12, 2048), ["--repeats", "3"])
-    assert found == {
-        "rows": [{"number": 1}, {"number": 2}, {"number": 3}],
-        "speed_first": [{"number": 4}],  # fewer rows are the same with it
-        "prompts": [{"number": 5}],
-    }
+    out = tmp_path / "sizes.json"
+    sizes = ["--rows", "1", "64", "256", "--prompts", "12", "2048"]
+    monkeypatch.setattr(
+        sys, "argv", ["batch_sizes", "measure", "model", "--out", str(out), *sizes, "--", "--repeats", "3"]
+    )
+    main()
+    found = json.loads(out.read_text())
+    numbers = {name: [report["number"] for report in reports] for name, reports in found.items()}
+    assert numbers == {"rows": [1, 2, 3], "speed_first": [4], "prompts": [5]}  # fewer rows are the same with it
     begin = [sys.executable, "-m", "llmcli", "bench", "model", "--json", "--quiet"]
     decoding = ["--prompt", "128", "--tokens", "64", "--repeats", "3"]
     assert calls == [
@@ -61,6 +65,7 @@ def test_every_size_is_measured_once_in_a_process_of_its_own(monkeypatch: pytest
         [*begin, "--rows", "256", "--speed-first", *decoding],
         [*begin, "--prompt", "12", "--prompt", "2048", "--depth", "128", "--repeats", "3"],
     ]
+    assert measure("model", (256,), (12,), ["--device", "cpu"])["speed_first"] == []  # where it does not act
 
 
 def test_the_tables_say_how_far_the_plan_is_off() -> None:
@@ -83,6 +88,9 @@ def test_the_picture_is_the_same_for_the_same_figures(tmp_path: Path, monkeypatc
     root = ElementTree.parse(picture).getroot()
     assert root.tag == f"{SVG}svg"
     first = picture.read_bytes()
+    unknown = {**REPORTS["prompts"][0], "prompts": [figures(100, None, 90, num_tokens=12)]}
+    draw(picture, {**REPORTS, "prompts": [unknown]}, None, {})
+    assert tables({**REPORTS, "prompts": [unknown]}, None, {}).endswith("| 12 | 100 | - | -10% |\n")
     draw(picture, REPORTS, "vLLM", {8: 1764, 256: 22_897})
     assert picture.read_bytes() == first
     draw(picture, REPORTS, None, {})

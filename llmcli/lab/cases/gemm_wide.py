@@ -1,4 +1,4 @@
-"""Many tokens in fp16 times a tiled matrix of 8 or 4 bits: formats, groups, tails, numbers of tokens, epilogues."""
+"""Many tokens in fp16 times a tiled matrix of 4 to 16 bits: formats, groups, tails, numbers of tokens, epilogues."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -10,7 +10,7 @@ from llmcli.kernels.card_facts import CardFacts
 from llmcli.kernels.gemm_wide import parts_of
 from llmcli.kernels.stage_wide import image_bytes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
-from llmcli.runners.base import MAX_SPAN, PAGE_TOKENS, pages_of
+from llmcli.runners.base import MAX_SPAN, MOST_EXACT_ROWS, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
@@ -23,7 +23,7 @@ ATTENTION_LANES = 32
 # The fewest lanes that attention_rows serves, where a card and a cache allow it. Fewer are faster one by one.
 MANY_LANES = 32
 # Where speed comes first, more lanes than this are multiplied as prompts are.
-MOST_STAGED_LANES = 64
+MOST_STAGED_LANES = MOST_EXACT_ROWS
 MOST_PARTS = 16  # rows whose prompts run in one chunk
 MAX_STAGED_TOKENS = 256  # of short prompts side by side, where they are multiplied as rows are
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
