@@ -1,5 +1,6 @@
 """Compares settings by name, as JSON has them: says which differ, and which are none."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ class Difference:
         if isinstance(then, list) and isinstance(now, list) and max(len(then), len(now)) > _LONGEST_SHOWN_LIST:
             index = first_difference(then, now)
             return f"{self.name} has {len(then)} entries, now {len(now)}; they differ from entry {index + 1} on"
-        return f"{self.name} {shown(then)}, now {shown(now)}"
+        old, new = ("unset" if value is None else shown(value) for value in (then, now))
+        return f"{self.name} {old}, now {new}"
 
 
 def find_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -39,8 +41,8 @@ def first_difference(then: Sequence[Any], now: Sequence[Any]) -> int:
 
 
 def shown(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
+    """A value for a message, where JSON's words stand for Python's."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 

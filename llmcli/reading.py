@@ -72,7 +72,8 @@ class SmallFile:
         """The content as a JSON object."""
         value = self.read_json(path)
         if not isinstance(value, dict):
-            raise self.error(f"{path} holds a JSON {type(value).__name__}, expected an object; {self.remedy}")
+            kind = "null" if value is None else type(value).__name__
+            raise self.error(f"{path} holds a JSON {kind}, expected an object; {self.remedy}")
         return value
 
     def read_toml(self, path: Path) -> dict[str, Any]:

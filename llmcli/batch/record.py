@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcli.differences import find_differences
+from llmcli.differences import Difference, find_differences
 from llmcli.errors import UsageError
 from llmcli.reading import BATCH_RECORD
 from llmcli.writing import OutputFile
@@ -18,6 +18,7 @@ from llmcli.writing import OutputFile
 FORMAT = "llmcli batch"
 VERSION = 1
 NUM_SHOWN_DIFFERENCES = 3
+INPUT = "input"  # the setting that holds the digest of the prompts
 
 _MARK = re.compile(rb'"format"\s*:\s*"llmcli batch"')
 _RECORD_FILE = OutputFile(
@@ -83,9 +84,14 @@ def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str
     differences = find_differences(old, new)
     if not differences:
         return
-    parts = [str(difference) for difference in differences[:NUM_SHOWN_DIFFERENCES]]
+    parts = [_told(difference) for difference in differences[:NUM_SHOWN_DIFFERENCES]]
     more = len(differences) - NUM_SHOWN_DIFFERENCES
     raise UsageError(
         f"{output} was made with {'; '.join(parts)}{f'; and {more} more differences' if more > 0 else ''}: "
         "run with the same settings, or name another output"
     )
+
+
+def _told(difference: Difference) -> str:
+    """Of the input there are only digests, which say nothing to a reader."""
+    return "another content of the input" if difference.name == INPUT else str(difference)

@@ -17,7 +17,7 @@ from llmcli import __version__
 from llmcli.batch.input import Problems
 from llmcli.batch.lines import LineReader
 from llmcli.batch.output import Written, holds_something, read_output
-from llmcli.batch.record import Record, check_record_path, load_record, refuse_other_settings
+from llmcli.batch.record import INPUT, Record, check_record_path, load_record, refuse_other_settings
 from llmcli.checkpoint.export_lock import DestinationLock
 from llmcli.cli import lazy
 from llmcli.cli.batch_options import PIPE, BatchOptions
@@ -193,7 +193,7 @@ def _settings(prompts: Prompts, digest: str) -> dict[str, object]:
         template = f"sha256 {hashlib.sha256(CHAT_TEMPLATE.read_bytes(path)).hexdigest()}"
     return {
         "llmcli": __version__,
-        "input": f"sha256 {digest}",
+        INPUT: f"sha256 {digest}",
         "text": options.text,
         "model": str(folder),
         **{f"file {name}": state for name, state in _model_files(folder).items()},

@@ -11,7 +11,7 @@ def read_logit_bias(value: Any) -> dict[int, float]:
 
     Raises: ValueError, whose text goes on behind the key's name
     """
-    problem = ValueError(f"{shown(value)}, expected token ids and numbers, such as {{'50256': -100}}")
+    problem = ValueError(f'{shown(value)}, expected token ids and numbers, such as {{"50256": -100}}')
     if not isinstance(value, dict):
         raise problem
     biases = {}

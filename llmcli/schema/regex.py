@@ -33,7 +33,9 @@ def check_regex(where: str, regex: object) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)  # sets in sets, which llguidance has and Python has not
             re.compile(regex)
-    except (re.error, FutureWarning, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        raise UsageError(f"{where} is {regex!r:.100}, which is nested too deeply") from error
+    except (re.error, FutureWarning, OverflowError) as error:
         raise UsageError(f"{where} is {regex!r:.100}, no regular expression: {error}") from error
     ignores_case = False
     for found in _PARTS.finditer(regex):

@@ -93,7 +93,7 @@ def test_what_is_not_supported_is_refused_by_name(key: str, value: Any) -> None:
             "body.model is 'gpt-4o', expected 'models/tiny' or 'tiny'; name this run's",
         ),
         ({"prompt": "a", "n": 2}, "body.n is 2, expected 1"),
-        ({"prompt": "a", "n": True}, "body.n is True, expected 1"),
+        ({"prompt": "a", "n": True}, "body.n is true, expected 1"),
         (
             {"prompt": "a", "max_tokens": 1, "max_completion_tokens": 1},
             "body.max_tokens and body.max_completion_tokens",

@@ -32,7 +32,7 @@ def test_differences_are_named_with_both_values() -> None:
     with pytest.raises(UsageError) as caught:
         refuse_other_settings(Path("out"), SETTINGS, new)
     assert str(caught.value) == (
-        "out was made with temperature 0.30000000000000004, now 1.0; system None, now 'Be kind': "
+        "out was made with temperature 0.30000000000000004, now 1.0; system unset, now 'Be kind': "
         "run with the same settings, or name another output"
     )
 

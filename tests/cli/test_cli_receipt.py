@@ -163,7 +163,7 @@ def test_versions_and_variables_are_named(
     version, variable = differences(result)
     assert version.startswith("llmcli '0.")
     assert version.endswith("', now '9.9.9'")
-    assert variable == "variable ATEN_CPU_CAPABILITY None, now 'default'"
+    assert variable == "variable ATEN_CPU_CAPABILITY unset, now 'default'"
 
 
 def test_another_text_though_nothing_differs(generate: Llmcli, llmcli: Llmcli, receipt: Path) -> None:

@@ -82,6 +82,6 @@ def test_samples_are_found_by_their_numbers() -> None:
 def test_differences_in_words() -> None:
     (short,) = find_differences({"a": 1, "b": "x"}, {"a": 1, "b": "y"})
     assert str(short) == "b 'x', now 'y'"
-    assert str(Difference("stop", ["a"], None)) == "stop ['a'], now None"
+    assert str(Difference("stop", ["a"], None)) == "stop ['a'], now unset"
     many = Difference("ids", list(range(10)), [0, 1, 2, *range(4, 12)])
     assert str(many) == "ids has 10 entries, now 11; they differ from entry 4 on"

@@ -217,7 +217,7 @@ def test_what_is_not_supported_is_refused_by_name(client: Any, asked: dict[str, 
     [
         ([2**31], f"prompt[0] is {2**31}, expected < {2**31}"),
         ([5, "a"], "prompt[1] is 'a', expected an integer"),
-        ([True], "prompt[0] is True, expected an integer"),
+        ([True], "prompt[0] is true, expected an integer"),
         ([[5], [6, -1]], "prompt[1][1] is -1, expected >= 0"),
         ([[5], "a"], "prompt[1] is 'a', expected a list"),
         (["a", [5]], "prompt[1] is [5], expected a string"),

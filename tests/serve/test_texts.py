@@ -130,7 +130,8 @@ def test_a_slow_reader_holds_no_row_and_gets_fewer_longer_pieces(run_test: Calla
             num_pieces += 1
         expected = [bytes(token for token in ids_alone(requests[0], k) if token < 256).decode() for k in range(3)]
         assert texts == expected
-        assert num_pieces <= 3 * 3 < min(map(len, expected))
+        # Of each text what came first, what came while nobody read, what was still on its way then, and its end.
+        assert num_pieces <= 4 * 3 < min(map(len, expected))
         assert client.body.endswith(b"data: [DONE]\n\n")
 
     run_test(test)
