@@ -37,7 +37,8 @@ def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
 
     Raises: UsageError for two of them, and for a value of another type.
     """
-    given = [kind for kind in _EXPECTED if kind in values]
+    asks_for_nothing = {"json_output"} if values.get("json_output") is False else set()
+    given = [kind for kind in _EXPECTED if kind in values.keys() - asks_for_nothing]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} cannot be combined")
     for kind in given:
@@ -49,7 +50,7 @@ def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
         }.get(kind, isinstance(value, str))
         if not is_right:
             raise UsageError(f"{kind} is {shown(value)}, expected {_EXPECTED[kind]}")
-        return HeldTo(kind, kind, value) if value is not False or kind == "schema" else None
+        return HeldTo(kind, kind, value)
     return None
 
 

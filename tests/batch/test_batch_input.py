@@ -48,6 +48,7 @@ def test_what_a_line_is_held_to() -> None:
         assert line is not None
         assert line.held_to == HeldTo(key, key, value)  # type: ignore[arg-type]
     assert parse({"prompt": "a", "json_output": False}) == Line(1, 1, "a")
+    assert parse({"prompt": "a", "json_output": False, "regex": "b"}) == parse({"prompt": "a", "regex": "b"})
 
 
 def test_what_is_not_given_is_left_to_the_run() -> None:

@@ -232,6 +232,14 @@ def test_a_prompt_is_wrong_where_it_is_wrong(prompt: Any, words: str) -> None:
     assert caught.value.message == words
 
 
+def test_options_of_a_stream_are_for_streams() -> None:
+    body = {"prompt": "a", "stream_options": {"include_usage": True}}
+    assert parse_body(CompletionBody, json.dumps({**body, "stream": True}).encode()).includes_usage
+    with pytest.raises(Refusal, match="stream_options is for streams") as caught:
+        parse_body(CompletionBody, json.dumps(body).encode())
+    assert caught.value.param == "stream_options"
+
+
 @pytest.mark.parametrize("prompt", [[5, 999_999], [[5], []], "snail " * 3000])
 def test_a_prompt_that_cannot_be_is_refused_by_name(client: Any, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
