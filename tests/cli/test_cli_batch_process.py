@@ -89,6 +89,7 @@ def test_a_second_run_is_refused_while_the_first_one_is_at_work(slow_model: Path
     arguments = (source, output, "-m", slow_model, "--seed", 1, "--max-new-tokens", 400)
     first = start(*arguments)
     wait_for_lines(output, first, 1)
+    first.send_signal(signal.SIGSTOP)  # or it could end before the second begins
     (tmp_path / "link").symlink_to(output)
     for name in (output, tmp_path / "link"):
         second = start(source, name, *arguments[2:], "-q")

@@ -102,7 +102,7 @@ def test_what_is_no_conversation_is_refused(
         (b"{", "is not valid JSON"),
         (b"\xff\xfe", "is not valid JSON"),
         (b"[]", "holds a JSON list, expected an object"),
-        (b"null", "holds a JSON NoneType, expected an object"),
+        (b"null", "holds a JSON null, expected an object"),
         (b"{}", 'lacks the line "format"'),
         (b"[" * 100_000, "nested more than 64 levels deep"),
         (b'{"format": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 levels deep"),

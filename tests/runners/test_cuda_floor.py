@@ -19,8 +19,11 @@ def test_the_floor_is_the_longer_of_bytes_and_operations() -> None:
     few, many = predictor.decode_floor_seconds(100), predictor.decode_floor_seconds(100, 256)
     assert few == predictor.decode_bytes(100) / 1e12
     assert many == approximately((2 * 256 * (layers + head) + 256 * 32 * 4 * 101 * 4096) / 1e14)
-    assert few < predictor.decode_seconds(100)
-    assert many < predictor.decode_seconds(100, 256)
+    h200 = CardPredictor(plan, Rates(4.5e12, {"float16": 8e14, "bfloat16": 8e14}), TYPICAL_CARD)
+    for num_rows in (1, 64, 256):
+        assert h200.decode_floor_seconds(100, num_rows) < h200.decode_seconds(100, num_rows)
+    for num_tokens in (12, 2048):
+        assert h200.prefill_floor_seconds(num_tokens) < h200.prefill_seconds(num_tokens)
     short, long = predictor.prefill_floor_seconds(9), predictor.prefill_floor_seconds(4096)
     assert short == predictor.decode_bytes(0) / 1e12
     num_seen = 4096 * 4097 // 2
