@@ -40,8 +40,8 @@ def measure(model: str, rows: Sequence[int], prompts: Sequence[int], options: Se
     plain = [bench(model, "--rows", count, *decoding) for count in rows]
     many = [count for count in rows if count > MOST_EXACT_ROWS]
     first = [bench(model, "--rows", count, "--speed-first", *decoding) for count in many]
-    lengths = [word for length in prompts for word in ("--prompt", length)]
     first = [report for report in first if report["speed_first"]]  # elsewhere it is the same again
+    lengths = [word for length in prompts for word in ("--prompt", length)]
     return {"rows": plain, "speed_first": first, "prompts": [bench(model, *lengths, "--depth", DEPTH, *options)]}
 
 

@@ -93,5 +93,5 @@ def refuse_other_settings(output: Path, old: Mapping[str, Any], new: Mapping[str
 
 
 def _told(difference: Difference) -> str:
-    """Of the input there are only digests, which say nothing to a reader."""
-    return "another content of the input" if difference.name == INPUT else str(difference)
+    """Say what differs. Of the input there are only digests, which tell a reader nothing."""
+    return "other prompts than the input has now" if difference.name == INPUT else str(difference)

@@ -76,7 +76,9 @@ def refuse_existing(destination: Path, *, replace: bool) -> None:
             f"{destination} is not a model folder, and --force replaces only model folders; remove it yourself"
         )
     if Path.cwd().is_relative_to(destination.resolve()):
-        raise UsageError(f"{destination} would be replaced while it is the current folder, or holds it; leave it first")
+        raise UsageError(
+            f"cannot replace {destination}: it is, or holds, the current folder; run llmcli from another one"
+        )
 
 
 def _is_model_folder(folder: Path) -> bool:

@@ -66,7 +66,7 @@ class Prompts:
     @cached_property
     def _encode_messages(self) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
         variables = parse_template_variables(self.options.template_var)
-        return self._session.message_encoder(self.options.chat_template, variables)
+        return self._session.message_encoder(*self._session.open_template(self.options.chat_template, variables))
 
     def read(self, reader: LineReader, problems: Problems, on_read: Callable[[int], None]) -> list[Task]:
         """Every prompt of a file. What is wrong with one is noted in `problems`; `on_read` gets the bytes so far.

@@ -138,7 +138,7 @@ def _fail(error: Exception, message: str, exit_code: int) -> int:
 
 
 def _closed_stream(name: str) -> TextIO:
-    """In the place of a stream that the caller has closed: messages go nowhere, and a result cannot be written."""
+    """Stand for a stream that the caller has closed. Messages go nowhere; writing a result fails."""
     mode = os.O_RDONLY if name == "stdout" else os.O_WRONLY
     return open(f"<{name}>", "w", encoding="utf-8", opener=lambda *_: os.open(os.devnull, mode))
 

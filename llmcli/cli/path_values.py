@@ -14,7 +14,7 @@ _PATH_WORDS = frozenset({"FILE", "IN", "OUT"})  # metavars of paths that may als
 
 
 def refuse_empty_paths(params: Iterable[Any]) -> None:
-    """Make the params of a command that take a path raise a UsageError for an empty one."""
+    """Make each param that takes a path raise a UsageError for an empty one."""
     for param in params:
         annotation = param.type_descriptor.annotation
         if Path in (annotation, *get_args(annotation)) or param.metavar in _PATH_WORDS:

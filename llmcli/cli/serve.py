@@ -67,7 +67,7 @@ def serve(
         address = _address(listener)
         name = chosen_model(server.model_argument, options.model)
         run = open_run(request, name)
-        if server.chat_template is not None or server.template_var:
+        if server.chat_template is not None or server.template_var:  # else a model without one completes prompts
             template, _ = run.session.open_template(server.chat_template, parse_template_variables(server.template_var))
             template.close()
         num_rows = parse_rows(server.rows)

@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli import lazy
@@ -95,17 +93,14 @@ class SessionModel:
 
     @cached_property
     def _encode_messages(self) -> Callable[[Messages], EncodedPrompt]:
-        session = self.run.session
-        encode_messages = session.message_encoder(self.chat_template, self.template_variables)
-        folders = {session.model.checkpoint.folder, Path(self.chat_template or "").parent}
+        template, ends = self.run.session.open_template(self.chat_template, self.template_variables)
+        encode_messages = self.run.session.message_encoder(template, ends)
 
         def encode(messages: Messages) -> EncodedPrompt:
             try:
                 return encode_messages(messages)
-            except TokenizerError as error:  # it says where the template lies, which is no client's business
-                message = str(error)
-                for folder in folders:
-                    message = message.replace(f"{folder}{os.sep}", "")
+            except TokenizerError as error:  # where the template lies is no client's business
+                message = str(error).replace(template.origin, "the chat template")
                 raise Refusal(400, message, param="messages") from error
 
         return encode

@@ -120,18 +120,21 @@ class Session:
         template_choice: str | None,
         variables: Mapping[str, Any] | None = None,
     ) -> EncodedPrompt:
-        """A user's message, and a system prompt if there is one, in the template. Raises: as `message_encoder`"""
+        """A user's message, and a system prompt if there is one, in the template.
+
+        Raises: as `open_template`; TokenizerError if the template refuses them
+        """
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self.message_encoder(template_choice, variables)([*messages, {"role": "user", "content": message}])
+        encode = self.message_encoder(*self.open_template(template_choice, variables))
+        return encode([*messages, {"role": "user", "content": message}])
 
     def message_encoder(
-        self, template_choice: str | None, variables: Mapping[str, Any] | None = None
+        self, template: ChatTemplate, ends: frozenset[int]
     ) -> Callable[[Sequence[Mapping[str, str]]], EncodedPrompt]:
-        """What encodes conversations with the chat template, which is read once.
+        """What encodes conversations with what `open_template` returned.
 
-        Raises: UsageError if there is no template; the result raises TokenizerError if the template refuses one.
+        The result raises TokenizerError if the template refuses a conversation.
         """
-        template, ends = self.open_template(template_choice, variables)
 
         def encode(messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
             token_ids = lazy.encode_chat(self.tokenizer, template, messages)

@@ -47,10 +47,10 @@ def open_subject(name: str | None, form: str | None) -> Subject:
 
 
 def refuse_scratch_of_model(subject: Subject, folder: Path | None, *, keep: bool = False) -> None:
-    """Refuse a folder for weights, or to keep them, where none are written. Raises: UsageError"""
+    """Refuse --scratch and --keep for a model: only a shape's weights are written. Raises: UsageError"""
     if subject.form is None and (keep or folder is not None):
         flag = "--keep" if keep else "--scratch"
-        raise UsageError(f"{flag} is for the weights of a shape; {subject.name} is a model with files of its own")
+        raise UsageError(f"leave out {flag}: it is for a shape's random weights, and {subject.name} has its own files")
 
 
 @contextmanager

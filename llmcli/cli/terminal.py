@@ -76,7 +76,7 @@ class Terminal:
         _send(sys.stderr, shown)
 
     def _emit_line(self, line: str, is_drawn: bool = False) -> None:
-        """A message: on a terminal it breaks between words. One that a full disk cannot hold costs no result."""
+        """A message: on a terminal it breaks between words. Drop it where stderr cannot take it."""
         if sys.stderr.isatty():
             wrap = WordWrap(lambda: columns_of(sys.stderr))
             line = wrap.push(line if is_drawn else visible(line)) + wrap.flush()

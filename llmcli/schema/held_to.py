@@ -37,8 +37,9 @@ def held_to_of(values: Mapping[str, Any]) -> HeldTo | None:
 
     Raises: UsageError for two of them, and for a value of another type.
     """
-    asks_for_nothing = {"json_output"} if values.get("json_output") is False else set()
-    given = [kind for kind in _EXPECTED if kind in values.keys() - asks_for_nothing]
+    given = [kind for kind in _EXPECTED if kind in values]
+    if values.get("json_output") is False:  # which asks for nothing
+        given.remove("json_output")
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} cannot be combined")
     for kind in given:

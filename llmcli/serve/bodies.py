@@ -128,7 +128,7 @@ class TextsBody(Sampling):  # type: ignore[misc, valid-type]
     def _check_held_to(self) -> TextsBody:
         _ = self.held_to
         if self.stream_options is not None and not self.stream:
-            raise Refusal(400, "stream_options is for streams, and stream is false", param="stream_options")
+            raise Refusal(400, 'stream_options needs "stream": true', param="stream_options")
         return self
 
     @property

@@ -33,7 +33,7 @@ PLAIN_SOURCE = """\
 PLAIN_STOP_STRING = "\nUser:"
 
 TIME_LIMIT_SECONDS = 2
-# A template may write as much as this (OUTPUT_LIMIT_MB of chat_sandbox.py): longer messages are no fault of it.
+# What a template may write (OUTPUT_LIMIT_MB of chat_sandbox.py). Longer messages are not the template's fault.
 MOST_MESSAGE_BYTES = 4 * 2**20
 CONVERSATION_VARIABLES = ("messages", "add_generation_prompt")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -79,7 +79,7 @@ class ChatTemplate:
         num_bytes = sum(len(str(one.get("content")).encode(errors="surrogatepass")) for one in messages)
         if num_bytes > MOST_MESSAGE_BYTES:
             most = MOST_MESSAGE_BYTES >> 20
-            raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, expected at most {most}; shorten them")
+            raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, and {most} MB fit; shorten them")
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
         request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}

@@ -245,7 +245,7 @@ def test_another_input_or_model_is_refused(
     assert llmcli(*arguments).exit_code == 0
     content = source.read_bytes()
     source.write_bytes(content.replace(b"Yes", b"Yet"))
-    llmcli(*arguments).expect_error(2, f"{output} was made with another content of the input: ")
+    llmcli(*arguments).expect_error(2, f"{output} was made with other prompts than the input has now: ")
     source.write_bytes(content)
     copy = tmp_path / "copy"
     copy.mkdir()

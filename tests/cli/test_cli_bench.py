@@ -381,4 +381,5 @@ def test_plan_reads_no_weights(llmcli: Llmcli, model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("flags", [("--keep",), ("--scratch", "folder")])
 def test_what_is_for_shapes_is_refused_for_a_model(llmcli: Llmcli, model: Path, flags: tuple[str, ...]) -> None:
-    llmcli("bench", model, *QUICK, *flags).expect_error(2, f"{flags[0]} is for the weights of a shape; model is a")
+    told = llmcli("bench", model, *QUICK, *flags)
+    told.expect_error(2, f"leave out {flags[0]}: it is for a shape's random weights, and model has its own files")

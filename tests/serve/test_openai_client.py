@@ -235,7 +235,7 @@ def test_a_prompt_is_wrong_where_it_is_wrong(prompt: Any, words: str) -> None:
 def test_options_of_a_stream_are_for_streams() -> None:
     body = {"prompt": "a", "stream_options": {"include_usage": True}}
     assert parse_body(CompletionBody, json.dumps({**body, "stream": True}).encode()).includes_usage
-    with pytest.raises(Refusal, match="stream_options is for streams") as caught:
+    with pytest.raises(Refusal, match='stream_options needs "stream": true') as caught:
         parse_body(CompletionBody, json.dumps(body).encode())
     assert caught.value.param == "stream_options"
 
