@@ -34,7 +34,7 @@ def check_regex(where: str, regex: object) -> None:
             warnings.simplefilter("error", FutureWarning)  # sets in sets, which llguidance has and Python has not
             re.compile(regex)
     except RecursionError as error:
-        raise UsageError(f"{where} has too many parentheses in each other: {regex!r:.100}; use fewer") from error
+        raise UsageError(f"{where} nests parentheses too deeply: {regex!r:.100}; use fewer") from error
     except (re.error, FutureWarning, OverflowError) as error:
         raise UsageError(f"{where} is {regex!r:.100}, no regular expression: {error}") from error
     ignores_case = False

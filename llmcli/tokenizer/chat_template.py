@@ -79,7 +79,7 @@ class ChatTemplate:
         num_bytes = sum(len(str(one.get("content")).encode(errors="surrogatepass")) for one in messages)
         if num_bytes > MOST_MESSAGE_BYTES:
             most = MOST_MESSAGE_BYTES >> 20
-            raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, and {most} MB fit; shorten them")
+            raise UsageError(f"the messages have {num_bytes / 2**20:.1f} MB, at most {most} MB fit; shorten them")
         prompt: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         prompt["messages"] = [_message(message) for message in messages]
         request = {"source": self.source, "variables": self.special_tokens | prompt | self.variables | variables}
