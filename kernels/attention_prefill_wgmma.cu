@@ -1,14 +1,18 @@
 // attention_prefill_wgmma: out[i,h] = sum_j softmax_j(scale * q[i,h] . K[j]) V[j], j <= start + i
 //           Source: arXiv 2407.08608, algorithm 2; HF LlamaAttention
-// Shapes:   q [num_tokens, num_attention_heads, 128] float in rows of q_stride, normed and rotated; keys, values
-//           [num_pages, num_key_value_heads, PAGE_TOKENS, 128] KvT; pages [pages_per_row] int, of the row; out
-//           [num_tokens, num_attention_heads, 128] float
-// Requires: sm_90a; KvT of 16 bits; 16-byte aligned heads and q_stride; the row's pages hold the tokens 0 ... start +
-//           num_tokens - 1; window >= 1; scale holds a factor log2(e)
+// Shapes:   q [num_tokens, num_attention_heads, 128] float in rows of q_stride, normed; cos_sin [max_seq_len, 64]
+//           float2, the angles of a position, or null (no rotary); keys, values [num_pages, num_key_value_heads,
+//           PAGE_TOKENS, 128] KvT; pages [pages_per_row] int, of the row. UNIT_INPUTS 0: out [num_tokens,
+//           num_attention_heads, 128] float; others: out is an image for a matrix with such units
+//           (common/wide_image.cuh), without scales, in which these tokens are those from first_token on
+// Requires: sm_90a; KvT of 16 bits, fp16 for an image; 16-byte aligned heads, q_stride, cos_sin and image; the row's
+//           pages hold the tokens 0 ... start + num_tokens - 1, and cos_sin their positions; window >= 1; scale holds a
+//           factor log2(e)
 // Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), block (128 * (CONSUMERS + 1)); dynamic
 //           shared memory for STAGES tiles of keys and of values: 192 KiB
-// Traffic:  q and out once; keys and values once for every 64 * CONSUMERS rows, from L2
-// Numerics: those of attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. A token's bits
+// Traffic:  q and out once, cos_sin from L2; keys and values once for every 64 * CONSUMERS rows, from L2
+// Numerics: those of rotary and attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. An
+//           image is rounded once: a mean of fp16 values is within fp16's range, or saturated there. A token's bits
 //           depend on its position alone, neither on the ends of chunks nor on pages: tiles of keys begin at fixed
 //           positions, rows share no sums, and a tile that a row does not see multiplies its sums by 1 and adds 0. The
 //           sums' order is not attention_prefill's, so the launcher must choose by card and cache, not by tokens
@@ -18,10 +22,11 @@
 //           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first
 #include "common/prefill_wgmma.cuh"
 
-template <typename KvT, int CONSUMERS, int STAGES>
+template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
-    attention_prefill_wgmma(const float* __restrict__ q, const KvT* __restrict__ keys, const KvT* __restrict__ values,
-                            const int* __restrict__ pages, float* __restrict__ out, PrefillShape shape) {
+    attention_prefill_wgmma(const float* __restrict__ q, const float* __restrict__ cos_sin,
+                            const KvT* __restrict__ keys, const KvT* __restrict__ values,
+                            const int* __restrict__ pages, void* __restrict__ out, PrefillShape shape) {
     constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
     // Shared memory: stages of keys, then of values. The first four warps fill them, the others empty them.
     alignas(1024) extern __shared__ uint4 shared[];
@@ -82,7 +87,21 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 }
             }
         };
-        if (tile_index(0) < shape.num_items()) load_queries(tile_index(0));
+        const auto find_positions = [&](int index, int (&position)[2]) {
+            const int first_row = PrefillTile(shape, index, TILE_ROWS).first_row + own_row;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) position[i] = shape.start + min(first_row + 8 * i, last_row) / shape.group_size;
+        };
+        const auto rotate_queries = [&](int index) {
+            if (cos_sin == nullptr) return;
+            int position[2];
+            find_positions(index, position);
+            rotate_rows(scores, cos_sin, position);
+        };
+        if (tile_index(0) < shape.num_items()) {
+            load_queries(tile_index(0));
+            rotate_queries(tile_index(0));
+        }
         for (int round = 0; tile_index(round) < shape.num_items(); ++round) {
             const PrefillTile tile(shape, tile_index(round), TILE_ROWS);
             unsigned queries[HEAD_DIM / 16][4];
@@ -92,10 +111,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                                                        within_range<KvT>(scores[2 * i + 1] * shape.scale));
             }
             int position[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                position[i] = shape.start + min(tile.first_row + own_row + 8 * i, last_row) / shape.group_size;
-            }
+            find_positions(tile_index(round), position);
             const int group_row = tile.first_row + group * GROUP_ROWS;  // its rows' lowest and highest positions
             const int lowest = shape.start + group_row / shape.group_size;
             const int highest = shape.start + (group_row + GROUP_ROWS - 1) / shape.group_size;
@@ -169,12 +185,14 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 for (int i = 0; i < 64; ++i) mixed[i] *= factor[i / 2 % 2];
                 round_weights();
             }
-            // They arrive beside the last product.
-            if (tile_index(round + 1) < shape.num_items()) load_queries(tile_index(round + 1));
+            // They arrive beside the last product, and are rotated beside it.
+            const bool goes_on = tile_index(round + 1) < shape.num_items();
+            if (goes_on) load_queries(tile_index(round + 1));
             barrier_wait(&filled[1][value_turn.stage], value_turn.parity);
             fence_async_side();
             wgmma_begin();
             mix();
+            if (goes_on) rotate_queries(tile_index(round + 1));
             wgmma_wait<0>();
             hold(mixed);
             release(&emptied[1][value_turn.stage]);
@@ -187,9 +205,13 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 const float inverse = 1.0f / total;
                 const int row = tile.first_row + own_row + 8 * i, query = position[i] - shape.start;
                 if (row > last_row) continue;
-                const int of_token = tile.kv_head * shape.group_size + row - query * shape.group_size;
-                const int num_heads = shape.group_size * shape.num_key_value_heads;
-                float* place = out + (size_t(query) * num_heads + of_token) * HEAD_DIM + 2 * t;
+                const int head = tile.kv_head * shape.group_size + row - query * shape.group_size;
+                if constexpr (UNIT_INPUTS > 0) {
+                    store_in_image<UNIT_INPUTS>(static_cast<unsigned char*>(out), shape.first_token + query, head,
+                                                shape.num_heads(), mixed, i, inverse);
+                    continue;
+                }
+                float* place = static_cast<float*>(out) + (size_t(query) * shape.num_heads() + head) * HEAD_DIM + 2 * t;
 #pragma unroll
                 for (int j = 0; j < HEAD_DIM / 8; ++j) {
                     *reinterpret_cast<float2*>(place + 8 * j) =

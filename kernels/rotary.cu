@@ -7,7 +7,8 @@
 //           k
 // Traffic:  n * num_heads * HEAD_DIM * 8 bytes; cos_sin is served by L2
 // Numerics: fp32, three roundings an element; deterministic
-// Choice:   four pairs a thread in 16-byte accesses, one launch for both; decode does this inside attention_decode
+// Choice:   four pairs a thread in 16-byte accesses, one launch for both; decode does this inside attention_decode, and
+//           attention_prefill_wgmma for the queries: then num_attention_heads is 0 here
 #include "common/types.cuh"
 
 constexpr int BLOCK_SIZE = 128;

@@ -1,4 +1,5 @@
-// prefill_wgmma: the parts of attention_prefill_wgmma: its tiles of rows, the copies of a page's tokens, the softmax.
+// prefill_wgmma: the parts of attention_prefill_wgmma: its tiles of rows, rotary, the copies of a page's tokens, the
+// softmax, and outputs as the next product's image.
 //
 // A row is a query of one head; the rows of a key-value head are its tokens in turn, each with all heads of the group.
 #pragma once
@@ -7,6 +8,7 @@
 #include "common/pages.cuh"
 #include "common/reduce.cuh"
 #include "common/wgmma.cuh"
+#include "common/wide_image.cuh"
 
 constexpr int HEAD_DIM = 128;
 constexpr int TILE_TOKENS = 128;  // fixed: a token's bits depend on where tiles begin
@@ -15,10 +17,11 @@ constexpr int HALF_BYTES = TILE_TOKENS * 128;
 constexpr int TILE_BYTES = 2 * HALF_BYTES;  // dimensions 0 ... 63 of all tokens, then the others
 
 struct PrefillShape {
-    int q_stride, num_key_value_heads, group_size, num_tokens, num_tiles, start, window;
+    int q_stride, num_key_value_heads, group_size, num_tokens, num_tiles, start, window, first_token;
     float scale;
 
     __device__ __forceinline__ int num_items() const { return num_tiles * num_key_value_heads; }
+    __device__ __forceinline__ int num_heads() const { return group_size * num_key_value_heads; }
 };
 
 // A tile of rows of one key-value head.
@@ -34,6 +37,52 @@ struct PrefillTile {
         end = shape.start + last_query + 1;
     }
 };
+
+// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and
+// 8j + 2t + 1 of all j. Of its queries and its outputs it holds dimensions alike.
+
+// Half-split rotary of the queries of two rows, as rotary.cu has it. `cos_sin` are the angles of all positions.
+__device__ __forceinline__ void rotate_rows(float (&x)[64], const float* __restrict__ cos_sin,
+                                            const int (&position)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float* angles = cos_sin + size_t(position[i]) * HEAD_DIM + threadIdx.x % 4 * 4;
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 16; ++j) {
+            const float4 pair = *reinterpret_cast<const float4*>(angles + 16 * j);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const float cosine = k == 0 ? pair.x : pair.z, sine = k == 0 ? pair.y : pair.w;
+                float &low = x[4 * j + 2 * i + k], &high = x[4 * (j + HEAD_DIM / 16) + 2 * i + k];
+                const float turned = low * cosine - high * sine;
+                high = high * cosine + low * sine;
+                low = turned;
+            }
+        }
+    }
+}
+
+// Stores the outputs of row i, times `inverse`, for a token's head, in an image whose rows are all heads. Their 16
+// bytes lie together: a lane's words are the j that are WORD apart.
+template <int UNIT_INPUTS>
+__device__ __forceinline__ void store_in_image(unsigned char* image, int token, int head, int num_heads,
+                                               const float (&mixed)[64], int i, float inverse) {
+    constexpr int WORD = UNIT_INPUTS == 64 ? 2 : UNIT_INPUTS == 128 ? 4 : 1, STEP = UNIT_INPUTS == 128 ? 2 : 8;
+    constexpr int HALF = UNIT_INPUTS == 32 ? 4 : 1;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+        const int first = part / 2 * STEP + part % 2 * HALF, column = head * HEAD_DIM + 8 * first + threadIdx.x % 4 * 2;
+        unsigned words[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int pair = 4 * (first + k * WORD) + 2 * i;
+            words[k] = pack_pair<__half>(within_range<__half>(mixed[pair] * inverse),
+                                         within_range<__half>(mixed[pair + 1] * inverse));
+        }
+        const size_t place = wide_place<UNIT_INPUTS>(token, column, wide_steps(num_heads * HEAD_DIM));
+        *reinterpret_cast<uint4*>(image + place) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
 
 // In every other round backwards, so that every block gets about as many tokens.
 __device__ __forceinline__ int tile_index(int round) {
@@ -69,8 +118,6 @@ __device__ __forceinline__ void copy_tile(unsigned destination, const KvT* sourc
     }
 }
 
-// Of a group's scores a lane holds rows g (i = 0) and g + 8 (i = 1), as wgmma_halves has them: tokens 8j + 2t and
-// 8j + 2t + 1 of all j.
 __device__ __forceinline__ float& score_at(float (&scores)[64], int i, int j) {
     return scores[j / 2 * 4 + 2 * i + j % 2];
 }

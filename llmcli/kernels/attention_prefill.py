@@ -1,11 +1,12 @@
 """Launcher of attention_prefill.cu: many new tokens of one row against everything cached up to each of them."""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
-from llmcli.kernels.attention_prefill_wgmma import attention_prefill_wgmma, takes
+from llmcli.kernels.attention_prefill_wgmma import attention_prefill_wgmma, makes_images, takes
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import (
     CACHE_TYPES,
@@ -19,6 +20,7 @@ from llmcli.kernels.qkv import (
     has_scales,
 )
 from llmcli.kernels.spec import KernelCost, KernelSpec
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, check_image
 
 SPEC = KernelSpec(
     "attention_prefill",
@@ -39,6 +41,16 @@ def kernel_name(keys: Array) -> str:
     return f"attention_prefill<{CACHE_TYPES[keys.dtype]}, {keys.shape[3]}>"
 
 
+def rotates_queries(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+    """Whether `attention_prefill` takes `cos_sin` on this card, for a cache of this type."""
+    return takes(device, layout, dtype)
+
+
+def writes_images(device: Device, layout: QkvLayout, dtype: np.dtype[Any]) -> bool:
+    """Whether its `out` may be rows of an image."""
+    return takes(device, layout, dtype) and makes_images(dtype)
+
+
 def attention_prefill(
     device: Device,
     *,
@@ -51,37 +63,46 @@ def attention_prefill(
     pages: Array,
     start: int,
     window: int | None,
-    out: Array,
+    cos_sin: Array | None = None,
+    out: Array | ImageRows,
 ) -> None:
     """Attend from n tokens of one row, the first at position `start`, whose keys and values are cached already.
 
-    With a window a token sees only that many tokens, itself included. A token's bits do not depend on its chunk.
+    With a window a token sees only that many tokens, itself included. A token's bits do not depend on its chunk. With
+    `cos_sin` queries are rotated first. Rows of an image have no scales. Not every card and cache has these two.
     Shapes: qkv [n, layout.width] float32, queries normed and rotated, rows may be further apart; keys, values
             [num_pages, num_key_value_heads, PAGE_TOKENS, head_dim], one layer's; key_scales, value_scales [num_pages,
             num_key_value_heads, PAGE_TOKENS] float32 beside codes; pages [pages_per_row] int32, the row's page table;
-            out [n, layout.q_size] float32
-    Raises: ValueError
+            cos_sin [max_seq_len, head_dim / 2, 2] float32; out [n, layout.q_size] float32, or rows of an image
+    Raises: ValueError, also where `rotates_queries` and `writes_images` say no
     """
     check_layout("attention_prefill", layout)
     stride = check_qkv("attention_prefill", qkv, layout)
     num_tokens = qkv.shape[0]
     check_cache("attention_prefill", keys, values, layout, key_scales, value_scales)
     check("attention_prefill", "pages", pages, dtype=np.int32, shape=(None,), aligned=4)
-    check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
+    if isinstance(out, ImageRows):
+        _check_image(device, out, layout, num_tokens, keys.dtype)
+    else:
+        check("attention_prefill", "out", out, dtype=np.float32, shape=(num_tokens, layout.q_size))
     room = pages.shape[0] * PAGE_TOKENS
     if start < 0 or start + num_tokens > room:
         raise ValueError(f"attention_prefill: tokens {start} to {start + num_tokens - 1} do not fit pages for {room}")
+    if cos_sin is not None:
+        _check_rotary(device, cos_sin, layout, start + num_tokens, keys.dtype)
     visible = check_window("attention_prefill", window)
     scale = layout.head_dim**-0.5 * math.log2(math.e)
 
     def cost() -> KernelCost:
-        return attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window)
+        itemsize = 2 if isinstance(out, ImageRows) else 4
+        return attention_prefill_cost(num_tokens, start, layout, keys.dtype.itemsize, window, itemsize)
 
     if takes(device, layout, keys.dtype):
         attention_prefill_wgmma(
             device,
             qkv=qkv,
             q_stride=stride,
+            cos_sin=cos_sin,
             layout=layout,
             keys=keys,
             values=values,
@@ -131,8 +152,26 @@ def _block(head_dim: int, itemsize: int) -> tuple[int, int]:
     return queries, 2 * (queries + 2 * tokens) * (padded + 8) + arriving
 
 
+def _check_image(device: Device, rows: ImageRows, layout: QkvLayout, num_tokens: int, dtype: np.dtype[Any]) -> None:
+    if not writes_images(device, layout, dtype):
+        raise ValueError(f"attention_prefill: writes no images from a cache of {dtype} with {layout}")
+    if rows.unit_inputs not in UNIT_INPUTS:
+        raise ValueError(f"attention_prefill: units have {rows.unit_inputs} inputs, expected one of {UNIT_INPUTS}")
+    if rows.first_token < 0:
+        raise ValueError(f"attention_prefill: the first token of the image is {rows.first_token}")
+    check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + num_tokens)
+
+
+def _check_rotary(device: Device, cos_sin: Array, layout: QkvLayout, end: int, dtype: np.dtype[Any]) -> None:
+    if not rotates_queries(device, layout, dtype):
+        raise ValueError(f"attention_prefill: rotates no queries for a cache of {dtype} with {layout}")
+    check("attention_prefill", "cos_sin", cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
+    if end > cos_sin.shape[0]:
+        raise ValueError(f"attention_prefill: position {end - 1} is beyond the {cos_sin.shape[0]} of cos_sin")
+
+
 def attention_prefill_cost(
-    num_tokens: int, start: int, layout: QkvLayout, itemsize: int, window: int | None
+    num_tokens: int, start: int, layout: QkvLayout, itemsize: int, window: int | None, out_itemsize: int = 4
 ) -> KernelCost:
     """What one call needs at least: every visible token once, and the products that are not masked."""
     seen = sum(range(start + 1, start + num_tokens + 1))
@@ -140,5 +179,5 @@ def attention_prefill_cost(
         seen = sum(min(position + 1, window) for position in range(start, start + num_tokens))
     first = max(0, start + 1 - window) if window else 0
     cached = 2 * (start + num_tokens - first) * cached_bytes(layout, itemsize)
-    queries = 4 * num_tokens * layout.q_size
-    return KernelCost(queries + cached, queries, 4 * seen * layout.q_size, cached, 8 * itemsize)
+    queries = num_tokens * layout.q_size
+    return KernelCost(4 * queries + cached, out_itemsize * queries, 4 * seen * layout.q_size, cached, 8 * itemsize)

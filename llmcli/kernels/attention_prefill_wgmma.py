@@ -1,6 +1,7 @@
 """Launches attention_prefill_wgmma.cu, which attention_prefill chooses on cards with wgmma."""
 
 import ctypes
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from llmcli.kernels.arguments import C_TYPES, Array
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
 from llmcli.kernels.spec import Cost, KernelSpec
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows
 
 HEAD_DIM = 128
 _GROUP_ROWS = 64  # of a group of four warps
@@ -26,6 +28,7 @@ class PrefillShape(ctypes.Structure):
         ("num_tiles", ctypes.c_int32),
         ("start", ctypes.c_int32),
         ("window", ctypes.c_int32),
+        ("first_token", ctypes.c_int32),
         ("scale", ctypes.c_float),
     )
 
@@ -35,11 +38,17 @@ def takes(device: Device, layout: QkvLayout, dtype: np.dtype[np.generic]) -> boo
     return device.can_wgmma and layout.head_dim == HEAD_DIM and dtype.itemsize == 2
 
 
+def makes_images(dtype: np.dtype[np.generic]) -> bool:
+    """Whether it may write fp16 without scales: means of such values are as small as these."""
+    return dtype == np.float16
+
+
 def attention_prefill_wgmma(
     device: Device,
     *,
     qkv: Array,
     q_stride: int,
+    cos_sin: Array | None,
     layout: QkvLayout,
     keys: Array,
     values: Array,
@@ -47,13 +56,14 @@ def attention_prefill_wgmma(
     start: int,
     window: int,
     scale: float,
-    out: Array,
+    out: Array | ImageRows,
     cost: Cost,
 ) -> None:
     """Attend from the tokens of `qkv`; attention_prefill has checked all."""
     num_rows = qkv.shape[0] * layout.group_size
     consumers = choose_consumers(num_rows, layout.num_key_value_heads, device.num_multiprocessors)
     num_tiles = -(-num_rows // (consumers * _GROUP_ROWS))
+    rows = out if isinstance(out, ImageRows) else ImageRows(out, 0, 0)
     shape = PrefillShape(
         q_stride=q_stride,
         num_key_value_heads=layout.num_key_value_heads,
@@ -62,14 +72,15 @@ def attention_prefill_wgmma(
         num_tiles=num_tiles,
         start=start,
         window=window,
+        first_token=rows.first_token,
         scale=scale,
     )
     device.launch(
         "attention_prefill_wgmma",
-        kernel_name(keys.dtype, consumers),
+        kernel_name(keys.dtype, consumers, rows.unit_inputs),
         grid=(min(num_tiles * layout.num_key_value_heads, device.num_multiprocessors),),
         block=128 * (consumers + 1),
-        arguments=(qkv, keys, values, pages, out, shape),
+        arguments=(qkv, cos_sin, keys, values, pages, rows.image, shape),
         shared_bytes=_STAGES * _STAGE_BYTES,
         cost=cost,
     )
@@ -80,14 +91,20 @@ def choose_consumers(num_rows: int, num_key_value_heads: int, num_multiprocessor
     return 1 if -(-num_rows // _GROUP_ROWS) * num_key_value_heads <= num_multiprocessors else 2
 
 
-def kernel_name(dtype: np.dtype[np.generic], consumers: int) -> str:
-    """The name expression."""
-    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {consumers}, {_STAGES}>"
+def kernel_name(dtype: np.dtype[np.generic], consumers: int, unit_inputs: int) -> str:
+    """The name expression; `unit_inputs` are those of an image, 0 for rows of floats."""
+    return f"attention_prefill_wgmma<{C_TYPES[dtype]}, {consumers}, {_STAGES}, {unit_inputs}>"
+
+
+def _variants() -> Iterator[str]:
+    for dtype in (np.dtype(np.float16), np.dtype(np.uint16)):
+        for unit_inputs in (0, *UNIT_INPUTS) if makes_images(dtype) else (0,):
+            yield from (kernel_name(dtype, consumers, unit_inputs) for consumers in (1, 2))
 
 
 SPEC = KernelSpec(
     "attention_prefill_wgmma",
-    "causal attention of many tokens, on sm_90",
-    tuple(kernel_name(np.dtype(kind), consumers) for kind in (np.float16, np.uint16) for consumers in (1, 2)),
+    "rotary of the queries and causal attention of many tokens, on sm_90",
+    tuple(_variants()),
     only_arch="sm_90",
 )

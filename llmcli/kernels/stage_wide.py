@@ -1,5 +1,6 @@
 """Activations of many tokens rounded to fp16, times a norm's weights or not, in the order of gemm_wide's products."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,18 @@ SPEC = KernelSpec(
     "rows in fp16 as gemm_wide takes them, times the norm's weights or not, with a power of two each",
     tuple(f"stage_wide<{unit}, {vector}>" for unit in UNIT_INPUTS for vector in (VECTOR, 1)),
 )
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Rows of an image, from its token `first_token` on, for a matrix whose units have `unit_inputs` inputs.
+
+    Shapes: image uint8, flat, with all tokens of its last block
+    """
+
+    image: Any
+    first_token: int
+    unit_inputs: int
 
 
 def num_steps(num_inputs: int) -> int:

@@ -1,23 +1,30 @@
 """attention_prefill_wgmma against float64, and equal bits whatever runs beside a token; on cards with wgmma."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated import EmulatedDevice, can_emulate
+from emulated import solve as emulate
 from fenced import assert_same_bits
 from prefill_problem import Problem
+from right import assert_right
 
 from llmcli.kernels import attention_prefill_wgmma
 from llmcli.kernels.attention_prefill import attention_prefill
 from llmcli.kernels.attention_prefill_wgmma import SPEC, choose_consumers, takes
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW
+from llmcli.kernels.stage_wide import UNIT_INPUTS, ImageRows, image_bytes
+from llmcli.lab.cases.attention_prefill import NUM_ROWS, ROW, Case, problem_of
 from llmcli.lab.kv_cache import page_table
+from llmcli.lab.problem import find_mismatch
 
 F16, BF16 = np.dtype(np.float16), np.dtype(np.uint16)
 KINDS = pytest.mark.parametrize("dtype", [F16, BF16], ids=["fp16", "bf16"])
+EMULATED = pytest.mark.skipif(not can_emulate(), reason="no compiler that the emulator needs")
 CONSUMERS = pytest.mark.parametrize("consumers", [1, 2])
 
 
@@ -141,7 +148,106 @@ def test_ten_runs_are_equal(wgmma_card: Device, dtype: np.dtype) -> None:
         assert_same_bits(lambda: problem.run(wgmma_card))
 
 
+@pytest.mark.cuda
+@CONSUMERS
+@pytest.mark.parametrize("unit_inputs", UNIT_INPUTS)
+@pytest.mark.parametrize(
+    ("num_heads", "num_key_value_heads", "start", "num_tokens", "first_token"),
+    [(2, 1, 0, 1, 0), (6, 2, 37, 300, 0), (7, 1, 5, 70, 101), (32, 8, 0, 257, 128), (3, 3, 300, 129, 1)],
+)
+def test_images(
+    wgmma_card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    consumers: int,
+    unit_inputs: int,
+    num_heads: int,
+    num_key_value_heads: int,
+    start: int,
+    num_tokens: int,
+    first_token: int,
+) -> None:
+    force(monkeypatch, consumers)
+    case = Case(QkvLayout(num_heads, num_key_value_heads, 128), F16, start, num_tokens, rotates=True)
+    assert_right(wgmma_card, problem_of(case, SPEC.stem, unit_inputs=unit_inputs, first_token=first_token))
+
+
+@pytest.mark.cuda
+@KINDS
+@CONSUMERS
+@pytest.mark.parametrize(("num_heads", "num_key_value_heads"), [(1, 1), (7, 1), (32, 8)])
+def test_queries_that_it_rotates(
+    wgmma_card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: np.dtype,
+    consumers: int,
+    num_heads: int,
+    num_key_value_heads: int,
+) -> None:
+    force(monkeypatch, consumers)
+    monkeypatch.setattr(wgmma_card, "num_multiprocessors", 7)  # blocks have many tiles
+    case = Case(QkvLayout(num_heads, num_key_value_heads, 128), dtype, 61, 300, rotates=True)
+    assert_right(wgmma_card, problem_of(case, SPEC.stem))
+
+
 # Without a card
+
+
+@EMULATED
+def test_images_of_every_kind_of_matrix(tmp_path: Path) -> None:
+    """The emulator's cases of all kernels take only some of them."""
+    problems = [
+        problem_of(Case(QkvLayout(6, 2, 128), F16, 90, 70, rotates=True), SPEC.stem, unit_inputs=unit, first_token=99)
+        for unit in UNIT_INPUTS
+    ]
+    emulated = EmulatedDevice(tmp_path)
+    emulated.compile_for(problems)
+    for problem in problems:
+        assert find_mismatch(problem, emulate(emulated, problem)) is None, problem.label
+
+
+@EMULATED
+def test_images_of_the_largest_values_are_finite(tmp_path: Path) -> None:
+    """Weights are rounded, their sum is not, so a mean may be larger than its values.
+
+    Here all weights but the first are 0.50034 of it, which fp16 rounds up by a 3,400th.
+    """
+    case = Case(QkvLayout(2, 1, 128), F16, 0, 100)
+    case.qkv[:, :256] = 0.0
+    case.qkv[:, (0, 128)] = np.sqrt(128) / np.log2(np.e)
+    case.keys.elements[ROW] = 0.0
+    case.keys.elements[ROW, 0, 0, 0] = 2046 / 2048
+    case.values.elements[ROW] = np.float16(65504)
+    problem = problem_of(case, SPEC.stem, unit_inputs=64)
+    emulated = EmulatedDevice(tmp_path)
+    emulated.compile_for([problem])
+    image = emulate(emulated, problem)["out"].astype(np.float64)
+    written = image[image != 0]
+    assert written.size == 100 * 256
+    np.testing.assert_allclose(written, 65504, rtol=2**-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "message"),
+    [
+        (BF16, {"unit_inputs": 64}, "writes no images from a cache of uint16"),
+        (F16, {"unit_inputs": 16}, r"units have 16 inputs, expected one of \(64, 128, 32\)"),
+        (F16, {"first_token": -1}, "the first token of the image is -1"),
+        (F16, {"first_token": 57}, "out has 1048576 bytes, expected 2097152"),
+    ],
+)
+def test_refused_images(dtype: np.dtype, rows: dict[str, int], message: str) -> None:
+    image = host((image_bytes(4096, 128),), np.uint8)
+    with pytest.raises(ValueError, match=f"attention_prefill: {message}"):
+        launch_of(Recorder(), LLAMA, dtype, 72, out=ImageRows(image, **{"first_token": 0, "unit_inputs": 64, **rows}))
+
+
+def test_refused_rotary() -> None:
+    table = host((700, 64, 2), np.float32)
+    assert launch_of(Recorder(), LLAMA, F16, 600, 100, cos_sin=table)["arguments"][1] is table
+    with pytest.raises(ValueError, match="position 700 is beyond the 700 of cos_sin"):
+        launch_of(Recorder(), LLAMA, F16, 601, 100, cos_sin=table)
+    with pytest.raises(ValueError, match="rotates no queries for a cache of float16"):
+        launch_of(Recorder(can_wgmma=False), LLAMA, F16, 600, cos_sin=table)
 
 
 class Recorder:
@@ -157,11 +263,16 @@ class Recorder:
         self.launches.append({"stem": stem, "name": name, **details})
 
 
-def launch_of(device: Any, layout: QkvLayout, dtype: Any, num_tokens: int, start: int = 0) -> dict[str, Any]:
-    def host(shape: tuple[int, ...], kind: Any) -> Any:
-        array = np.empty(shape, kind)
-        return SimpleNamespace(dtype=array.dtype, shape=shape, strides=array.strides, data=SimpleNamespace(ptr=4096))
+def host(shape: tuple[int, ...], kind: Any) -> Any:
+    array = np.empty(shape, kind)
+    return SimpleNamespace(
+        dtype=array.dtype, shape=shape, strides=array.strides, nbytes=array.nbytes, data=SimpleNamespace(ptr=4096)
+    )
 
+
+def launch_of(
+    device: Any, layout: QkvLayout, dtype: Any, num_tokens: int, start: int = 0, **options: Any
+) -> dict[str, Any]:
     num_pages = -(-(start + num_tokens) // 16)
     cache = host((num_pages, layout.num_key_value_heads, 16, layout.head_dim), dtype)
     scales = host(cache.shape[:3], np.float32) if np.dtype(dtype).itemsize == 1 else None
@@ -176,7 +287,7 @@ def launch_of(device: Any, layout: QkvLayout, dtype: Any, num_tokens: int, start
         pages=host((num_pages,), np.int32),
         start=start,
         window=None,
-        out=host((num_tokens, layout.q_size), np.float32),
+        **{"out": host((num_tokens, layout.q_size), np.float32), **options},
     )
     (launch,) = device.launches
     return launch
@@ -192,7 +303,7 @@ LLAMA = QkvLayout(32, 8, 128)
 def test_blocks_fill_the_card(num_tokens: int, consumers: int, num_blocks: int) -> None:
     launch = launch_of(Recorder(), LLAMA, F16, num_tokens)
     assert launch["stem"] == "attention_prefill_wgmma"
-    assert launch["name"] == f"attention_prefill_wgmma<__half, {consumers}, 3>"
+    assert launch["name"] == f"attention_prefill_wgmma<__half, {consumers}, 3, 0>"
     assert launch["grid"] == (num_blocks,)
     assert launch["block"] == 128 * (consumers + 1)
     shape = launch["arguments"][-1]

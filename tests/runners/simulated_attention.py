@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 from simulated_kernels import floats, normed, on_host, store
+from simulated_wide import write_image_rows
 
 from llmcli.kernels.qkv import PAGE_TOKENS
+from llmcli.kernels.stage_wide import ImageRows
 from llmcli.quantization.floats import widen
 
 Cache = tuple[Any, Any, Any, Any]  # one layer's keys, values and the scales of both, in pages
@@ -22,9 +24,9 @@ def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray
     return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
 
 
-def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
+def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any, keys_only: bool = False) -> None:
     values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
-    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size)):
+    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size))[keys_only:]:
         heads = _rotated(_heads(values, offset, size, layout.head_dim), angles)
         values[:, offset : offset + size] = heads.reshape(len(values), -1)
     store(qkv, values)
@@ -95,12 +97,18 @@ def attention_prefill(
     pages: Any,
     start: int,
     window: int | None,
+    cos_sin: Any = None,
     out: Any,
 ) -> None:
     query = _heads(floats(qkv), 0, layout.q_size, layout.head_dim)
+    if cos_sin is not None:
+        query = _rotated(query, floats(cos_sin)[start : start + len(query)])
     cache = keys, values, key_scales, value_scales
-    mixed = [_attend(one, cache, on_host(pages), start + index, window) for index, one in enumerate(query)]
-    store(out, np.stack(mixed))
+    mixed = np.stack([_attend(one, cache, on_host(pages), start + index, window) for index, one in enumerate(query)])
+    if isinstance(out, ImageRows):
+        write_image_rows(out, mixed)
+    else:
+        store(out, mixed)
 
 
 def _prepare(

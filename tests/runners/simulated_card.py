@@ -208,6 +208,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
     """Put numpy in the place of the card in everything under llmcli.runners.cuda; load with the device returned."""
     from llmcli.runners.cuda import (
         arena,
+        attention,
         draft_lanes,
         forward,
         kv_cache,
@@ -224,6 +225,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 2**40) -> Simu
     device = SimulatedDevice()
     for module in (
         arena,
+        attention,
         card,
         draft_lanes,
         forward,

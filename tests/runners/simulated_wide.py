@@ -6,7 +6,7 @@ import numpy as np
 from simulated_kernels import floats, normed, on_host, product, store, weights_of
 
 from llmcli.kernels.gemm_wide import takes
-from llmcli.kernels.stage_wide import image_bytes
+from llmcli.kernels.stage_wide import ImageRows, image_bytes
 from llmcli.kernels.tiles import HALF_ROWS, TiledMatrix, TileLayout
 
 LARGEST_UNSCALED = 2.0**15
@@ -34,6 +34,13 @@ def write_image(image: Any, values: np.ndarray, unit_inputs: int) -> np.ndarray:
     for token, row in enumerate(padded):
         halves[places(token, len(row), unit_inputs)] = row
     return powers
+
+
+def write_image_rows(rows: ImageRows, values: np.ndarray) -> None:
+    """Write rows without scales; the image's other rows stay."""
+    halves = on_host(rows.image).view(np.float16)
+    for token, row in enumerate(values.astype(np.float16), rows.first_token):
+        halves[places(token, len(row), rows.unit_inputs)] = row
 
 
 def read_image(image: Any, num_tokens: int, num_inputs: int, unit_inputs: int) -> np.ndarray:

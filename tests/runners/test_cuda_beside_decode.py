@@ -115,8 +115,10 @@ def test_a_ctrl_c_leaves_the_row_as_it_was(
     row = start(runner, PROMPT[:20])
     given = [expected[0], *go_on(runner, row, 3)]
     owner: Any = SimulatedSampler
-    if place in ("embedding", "attention_decode"):
+    if place == "embedding":
         from llmcli.runners.cuda import forward as owner
+    if place == "attention_decode":
+        from llmcli.runners.cuda import attention as owner
     original = getattr(owner, place)
 
     def strike(*arguments: Any, **options: Any) -> Any:

@@ -80,6 +80,31 @@ def test_prompts_are_computed_as_by_torch(
     assert "dequantize" not in launched
 
 
+@pytest.mark.parametrize("name", ["int8 channel", "int4 channel", None])
+def test_attention_that_makes_images(
+    name: str | None, device: SimulatedDevice, launched: list[str], tmp_path: Path
+) -> None:
+    """Prompts side by side, whose tokens lie anywhere in an image. Attention rotates their queries."""
+    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 2}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name])) if name else source
+    reference = load(open_model(folder), max_seq_len=250)
+    runner = load_on_card(
+        open_model(folder),
+        max_seq_len=250,
+        num_rows=3,
+        prefill_chunk=256,
+        uses_graphs=False,
+        device=device,  # type: ignore[arg-type]
+    )
+    prompts = [PROMPT[number : number + length] for number, length in enumerate((70, 80, 75))]
+    rows = [runner.open(prompt) for prompt in prompts]
+    step = runner.queue([Span(row, tuple(prompt), "none") for row, prompt in zip(rows, prompts, strict=True)])
+    for number, prompt in enumerate(prompts):
+        assert relative_error(step.logits(number)[-1], logits_of(reference, prompt)) < 2e-3
+    assert launched == 2 * ["stage_wide", "gemm_wide", "gemm_wide", "stage_wide", "gemm_wide_swiglu", "gemm_wide"]
+
+
 def test_results_that_float16_cannot_hold(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
     """A few rows of up give results beyond 65504, which down takes over a power of two."""
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.float32, **TAILS)

@@ -10,11 +10,14 @@ from llmcli.kernels.attention_prefill import attention_prefill, attention_prefil
 from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM as WGMMA_HEAD_DIM
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.attention import FLOOR, ROUNDED, Estimate, attend, exact
+from llmcli.kernels.stage_wide import ImageRows, image_bytes
+from llmcli.lab.attention import FLOOR, ROUNDED, Estimate, attend, cos_sin_table, exact, rotate
 from llmcli.lab.kv_cache import cache_name, page_table, paged, stored, visible_table
 from llmcli.lab.problem import ENGINE, Arrays, Expected, KernelCases, Output, Problem
+from llmcli.lab.wide import image_of
 
 ROW, NUM_ROWS = 1, 3
+FP16 = np.dtype(np.float16)
 _DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float16, np.uint16, np.uint8))
 
 
@@ -31,6 +34,7 @@ class Case:
         window: int | None = None,
         spare: int = 70,
         magnitude: float = 1.0,
+        rotates: bool = False,
     ) -> None:
         generator = np.random.default_rng(start + num_tokens + layout.head_dim)
         self.layout, self.dtype, self.start, self.num_tokens, self.window = layout, dtype, start, num_tokens, window
@@ -43,6 +47,7 @@ class Case:
             for hidden in ((slice(ROW),), (slice(ROW + 1, None),), (ROW, slice(None), slice(end, None))):
                 cache.poison(hidden)
         self.table = page_table(NUM_ROWS, end + spare, start)
+        self.cos_sin = cos_sin_table(end, layout.head_dim) if rotates else None
 
     def part(self, begin: int, end: int) -> "Case":
         """The tokens `begin` to `end` - 1 of this chunk as a chunk of their own."""
@@ -53,10 +58,12 @@ class Case:
     def expected(self, chosen: np.ndarray) -> Estimate:
         """What must come out for some of the tokens. Shapes: chosen [n]"""
         layout = self.layout
-        query = self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim)
+        query = exact(self.qkv[chosen, : layout.q_size].reshape(len(chosen), -1, layout.head_dim))
+        if self.cos_sin is not None:
+            query = rotate(query, self.cos_sin, self.start + chosen)
         seen = slice(0, self.start + self.num_tokens)
         return attend(
-            exact(query),
+            query,
             self.keys[ROW, :, seen].values,
             self.values[ROW, :, seen].values,
             self.start + chosen,
@@ -69,10 +76,11 @@ class Case:
         )
 
 
-def problem_of(case: Case, stem: str = "attention_prefill") -> Problem:
+def problem_of(case: Case, stem: str = "attention_prefill", *, unit_inputs: int = 0, first_token: int = 0) -> Problem:
     """All tokens of a case, for the kernel that the launcher chooses, `stem`.
 
-    The cache is the second of two layers, so that codes need no alignment.
+    With `unit_inputs` they go into an image for such units, from `first_token` on. The cache is the second of two
+    layers, so that codes need no alignment.
     """
     layout, last = case.layout, case.start + case.num_tokens - 1
     inputs = {"qkv": case.qkv, "pages": visible_table(case.table, np.array([ROW]), np.array([last]))[ROW].copy()}
@@ -82,12 +90,24 @@ def problem_of(case: Case, stem: str = "attention_prefill") -> Problem:
         if pages.scales is not None:
             inputs[f"{name}_scales"] = _second_layer(pages.scales)
     cached = [name for name in inputs if name not in ("qkv", "pages")]
+    if case.cos_sin is not None:
+        inputs["cos_sin"] = case.cos_sin
+    num_rows, out = first_token + case.num_tokens, Output((case.num_tokens, layout.q_size))
+    if unit_inputs:
+        out = Output((image_bytes(layout.q_size, num_rows) // 2,), np.float16, holds_zeros=True)
 
     def reference() -> dict[str, Expected]:
         expected = case.expected(np.arange(case.num_tokens))
-        return {"out": Expected(expected.value, expected.error)}
+        if not unit_inputs:
+            return {"out": Expected(expected.value, expected.error)}
+        rounding = ROUNDED[FP16] * (np.abs(expected.value) + expected.error) + FLOOR[FP16]
+        padding = np.zeros((first_token, layout.q_size))
+        rows = (np.concatenate((padding, some)) for some in (expected.value, expected.error + rounding))
+        value, bound = (image_of(some, unit_inputs, np.float64) for some in rows)
+        return {"out": Expected(value, bound)}
 
     def solve(device: Device, arrays: Arrays) -> None:
+        image = ImageRows(arrays["out"].view(np.uint8), first_token, unit_inputs)
         attention_prefill(
             device,
             qkv=arrays["qkv"][:, : layout.width],
@@ -95,7 +115,8 @@ def problem_of(case: Case, stem: str = "attention_prefill") -> Problem:
             pages=arrays["pages"],
             start=case.start,
             window=case.window,
-            out=arrays["out"],
+            cos_sin=arrays.get("cos_sin"),
+            out=image if unit_inputs else arrays["out"],
             **{name: arrays[name][1] for name in cached},
         )
 
@@ -109,11 +130,16 @@ def problem_of(case: Case, stem: str = "attention_prefill") -> Problem:
             "head_dim": layout.head_dim,
         },
         inputs=inputs,
-        outputs={"out": Output((case.num_tokens, layout.q_size))},
+        outputs={"out": out},
         reference=reference,
-        cost=attention_prefill_cost(case.num_tokens, case.start, layout, case.dtype.itemsize, case.window),
+        cost=attention_prefill_cost(
+            case.num_tokens, case.start, layout, case.dtype.itemsize, case.window, np.dtype(out.dtype).itemsize
+        ),
         solvers={ENGINE: solve},
-        label=cache_name(case.dtype) + (f", window {case.window}" if case.window else ""),
+        label=cache_name(case.dtype)
+        + (f", window {case.window}" if case.window else "")
+        + (", rotary" if case.cos_sin is not None else "")
+        + (f", image of units of {unit_inputs} from token {first_token} on" if unit_inputs else ""),
     )
 
 

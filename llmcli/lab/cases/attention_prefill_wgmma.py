@@ -1,4 +1,4 @@
-"""Attention of a prompt's tokens over a 16-bit cache with heads of 128, on cards with wgmma."""
+"""Attention of a prompt's tokens over a 16-bit cache with heads of 128, on cards with wgmma: into floats and images."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from llmcli.kernels.attention_prefill_wgmma import HEAD_DIM, SPEC
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.lab.cases.attention_prefill import Case, problem_of
+from llmcli.kernels.stage_wide import UNIT_INPUTS
+from llmcli.lab.cases.attention_prefill import FP16, Case, problem_of
 from llmcli.lab.problem import KernelCases, Problem
 
 
@@ -16,6 +17,12 @@ def _checks() -> Iterator[Problem]:
             yield problem_of(Case(QkvLayout(3, 3, HEAD_DIM), dtype, start, num_tokens), SPEC.stem)
         yield problem_of(Case(QkvLayout(8, 2, HEAD_DIM), dtype, 50, 200, window=65), SPEC.stem)
         yield problem_of(Case(QkvLayout(16, 16, HEAD_DIM), dtype, 20, 600), SPEC.stem)
+        yield problem_of(Case(QkvLayout(6, 2, HEAD_DIM), dtype, 37, 90, rotates=True), SPEC.stem)
+    for unit_inputs in UNIT_INPUTS:
+        image: dict[str, int] = {"unit_inputs": unit_inputs}
+        yield problem_of(Case(QkvLayout(16, 4, HEAD_DIM), FP16, 0, 600, rotates=True), SPEC.stem, **image)
+        small = Case(QkvLayout(2, 1, HEAD_DIM), FP16, 5, 40, rotates=True)
+        yield problem_of(small, SPEC.stem, first_token=107, **image)
 
 
 def _typical() -> Problem:

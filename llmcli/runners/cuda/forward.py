@@ -7,60 +7,37 @@ many lanes where speed comes first.
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
-from llmcli.kernels.append_tokens import append_tokens
-from llmcli.kernels.attention_decode import attention_decode
-from llmcli.kernels.attention_prefill import attention_prefill
-from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
-from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gather_columns import gather_columns
-from llmcli.kernels.head_norm import head_norm
-from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.replay import RecentReplays, Replay, base_addresses, likeness
 from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.rms_norm import rms_norm
-from llmcli.kernels.rotary import rotary
 from llmcli.kernels.round_rows import round_rows
 from llmcli.kernels.scale_bias import scale_bias
 from llmcli.kernels.swiglu import swiglu
 from llmcli.runners.base import BLOCK_TOKENS, AllLogits
 from llmcli.runners.cuda.activations import Activations, gathered_like
 from llmcli.runners.cuda.arena import copy, fetch
-from llmcli.runners.cuda.kv_cache import KvCache, LayerCache
+from llmcli.runners.cuda.attention import Attention, Layer
+from llmcli.runners.cuda.kv_cache import KvCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.cuda.products import Products, Way
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
 from llmcli.runners.cuda.wide_layer import add_parts, run_wide, run_wide_head
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, MOST_STAGED_LANES, Cache, Workspace
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_STAGED_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
 # Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
 _MOST_KEPT_CHUNKS = 256
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A decoder layer with its cache. Layers of one `kind` have the same launches, but for addresses.
-
-    `arrays` are the layer's weights and cache; `addresses` are their first bytes.
-    """
-
-    index: int
-    weights: LayerWeights[Any]
-    cache: LayerCache
-    kind: int
-    arrays: tuple[Any, ...]
-    addresses: list[int]
 
 
 class Forward:
@@ -91,6 +68,7 @@ class Forward:
         self._row_products = RowProducts(device, workspace.staged, workspace.norm_factors)
         self._qkv = qkv_layout(self.config)
         self._layers = self._find_layers()
+        self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_CHUNKS)
 
     def run_lanes(self, lanes: Lanes) -> None:
@@ -117,8 +95,8 @@ class Forward:
         count = len(lanes.rows)
         activations = self._begin(lanes.token_ids, count, lanes.token_rows)
 
-        def run(layer: _Layer) -> None:
-            attend = functools.partial(self._attend_lanes, layer, lanes, activations)
+        def run(layer: Layer) -> None:
+            attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
             self._few_tokens(layer.weights, activations, attend)
 
         return self._each_layer(run, activations.hidden, {})
@@ -127,12 +105,14 @@ class Forward:
         """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
         activations = self._begin(chunk.token_ids, len(chunk.token_ids))
 
-        def run(layer: _Layer) -> None:
-            attend = functools.partial(self._attend_chunk, layer, chunk, activations)
+        def run(layer: Layer) -> None:
+            attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
             elif chunk.way == "widened" and is_wide(self.device, layer.weights.projections):
-                run_wide(self.device, layer.weights, activations, self.config.rms_norm_eps, attend)
+                eps, stages = self.config.rms_norm_eps, self._attention.writes_images
+                attend = functools.partial(attend, as_image=stages)
+                run_wide(self.device, layer.weights, activations, eps, attend, attend_stages=stages)
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
@@ -197,7 +177,7 @@ class Forward:
         """Copy the keys and values of a page."""
         self._cache.copy_page(self.device, source, target)
 
-    def _each_layer(self, run: Callable[[_Layer], None], hidden: Any, replays: dict[int, Replay]) -> Iterator[Any]:
+    def _each_layer(self, run: Callable[[Layer], None], hidden: Any, replays: dict[int, Replay]) -> Iterator[Any]:
         """Run the layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
         yield hidden
         for layer in self._layers:
@@ -213,21 +193,21 @@ class Forward:
         activations = self._begin(lanes.token_ids, len(lanes.rows), lanes.token_rows)
         left = None
         for layer in self._layers:
-            attend = functools.partial(self._attend_lanes, layer, lanes, activations)
+            attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
             eps = self.config.rms_norm_eps
             left = run_wide(self.device, layer.weights, activations, eps, attend, in_parts=True, left=left)
         add_parts(self.device, left, activations.hidden)
 
-    def _find_layers(self) -> list[_Layer]:
+    def _find_layers(self) -> list[Layer]:
         traits = self.config.traits
-        layers: list[_Layer] = []
+        layers: list[Layer] = []
         kinds: dict[Hashable, int] = {}
         for index, (weights, cache) in enumerate(zip(self._weights.layers, self._cache.layers, strict=True)):
             arrays = (*weights.arrays, *cache.values())
             matrices = [(part.layout, part.activation_dtype, part.begin) for part in weights.projections]
             launched = (*matrices, traits.uses_rope[index], traits.sliding_windows[index], likeness(arrays))
             kind = kinds.setdefault(launched, len(kinds))
-            layers.append(_Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
+            layers.append(Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
         return layers
 
     def _begin(self, token_ids: Any, count: int, token_rows: Any = None) -> Activations:
@@ -305,78 +285,3 @@ class Forward:
         self._multiply(projection, x, product, activations, way)
         bias, hidden = projection.output_bias, activations.hidden
         residual_add(self.device, x=product, row_scale=row_scale, bias=bias, hidden=hidden)
-
-    def _attend_lanes(self, layer: _Layer, lanes: Lanes, activations: Activations) -> None:
-        """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time."""
-        traits, workspace = self.config.traits, self._workspace
-        common = {
-            "layout": self._qkv,
-            "k_norm": layer.weights.k_norm,
-            "eps": self.config.rms_norm_eps,
-            "cos_sin": self._weights.cos_sin if traits.uses_rope[layer.index] else None,
-            "page_table": lanes.page_table,
-            **layer.cache,
-        }
-        if lanes.num_spans is not None and workspace.span_counters is not None:
-            attention_span(
-                self.device,
-                **common,
-                qkv=activations.qkv,
-                rows=lanes.rows,
-                positions=lanes.positions,
-                q_norm=layer.weights.q_norm,
-                window=traits.sliding_windows[layer.index],
-                num_spans=lanes.num_spans,
-                partials=workspace.partials,
-                counters=workspace.span_counters,
-                out=activations.mixed,
-            )
-            return
-        attend, at_once = attention_decode, len(workspace.partials)
-        partials, counters = workspace.partials, workspace.counters
-        if workspace.row_partials is not None and activations.count >= MANY_LANES:
-            attend, at_once = attention_rows, MAX_LANES
-            partials, counters = workspace.row_partials, workspace.row_counters
-        for begin in range(0, activations.count, at_once):
-            some = slice(begin, min(begin + at_once, activations.count))
-            places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
-            if lanes.num_spans is not None:
-                append_tokens(self.device, **common, **places)
-            attend(
-                self.device,
-                **common,
-                **places,
-                q_norm=layer.weights.q_norm,
-                window=traits.sliding_windows[layer.index],
-                is_cached=lanes.num_spans is not None,
-                partials=partials,
-                counters=counters,
-                out=activations.mixed[some],
-            )
-
-    def _attend_chunk(self, layer: _Layer, chunk: Chunk, activations: Activations) -> None:
-        """The same for tokens of prompts. Each token sees those of its row before it."""
-        device, layout, traits, qkv = self.device, self._qkv, self.config.traits, activations.qkv
-        weights, eps = layer.weights, self.config.rms_norm_eps
-        if weights.q_norm is not None and weights.k_norm is not None:
-            queries = activations.qkv_columns(0, layout.q_size)
-            keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
-            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
-            head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
-        if traits.uses_rope[layer.index]:
-            rotary(device, qkv=qkv, layout=layout, positions=chunk.positions, cos_sin=self._weights.cos_sin)
-        first = 0
-        for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
-            some = slice(first, first + part.num_tokens)
-            positions, first = chunk.positions[some], some.stop
-            kv_append(device, qkv=qkv[some], layout=layout, pages=pages, positions=positions, **layer.cache)
-            attention_prefill(
-                device,
-                qkv=qkv[some],
-                layout=layout,
-                **layer.cache,
-                pages=pages,
-                start=part.start,
-                window=traits.sliding_windows[layer.index],
-                out=activations.mixed[some],
-            )

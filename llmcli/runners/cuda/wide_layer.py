@@ -18,11 +18,13 @@ def run_wide(
     eps: float,
     attend: Callable[[], None],
     *,
+    attend_stages: bool = False,
     in_parts: bool = False,
     left: Any | None = None,
 ) -> Any | None:
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
+    With `attend_stages` it makes their image instead, whose scales are 1.
     With `in_parts` products are cut into parts of the inputs, so that few tokens fill the card. The next rounding
     adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
     Shapes: left, result float32 [parts, num_tokens, hidden_size]
@@ -54,10 +56,11 @@ def run_wide(
         add_parts(device, rest, activations.qkv)
     attend()
 
-    stage(layer.o, activations.mixed)
-    rest = others(layer.o)
+    if not attend_stages:
+        stage(layer.o, activations.mixed)
+    rest, scales = others(layer.o), activations.unit_scale if attend_stages else row_scales
     common = {"out": hidden, "epilogue": "add"}
-    gemm_wide(device, **_of(layer.o), image=activations.image, row_scales=row_scales, others=rest, **common)
+    gemm_wide(device, **_of(layer.o), image=activations.image, row_scales=scales, others=rest, **common)
 
     stage(layer.gate_up, hidden, layer.post_attention_layernorm, activations.largest, parts=rest)
     gemm_wide_swiglu(

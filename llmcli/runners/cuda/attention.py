@@ -1,0 +1,144 @@
+"""Attention of a layer, with what comes before it: norms, rotary, and keys and values that go into the cache."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.append_tokens import append_tokens
+from llmcli.kernels.attention_decode import attention_decode
+from llmcli.kernels.attention_prefill import attention_prefill, rotates_queries, writes_images
+from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
+from llmcli.kernels.attention_span import attention_span
+from llmcli.kernels.device import Device
+from llmcli.kernels.head_norm import head_norm
+from llmcli.kernels.kv_append import kv_append
+from llmcli.kernels.rotary import rotary
+from llmcli.kernels.stage_wide import ImageRows
+from llmcli.runners.cuda.activations import Activations
+from llmcli.runners.cuda.kv_cache import LayerCache
+from llmcli.runners.cuda.passes import Chunk, Lanes
+from llmcli.runners.cuda.weight_layout import LayerWeights, qkv_layout
+from llmcli.runners.cuda.workspace import MANY_LANES, Workspace
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer with its cache. Layers of one `kind` have the same launches, but for addresses.
+
+    `arrays` are the layer's weights and cache; `addresses` are their first bytes.
+    """
+
+    index: int
+    weights: LayerWeights[Any]
+    cache: LayerCache
+    kind: int
+    arrays: tuple[Any, ...]
+    addresses: list[int]
+
+
+class Attention:
+    """Attention of all layers: it makes `mixed` of `qkv`.
+
+    `cache_dtype` is the type of cached keys and values. `writes_images`: whether `of_chunk` may make an image.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        config: LlamaConfig,
+        workspace: Workspace[Any],
+        cos_sin: Any,
+        cache_dtype: np.dtype[Any],
+    ):
+        self._device = device
+        self._config = config
+        self._workspace = workspace
+        self._cos_sin = cos_sin
+        self._layout = qkv_layout(config)
+        self._rotates_queries = rotates_queries(device, self._layout, cache_dtype)
+        self.writes_images = writes_images(device, self._layout, cache_dtype)
+
+    def of_lanes(self, layer: Layer, lanes: Lanes, activations: Activations) -> None:
+        """Norm and rotate queries and keys, append to the cache and attend, for some lanes at a time."""
+        traits, workspace = self._config.traits, self._workspace
+        common = {
+            "layout": self._layout,
+            "k_norm": layer.weights.k_norm,
+            "eps": self._config.rms_norm_eps,
+            "cos_sin": self._cos_sin if traits.uses_rope[layer.index] else None,
+            "page_table": lanes.page_table,
+            **layer.cache,
+        }
+        if lanes.num_spans is not None and workspace.span_counters is not None:
+            attention_span(
+                self._device,
+                **common,
+                qkv=activations.qkv,
+                rows=lanes.rows,
+                positions=lanes.positions,
+                q_norm=layer.weights.q_norm,
+                window=traits.sliding_windows[layer.index],
+                num_spans=lanes.num_spans,
+                partials=workspace.partials,
+                counters=workspace.span_counters,
+                out=activations.mixed,
+            )
+            return
+        attend, at_once = attention_decode, len(workspace.partials)
+        partials, counters = workspace.partials, workspace.counters
+        if workspace.row_partials is not None and activations.count >= MANY_LANES:
+            attend, at_once = attention_rows, MAX_LANES
+            partials, counters = workspace.row_partials, workspace.row_counters
+        for begin in range(0, activations.count, at_once):
+            some = slice(begin, min(begin + at_once, activations.count))
+            places = {"qkv": activations.qkv[some], "rows": lanes.rows[some], "positions": lanes.positions[some]}
+            if lanes.num_spans is not None:
+                append_tokens(self._device, **common, **places)
+            attend(
+                self._device,
+                **common,
+                **places,
+                q_norm=layer.weights.q_norm,
+                window=traits.sliding_windows[layer.index],
+                is_cached=lanes.num_spans is not None,
+                partials=partials,
+                counters=counters,
+                out=activations.mixed[some],
+            )
+
+    def of_chunk(self, layer: Layer, chunk: Chunk, activations: Activations, *, as_image: bool = False) -> None:
+        """The same for tokens of prompts. Each token sees those of its row before it.
+
+        With `as_image` it makes the image that the layer's output projection is multiplied with, in place of `mixed`.
+        """
+        device, layout, traits, qkv = self._device, self._layout, self._config.traits, activations.qkv
+        weights, eps = layer.weights, self._config.rms_norm_eps
+        if weights.q_norm is not None and weights.k_norm is not None:
+            queries = activations.qkv_columns(0, layout.q_size)
+            keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
+            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
+            head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
+        cos_sin = None  # where attention rotates queries
+        if traits.uses_rope[layer.index]:
+            positions, keys_only = chunk.positions, self._rotates_queries
+            rotary(device, qkv=qkv, layout=layout, positions=positions, cos_sin=self._cos_sin, keys_only=keys_only)
+            cos_sin = self._cos_sin if keys_only else None
+        first, unit_inputs = 0, weights.o.layout.unit_inputs
+        for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
+            some = slice(first, first + part.num_tokens)
+            positions = chunk.positions[some]
+            kv_append(device, qkv=qkv[some], layout=layout, pages=pages, positions=positions, **layer.cache)
+            attention_prefill(
+                device,
+                qkv=qkv[some],
+                layout=layout,
+                **layer.cache,
+                pages=pages,
+                start=part.start,
+                window=traits.sliding_windows[layer.index],
+                cos_sin=cos_sin,
+                out=ImageRows(activations.image, first, unit_inputs) if as_image else activations.mixed[some],
+            )
+            first = some.stop
