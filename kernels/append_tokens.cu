@@ -14,8 +14,8 @@
 // Numerics: norm and rotary in fp32, one rounding to KvT. The bits are those that attention_decode would append: both
 //           call Head::norm_and_rotate and round_head, which write every operation out: the compiler cannot join
 //           them in only one of the kernels
-// Choice:   One launch in front of attention_decode, where lanes of one row see each other's tokens. Rejected: rotary,
-//           head_norm and kv_append, whose sums have another order and so other bits
+// Choice:   One launch for tokens of any rows: in front of attention_decode, where lanes of one row see each other's
+//           tokens, and for all prompts that run side by side
 #include "common/head.cuh"
 #include "common/kv_code.cuh"
 #include "common/launch.cuh"

@@ -13,8 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from llmcli.kernels.append_tokens import append_tokens
 from llmcli.kernels.device import Device
-from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.launches import Launch, addresses_of
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.raw_kernel import RawLaunch
@@ -58,9 +58,19 @@ def describe(device: NotingDevice) -> list[Launch]:
     out = zeros(1, HIDDEN_SIZE, dtype=np.float16)
     rms_norm(device, x=row, weight=zeros(HIDDEN_SIZE), eps=1e-5, out=out, row_scale=zeros(1))
     cache = zeros(7, 2, PAGE_TOKENS, 64, dtype=np.float16)
-    index = zeros(1, dtype=np.int32)
-    qkv = zeros(1, LAYOUT.width)
-    kv_append(device, qkv=qkv, layout=LAYOUT, pages=zeros(7, dtype=np.int32), positions=index, keys=cache, values=cache)
+    places = {"rows": zeros(1, dtype=np.int32), "positions": zeros(1, dtype=np.int32)}
+    append_tokens(
+        device,
+        qkv=zeros(1, LAYOUT.width),
+        layout=LAYOUT,
+        k_norm=None,
+        eps=0.0,
+        cos_sin=None,
+        **places,
+        page_table=zeros(1, 7, dtype=np.int32),
+        keys=cache,
+        values=cache,
+    )
     device.synchronize()
     return device.launches
 

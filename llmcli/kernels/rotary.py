@@ -1,10 +1,10 @@
-"""Launcher of rotary.cu: rotate the query and key heads of many tokens by their positions, or the keys alone."""
+"""Launcher of rotary.cu: rotate the query heads of many tokens by their positions."""
 
 import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.qkv import QkvLayout, check_layout, check_qkv, column_address
+from llmcli.kernels.qkv import QkvLayout, check_layout, check_qkv
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 SPEC = KernelSpec("rotary", "rotary embedding in place", tuple(f"rotary<{size}>" for size in (8, 64, 80, 128, 256)))
@@ -17,12 +17,9 @@ def kernel_name(layout: QkvLayout) -> str:
     return f"rotary<{layout.head_dim}>"
 
 
-def rotary(
-    device: Device, *, qkv: Array, layout: QkvLayout, positions: Array, cos_sin: Array, keys_only: bool = False
-) -> None:
-    """Rotate queries and keys where they lie, in Hugging Face's half-split form.
+def rotary(device: Device, *, qkv: Array, layout: QkvLayout, positions: Array, cos_sin: Array) -> None:
+    """Rotate queries where they lie, in Hugging Face's half-split form.
 
-    With `keys_only` queries stay as they are, for attention_prefill to rotate them.
     Shapes: qkv [n, layout.width] float32, in-out, rows may be further apart; positions [n] int32;
             cos_sin [max_seq_len, head_dim / 2, 2] float32
     Raises: ValueError
@@ -32,8 +29,7 @@ def rotary(
     num_tokens = qkv.shape[0]
     check("rotary", "positions", positions, dtype=np.int32, shape=(num_tokens,), aligned=4)
     check("rotary", "cos_sin", cos_sin, dtype=np.float32, shape=(None, layout.head_dim // 2, 2))
-    num_query_heads = 0 if keys_only else layout.num_attention_heads
-    vectors = (num_query_heads + layout.num_key_value_heads) * layout.head_dim // 8
+    vectors = layout.q_size // 8
     device.launch(
         "rotary",
         kernel_name(layout),
@@ -41,18 +37,16 @@ def rotary(
         block=_BLOCK_SIZE,
         arguments=(
             qkv,
-            column_address(qkv, layout.k_offset),
             np.int32(stride),
-            np.int32(num_query_heads),
-            np.int32(layout.num_key_value_heads),
+            np.int32(layout.num_attention_heads),
             positions,
             cos_sin,
         ),
-        cost=lambda: rotary_cost(num_tokens, layout, keys_only=keys_only),
+        cost=lambda: rotary_cost(num_tokens, layout),
     )
 
 
-def rotary_cost(num_tokens: int, layout: QkvLayout, *, keys_only: bool = False) -> KernelCost:
+def rotary_cost(num_tokens: int, layout: QkvLayout) -> KernelCost:
     """What one call moves and computes."""
-    elements = num_tokens * (layout.kv_size if keys_only else layout.q_size + layout.kv_size)
+    elements = num_tokens * layout.q_size
     return KernelCost(4 * elements, 4 * elements, 3 * elements)

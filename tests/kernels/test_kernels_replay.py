@@ -25,7 +25,6 @@ from llmcli.kernels.gemm_halves import gemm_halves
 from llmcli.kernels.gemm_packed import gemm_packed
 from llmcli.kernels.gemv import gemv
 from llmcli.kernels.head_norm import head_norm
-from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.launches import Offset, addresses_of
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout
 from llmcli.kernels.replay import Replay, base_addresses, likeness
@@ -164,15 +163,6 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
     "rotary": lambda card, give: rotary(
         card, qkv=give(5, LAYOUT.width), layout=LAYOUT, positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
-    ),
-    "kv_append": lambda card, give: kv_append(
-        card,
-        qkv=give(5, LAYOUT.width),
-        layout=LAYOUT,
-        pages=give(7, dtype=I32),
-        positions=give(5, dtype=I32),
-        keys=give(*CACHE, dtype=F16),
-        values=give(*CACHE, dtype=F16),
     ),
     "attention_prefill": lambda card, give: attention_prefill(
         card,

@@ -24,29 +24,11 @@ def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray
     return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
 
 
-def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any, keys_only: bool = False) -> None:
+def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
     values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
-    for offset, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size))[keys_only:]:
-        heads = _rotated(_heads(values, offset, size, layout.head_dim), angles)
-        values[:, offset : offset + size] = heads.reshape(len(values), -1)
+    heads = _rotated(_heads(values, 0, layout.q_size, layout.head_dim), angles)
+    values[:, : layout.q_size] = heads.reshape(len(values), -1)
     store(qkv, values)
-
-
-def kv_append(
-    device: Any,
-    *,
-    qkv: Any,
-    layout: Any,
-    pages: Any,
-    positions: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any = None,
-    value_scales: Any = None,
-) -> None:
-    cache = keys, values, key_scales, value_scales
-    for token, position in zip(floats(qkv), on_host(positions).tolist(), strict=True):
-        _append(token, layout, on_host(pages), position, cache)
 
 
 def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: Cache) -> None:

@@ -21,7 +21,9 @@ from llmcli.runners.cuda.load import needed_kernels
 from llmcli.runners.cuda.memory import plan_memory
 from llmcli.runners.cuda.stored import StoredModel
 
-PREFILL = {"embedding", "rms_norm", "rotary", "kv_append", "attention_prefill", "dequantize", "residual_add", "swiglu"}
+PREFILL = {"embedding", "rms_norm", "rotary", "append_tokens", "attention_prefill"} | {
+    *("dequantize", "residual_add", "swiglu")
+}
 DECODE = {"embedding", "gemv", "attention_decode"}
 LOAD = {"repack", "dequantize"}
 WITHOUT_WGMMA = replace(TYPICAL_CARD, can_wgmma=False)
@@ -50,7 +52,7 @@ def test_launchers_take_a_cache_of_codes(name: str, tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "model", with_tokenizer=False, dtype=torch.bfloat16, **VARIANTS[name])
     for dtype in ("auto", "float32"):
         names = needed(folder, dtype=dtype, kv_cache="int8")
-        for stem in ("kv_append", "attention_prefill", "attention_decode"):
+        for stem in ("append_tokens", "attention_prefill", "attention_decode"):
             assert {found.split("<")[1].split(",")[0] for found in names[stem]} == {"KvCode"}
 
 
@@ -64,7 +66,7 @@ def test_launchers_take_every_scheme(name: str, shared_bytes: int, tmp_path: Pat
     group_size = scheme.group_size or 128
     is_staged = group_size >= 128  # then gemm_wide is for longer prompts, and nothing lies between two products
     between = {"rms_norm", "round_rows", "scale_bias", "swiglu", "residual_add"}
-    assert (DECODE | LOAD | {"rotary", "kv_append", "attention_prefill"}) <= names.keys()
+    assert (DECODE | LOAD | {"rotary", "append_tokens", "attention_prefill"}) <= names.keys()
     assert between & names.keys() == (set() if is_staged else between)
     weight = f"Int{scheme.num_bits}"
     assert any(name.startswith(f"gemv<{weight}, __nv_bfloat16") for name in names["gemv"])

@@ -90,7 +90,8 @@ def check_replays(noted_products: None) -> Callable[..., None]:
                 count = sum(part.num_tokens for part in parts)
                 for way in ("packed", "widened"):
                     token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-                    forward.run_chunk(Chunk(token_ids, positions, workspace.pages[: len(parts)], parts, way))
+                    rows, pages = workspace.part_rows[:count], workspace.pages[: len(parts)]
+                    forward.run_chunk(Chunk(token_ids, rows, positions, pages, parts, way))
             for count in (1, 3, 8, 16):  # 16 lanes serve 9 rows
                 rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
                 forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
@@ -152,7 +153,8 @@ def test_products_of_whole_blocks_are_prepared(skip: tuple[str, ...], noted_prod
     prepared = products()
     for count in range(128, 1025, 128):
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        forward.run_chunk(Chunk(token_ids, positions, workspace.pages[:1], (Part(count, 20),), "widened"))
+        rows, pages = workspace.no_rows[:count], workspace.pages[:1]
+        forward.run_chunk(Chunk(token_ids, rows, positions, pages, (Part(count, 20),), "widened"))
         run = products()
         assert run
         assert run <= prepared
@@ -170,8 +172,8 @@ def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path)
     def num_recorded(count: int, first_row: int = 0) -> int:
         before = card.num_recordings
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
-        pages = workspace.pages[first_row : first_row + 1]
-        forward.run_chunk(Chunk(token_ids, positions, pages, (Part(count, 0),), "widened"))
+        rows, pages = workspace.no_rows[:count], workspace.pages[first_row : first_row + 1]
+        forward.run_chunk(Chunk(token_ids, rows, positions, pages, (Part(count, 0),), "widened"))
         return card.num_recordings - before
 
     assert [num_recorded(100) for _ in range(3)] == [1, 0, 0]

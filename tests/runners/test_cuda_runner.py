@@ -178,7 +178,7 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
             spanned = {stem for stem, _ in card.trace}
         finally:
             card.trace = None
-        assert {"attention_prefill", "kv_append", "dequantize"} <= prefilled, (folder, options)
+        assert {"attention_prefill", "append_tokens", "dequantize"} <= prefilled, (folder, options)
         assert decoded == {"sample_token", "embedding", "gemv", "attention_decode"}, (folder, options)
         of_spans = ("append_tokens", "attention_decode") if options.get("dtype") == "float32" else ("attention_span",)
         assert spanned == {"embedding", "gemv", *of_spans}, (folder, options)

@@ -7,7 +7,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
-from simulated_attention import append_tokens, attention_decode, attention_prefill, kv_append, rotary  # noqa: E402
+from simulated_attention import append_tokens, attention_decode, attention_prefill, rotary  # noqa: E402
 from simulated_kernels import allocate, embedding, on_host, product  # noqa: E402
 
 from llmcli.kernels.qkv import PAGE_TOKENS, QkvLayout  # noqa: E402
@@ -36,7 +36,9 @@ class Layer:
         for row in (0, 1):
             places = on_card(np.arange(20, dtype=np.int32))
             qkv = on_card(self.qkv[:20] * (row + 1))
-            kv_append(None, qkv=qkv, layout=LAYOUT, pages=on_card(TABLE[row]), positions=places, **self.cache)
+            rows, table = on_card(np.full(20, row, np.int32)), on_card(TABLE)
+            places = {"rows": rows, "positions": places, "page_table": table}
+            append_tokens(None, qkv=qkv, layout=LAYOUT, k_norm=None, eps=0.0, cos_sin=None, **places, **self.cache)
 
     def decode(self, tokens: list[int], rows: list[int], positions: list[int], is_cached: bool) -> np.ndarray:
         out = on_card(np.full((len(tokens), LAYOUT.q_size), np.nan, np.float32))

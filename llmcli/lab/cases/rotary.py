@@ -1,4 +1,4 @@
-"""Turns queries and keys by their positions, in place. Source: arXiv 2104.09864, in Hugging Face's half-split form."""
+"""Turns queries by their positions, in place. Source: arXiv 2104.09864, in Hugging Face's half-split form."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,11 +15,8 @@ _MAX_SEQ_LEN = 512
 _BEHIND = 4  # columns behind each row
 
 
-def case(layout: QkvLayout, positions: np.ndarray, *, keys_only: bool = False) -> Problem:
-    """Rows with a zero row, an outlier, and columns that stay as they are: values, padding, what is behind a row.
-
-    With `keys_only` queries stay too.
-    """
+def case(layout: QkvLayout, positions: np.ndarray) -> Problem:
+    """Rows with a zero row, an outlier, and columns that stay: keys, values, padding, what is behind a row."""
     generator = np.random.default_rng(layout.head_dim)
     before = generator.normal(size=(len(positions), layout.width + _BEHIND)).astype(np.float32)
     before[2:3] = 0.0
@@ -29,18 +26,15 @@ def case(layout: QkvLayout, positions: np.ndarray, *, keys_only: bool = False) -
     def reference() -> dict[str, Expected]:
         values = before.astype(np.float64)
         bound = np.zeros_like(values)
-        for first, size in ((0, layout.q_size), (layout.k_offset, layout.kv_size))[keys_only:]:
-            columns = slice(first, first + size)
-            heads = before[:, columns].reshape(len(positions), -1, layout.head_dim)
-            turned = rotate(exact(heads), table, positions)
-            values[:, columns] = turned.value.reshape(len(positions), size)
-            bound[:, columns] = turned.error.reshape(len(positions), size)
+        queries = before[:, : layout.q_size]
+        turned = rotate(exact(queries.reshape(len(positions), -1, layout.head_dim)), table, positions)
+        values[:, : layout.q_size] = turned.value.reshape(queries.shape)
+        bound[:, : layout.q_size] = turned.error.reshape(queries.shape)
         return {"qkv": Expected(values, bound)}
 
     def solve(device: Device, arrays: Arrays) -> None:
         qkv = arrays["qkv"][:, : layout.width]
-        angles = {"positions": arrays["positions"], "cos_sin": arrays["cos_sin"]}
-        rotary(device, qkv=qkv, layout=layout, **angles, keys_only=keys_only)
+        rotary(device, qkv=qkv, layout=layout, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
 
     return Problem(
         "rotary",
@@ -53,9 +47,8 @@ def case(layout: QkvLayout, positions: np.ndarray, *, keys_only: bool = False) -
         inputs={"before": before, "positions": positions, "cos_sin": table},
         outputs={"qkv": Output(before.shape, initial="before")},
         reference=reference,
-        cost=rotary_cost(len(positions), layout, keys_only=keys_only),
+        cost=rotary_cost(len(positions), layout),
         solvers={ENGINE: solve},
-        label="keys only" if keys_only else "",
     )
 
 
@@ -67,8 +60,7 @@ def odd_positions() -> np.ndarray:
 def _checks() -> Iterator[Problem]:
     for head_dim in (8, 40, 64, 80, 96, 128, 256):
         for num_heads, num_key_value_heads in ((1, 1), (7, 1), (32, 8)):
-            layout = QkvLayout(num_heads, num_key_value_heads, head_dim)
-            yield from (case(layout, odd_positions(), keys_only=keys_only) for keys_only in (False, True))
+            yield case(QkvLayout(num_heads, num_key_value_heads, head_dim), odd_positions())
 
 
 CASES = KernelCases("rotary", _checks, partial(case, QkvLayout(32, 8, 128), np.arange(512, dtype=np.int32)))

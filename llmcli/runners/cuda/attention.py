@@ -13,7 +13,6 @@ from llmcli.kernels.attention_rows import MAX_LANES, attention_rows
 from llmcli.kernels.attention_span import attention_span
 from llmcli.kernels.device import Device
 from llmcli.kernels.head_norm import head_norm
-from llmcli.kernels.kv_append import kv_append
 from llmcli.kernels.rotary import rotary
 from llmcli.kernels.stage_wide import ImageRows
 from llmcli.runners.cuda.activations import Activations
@@ -115,21 +114,26 @@ class Attention:
         """
         device, layout, traits, qkv = self._device, self._layout, self._config.traits, activations.qkv
         weights, eps = layer.weights, self._config.rms_norm_eps
-        if weights.q_norm is not None and weights.k_norm is not None:
-            queries = activations.qkv_columns(0, layout.q_size)
-            keys = activations.qkv_columns(layout.k_offset, layout.kv_size)
-            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
-            head_norm(device, x=keys, weight=weights.k_norm, eps=eps)
-        cos_sin = None  # where attention rotates queries
-        if traits.uses_rope[layer.index]:
-            positions, keys_only = chunk.positions, self._rotates_queries
-            rotary(device, qkv=qkv, layout=layout, positions=positions, cos_sin=self._cos_sin, keys_only=keys_only)
-            cos_sin = self._cos_sin if keys_only else None
+        cos_sin = self._cos_sin if traits.uses_rope[layer.index] else None
+        append_tokens(
+            device,
+            qkv=qkv,
+            layout=layout,
+            k_norm=weights.k_norm,
+            eps=eps,
+            cos_sin=cos_sin,
+            rows=chunk.rows,
+            positions=chunk.positions,
+            page_table=chunk.page_table,
+            **layer.cache,
+        )
+        if weights.q_norm is not None:
+            head_norm(device, x=activations.qkv_columns(0, layout.q_size), weight=weights.q_norm, eps=eps)
+        if cos_sin is not None and not self._rotates_queries:
+            rotary(device, qkv=qkv, layout=layout, positions=chunk.positions, cos_sin=cos_sin)
         first, unit_inputs = 0, weights.o.layout.unit_inputs
         for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
             some = slice(first, first + part.num_tokens)
-            positions = chunk.positions[some]
-            kv_append(device, qkv=qkv[some], layout=layout, pages=pages, positions=positions, **layer.cache)
             attention_prefill(
                 device,
                 qkv=qkv[some],
@@ -138,7 +142,7 @@ class Attention:
                 pages=pages,
                 start=part.start,
                 window=traits.sliding_windows[layer.index],
-                cos_sin=cos_sin,
+                cos_sin=cos_sin if self._rotates_queries else None,
                 out=ImageRows(activations.image, first, unit_inputs) if as_image else activations.mixed[some],
             )
             first = some.stop

@@ -230,13 +230,17 @@ class CudaDevice:
         for work, of_work in zip(works, ids, strict=True):
             if work.slot is not None:
                 self._send_history(work.slot, work.position, of_work)
+        rows = workspace.no_rows[:count]
         if method == SINGLE:
-            rows = workspace.no_rows[:count]
             return self._forward.lanes_by_layer(
                 Lanes(token_ids, None, rows, positions, page_table, num_spans=1 if count > 1 else None)
             )
         way = way_of_method(method, stages_prompts=self._forward.stages_prompts)
-        return self._forward.chunk_by_layer(Chunk(token_ids, positions, page_table, parts, way))
+        if len(parts) > 1:
+            rows = workspace.part_rows[:count]
+            numbers = np.arange(len(parts), dtype=np.int32)
+            self._mailbox.send(rows, np.repeat(numbers, [part.num_tokens for part in parts]))
+        return self._forward.chunk_by_layer(Chunk(token_ids, rows, positions, page_table, parts, way))
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]

@@ -217,14 +217,18 @@ class DryModel:
 
     def _run_lanes(self, num_tokens: int, start: int, num_spans: int | None) -> None:
         workspace = self._workspace
-        rows = _assume(workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))
         token_ids, positions = workspace.token_ids[:num_tokens], self._positions(num_tokens, start)
-        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, workspace.pages, num_spans))
+        rows, pages = self._no_rows(num_tokens), workspace.pages
+        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, num_spans))
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
         token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[:1]
+        rows, positions = self._no_rows(num_tokens), self._positions(num_tokens, start)
         parts = (Part(num_tokens, start),)
-        self._forward.run_chunk(Chunk(token_ids, self._positions(num_tokens, start), pages, parts, way))
+        self._forward.run_chunk(Chunk(token_ids, rows, positions, pages, parts, way))
+
+    def _no_rows(self, num_tokens: int) -> Phantom:
+        return _assume(self._workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))
 
     def _positions(self, num_tokens: int, start: int) -> Phantom:
         return _assume(self._workspace.positions[:num_tokens], np.arange(start, start + num_tokens))

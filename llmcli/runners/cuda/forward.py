@@ -116,7 +116,12 @@ class Forward:
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        key = (self.device.uses_own, chunk.way, chunk.parts, *base_addresses((chunk.positions, chunk.page_table)))
+        key = (
+            self.device.uses_own,
+            chunk.way,
+            chunk.parts,
+            *base_addresses((chunk.rows, chunk.positions, chunk.page_table)),
+        )
         return self._each_layer(run, activations.hidden, self._replays.of(key))
 
     def prepare_products(self) -> None:

@@ -36,10 +36,12 @@ class Part(NamedTuple):
 class Chunk:
     """Tokens of prompts, `parts` of different rows one behind the other, and the way of their products.
 
-    Shapes: token_ids, positions int32 [num_tokens]; page_table int32 [num_parts, pages_per_row]
+    Shapes: token_ids, rows, positions int32 [num_tokens], rows of the page table; page_table int32 [num_parts,
+            pages_per_row]
     """
 
     token_ids: Any
+    rows: Any
     positions: Any
     page_table: Any
     parts: tuple[Part, ...]

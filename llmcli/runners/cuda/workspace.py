@@ -62,10 +62,11 @@ def plan_cache(stored: StoredModel, num_pages: int) -> Cache[Region]:
 class Workspace(Generic[A]):
     """The arrays that the forward pass, decoding and scoring write.
 
-    - For chunks and spans: token_ids, positions int32 [chunk]; pages int32 [MOST_PARTS, pages_per_row]; no_rows int32
-      [MAX_SPAN], zeros; and their activations: hidden float32 [chunk, hidden_size]; outputs float32 and inputs uint8,
-      flat; mixed float32 [chunk, q_size]; gated float32 [most rows, intermediate_size]; row_scale, gated_scale,
-      unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8; score_logits float32 [LOGIT_ROWS, vocab_size]
+    - For chunks and spans: token_ids, positions int32 [chunk]; pages int32 [MOST_PARTS, pages_per_row]; part_rows int32
+      [chunk], each token's row of pages; no_rows alike, zeros; and their activations: hidden float32 [chunk,
+      hidden_size]; outputs float32 and inputs uint8, flat; mixed float32 [chunk, q_size]; gated float32 [most rows,
+      intermediate_size]; row_scale, gated_scale, unit_scale float32 [chunk]; largest uint32 [chunk]; widened uint8;
+      score_logits float32 [LOGIT_ROWS, vocab_size]
     - For rows that are staged before they are multiplied: staged uint8, flat; norm_factors float32 [most rows]; both
       None where no product needs them
     - For lanes that are multiplied as prompts are: others float32, flat, for parts of a product; None where none are
@@ -83,6 +84,7 @@ class Workspace(Generic[A]):
     token_ids: A
     positions: A
     pages: A
+    part_rows: A
     no_rows: A
     hidden: A
     outputs: A
@@ -153,7 +155,8 @@ def plan_workspace(
         token_ids=of_tokens,
         positions=of_tokens,
         pages=Region((MOST_PARTS, pages_of(max_seq_len)), INT32),
-        no_rows=Region((MAX_SPAN,), INT32),
+        part_rows=of_tokens,
+        no_rows=of_tokens,
         hidden=Region((chunk, config.hidden_size), FLOAT32),
         outputs=Region((max(chunk * widest, wide_bytes // FLOAT32.itemsize),), FLOAT32),
         mixed=Region((chunk, config.q_size), FLOAT32),
