@@ -59,24 +59,27 @@ struct WideWeights {
         load_words_here(place + UNIT_BYTES / 2, words[1]);
     }
     __device__ __forceinline__ void load_scales(const WideSource<ScaleT>& source, unsigned group) {
-        scales[0] = load_stored_here(source.scales + group * TILE_ROWS);
-        scales[1] = load_stored_here(source.scales + group * TILE_ROWS + 8);
+        const size_t place = static_cast<size_t>(group) * TILE_ROWS;
+        scales[0] = load_stored_here(source.scales + place);
+        scales[1] = load_stored_here(source.scales + place + 8);
         if (!IS_PLAIN && source.zero_points != nullptr) {
-            zeros[0] = load_stored_here(source.zero_points + group * TILE_ROWS);
-            zeros[1] = load_stored_here(source.zero_points + group * TILE_ROWS + 8);
+            zeros[0] = load_stored_here(source.zero_points + place);
+            zeros[1] = load_stored_here(source.zero_points + place + 8);
         }
     }
 
-    // As a of the four k-steps.
+    // As a of the four k-steps. Plain weights choose their way for the whole warp: a branch in which lanes may part
+    // costs instructions on both ways.
     __device__ __forceinline__ void widen(unsigned (&a)[4][4], const Scales& by) const {
-        if (IS_PLAIN && by.is_sum) {
+        if (IS_PLAIN && __builtin_expect(by.is_sum, 1)) {
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
                 const unsigned low = words[0][step % WORDS], high = words[1][step % WORDS];
                 widen_sums(low, __low2half2(by.halves), __low2half2(by.less), a[step][0], a[step][2]);
                 widen_sums(high, __high2half2(by.halves), __high2half2(by.less), a[step][1], a[step][3]);
             }
-        } else if (has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
+        } else if (IS_PLAIN ? __all_sync(0xffffffffu, has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1]))
+                            : has_half<ScaleT>(by.wide[0]) && has_half<ScaleT>(by.wide[1])) {
             widen_by(a, by, __float2half2_rn(by.wide[0]), __float2half2_rn(by.wide[1]));
         } else {
             widen_by(a, by, by.wide[0], by.wide[1]);
@@ -207,9 +210,10 @@ struct WideScales {
             zeros[i] = IS_PLAIN || is_symmetric ? weights.OFFSET : weights.zeros[i];
         }
         if constexpr (IS_PLAIN) {
-            const float least = fminf(fabsf(wide[0]), fabsf(wide[1])), most = fmaxf(fabsf(wide[0]), fabsf(wide[1]));
-            is_sum = least >= 0x1p-24f && most < 0x1p-8f;
             halves = __floats2half2_rn(wide[0] * 0x1p24f, wide[1] * 0x1p24f);
+            // They are to be finite and 1 or more. Then their exponents, 5 bits, are 15 to 30, and 16 to 31 with one
+            // more: only those have the first of the 5 bits.
+            is_sum = __all_sync(0xffffffffu, (~(as_bits(halves) + 0x04000400u) & 0x40004000u) == 0);
             less = __hmul2(halves, as_half2(0x80808080u));  // -2^-17
         }
     }
