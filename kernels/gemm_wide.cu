@@ -49,10 +49,13 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     alignas(1024) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     unsigned char* staging = memory + STAGES * STEP_BYTES;  // of SWIGLU
-    __shared__ unsigned long long filled[STAGES], emptied[STAGES], staged, written;
+    __shared__ unsigned long long filled[STAGES], emptied[STAGES + 1], staged, written;
     __shared__ float token_scales[2][TOKENS];  // each group of warps has its own
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank<SHARERS>();
+    // The assembler is to see that all lanes of a warp have this number. Then addresses and counts of the loop over
+    // steps are the warp's too, in registers and instructions of their own, and no branch has to bring lanes together.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int lane = threadIdx.x % 32, rank = cluster_rank<SHARERS>();
     const int num_steps = wide_steps(shape.num_inputs), num_tiles = shape.num_tiles();
     const int num_token_blocks = (shape.num_tokens + TOKENS - 1) / TOKENS;
     const int num_items = num_token_blocks * ((num_tiles + SHARERS * MULTIPLIERS - 1) / (SHARERS * MULTIPLIERS));
@@ -70,8 +73,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         }
         if (!__syncthreads_or(needs_scale)) return;
     }
-    if (threadIdx.x < STAGES) {
-        barrier_init(&filled[threadIdx.x], 1);
+    if (threadIdx.x <= STAGES) {
+        if (threadIdx.x < STAGES) barrier_init(&filled[threadIdx.x], 1);
         barrier_init(&emptied[threadIdx.x], MULTIPLIERS * SHARERS);
     }
     if (threadIdx.x == 0) {
@@ -148,32 +151,35 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
     const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
-    int ahead_piece = first_piece, ahead_spans = 0;  // spans: left in the piece
-    unsigned ahead_input = 0;
+    int ahead_piece = first_piece;
+    unsigned ahead_span = 0, ahead_end = 0;  // of the tile; end: of the piece
+    const unsigned char* ahead_words = nullptr;
     const auto seek = [&] {
-        const int part = ahead_piece % shape.num_parts, first_span = first_span_of(part);
+        const int part = ahead_piece % shape.num_parts;
         const size_t tile = min(tile_of(ahead_piece / shape.num_parts), num_tiles - 1);
         const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
-        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16 + first_span * Weights::SPAN_BYTES;
+        source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
         source.zero_points = IS_PLAIN || zero_points == nullptr ? nullptr : zero_points + groups;
-        ahead_spans = first_span_of(part + 1) - first_span;
-        ahead_input = first_span * 2 * STEP_INPUTS + lane_input;
+        ahead_span = first_span_of(part), ahead_end = first_span_of(part + 1);
+    };
+    const unsigned group_spans_shift = number_here(shape.group_shift - 7);
+    // The group in which a lane has its inputs of the span ahead, `more` of them further on.
+    const auto group_ahead = [&](unsigned more) {
+        if (IS_PLAIN) return ahead_span >> group_spans_shift;  // the same for all lanes
+        return (ahead_span * 2 * STEP_INPUTS + lane_input + more) >> shape.group_shift;
     };
     // The first step of the span ahead, then its second one.
     const auto load_first = [&] {
-        weights[0].load_words(source.weights);
-        weights[0].load_scales(source, ahead_input >> shape.group_shift);
+        ahead_words = source.weights + static_cast<size_t>(ahead_span) * Weights::SPAN_BYTES;
+        weights[0].load_words(ahead_words);
+        weights[0].load_scales(source, group_ahead(0));
     };
     const auto load_second = [&] {
-        weights[1].load_words(source.weights + Weights::STEP_BYTES);
-        if (!has_span_scales) {
-            weights[1].load_scales(source, (ahead_input + (Weights::IS_INT4 ? 16 : STEP_INPUTS)) >> shape.group_shift);
-        }
-        source.weights += Weights::SPAN_BYTES;
-        ahead_input += 2 * STEP_INPUTS;
-        if (--ahead_spans == 0) {
+        weights[1].load_words(ahead_words + Weights::STEP_BYTES);
+        if (!has_span_scales) weights[1].load_scales(source, group_ahead(Weights::IS_INT4 ? 16 : STEP_INPUTS));
+        if (++ahead_span == ahead_end) {
             ahead_piece = min(ahead_piece + piece_step, num_pieces - 1);
             seek();
         }
@@ -184,56 +190,65 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     };
 
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
-    const unsigned filled_at = number_here(shared_address(filled)), emptied_at = number_here(shared_address(emptied));
+    const unsigned filled_at = number_here(shared_address(filled));
+    // Of a sharer, which a lane tells. Behind the stages lies a barrier for which nobody waits.
+    const unsigned emptied_at = address_in_block(shared_address(emptied), min(lane, SHARERS - 1));
     const unsigned memory_at = number_here(shared_address(memory) / 16);
     const unsigned long long no_columns = swizzled_at(0, 0);
-    const int sharer = number_here(lane);
-    int stage = 0, last = 0;  // of the next span's first step, and of the latest one that was multiplied
+    // Of the barriers of the next span's first step, 8 bytes a stage; and where the stages end, or the very first span.
+    unsigned offset = 0, stop = 16;
     unsigned parity = 0, written_parity = 1;
-    bool is_first_span = group == 0;
-    const auto release = [&](int stage) {
-        if (sharer < SHARERS) barrier_arrive_at(emptied_at + 8 * stage, sharer);
+    const int sharer = number_here(lane);
+    const auto release = [&](unsigned stage_at) {
+        if (sharer < SHARERS) barrier_arrive_there(stage_at);
     };
     float sums[TOKENS / 2];
     if (first_piece < num_pieces) {
         seek();
         load_first();
         load_second();
-        widen(0);
-        load_first();
         if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
     for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
         const int item = piece / shape.num_parts, part = piece % shape.num_parts;
-        const int first_span = first_span_of(part), end = first_span_of(part + 1);
         const int first_token = item % num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
         // Asks for the products of a step, and waits for those of the step before.
-        const auto multiply = [&](int stage, unsigned (&now)[4][4]) {
-            barrier_wait(filled_at + 8 * stage, parity);
-            const unsigned long long columns = no_columns | (memory_at + stage * (STEP_BYTES / 16));
+        const auto multiply = [&](unsigned filled, unsigned first_columns, unsigned (&now)[4][4]) {
+            barrier_wait(filled, parity);
+            const unsigned long long columns = no_columns | first_columns;
             wgmma_begin();
 #pragma unroll
             for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
             wgmma_commit();
             wgmma_wait<1>();
         };
+        // The span before, whose second stage is to be given back: at first one for which nobody waits.
+        unsigned span_at = emptied_at + 8 * (STAGES - 1);
+        const int end = first_span_of(part + 1);
 #pragma unroll 1
-        for (int span = first_span; span < end; ++span) {
-            multiply(stage, a[0]);
-            if (span > first_span) release(last);
-            widen(1);
-            load_second();
-            multiply(stage + 1, a[1]);
-            release(stage);
+        for (int span = first_span_of(part); span < end; ++span) {
+            const unsigned at = number_here(filled_at + offset), columns = memory_at + offset * (STEP_BYTES / 128);
             widen(0);
             load_first();
-            last = stage + 1;
-            if ((stage += 2) == STAGES) stage = 0, parity ^= 1;
-            if (is_first_span) arrive_threads_of<NUM_THREADS>(1);
-            is_first_span = false;
+            multiply(at, columns, a[0]);
+            release(span_at + 8);
+            widen(1);
+            load_second();
+            multiply(at + 8, columns + STEP_BYTES / 16, a[1]);
+            span_at = emptied_at + offset;
+            release(span_at);
+            offset += 16;
+            if (offset == stop) {
+                if (stop == 8 * STAGES) {
+                    offset = 0, parity ^= 1;
+                } else {
+                    if (group == 0) arrive_threads_of<NUM_THREADS>(1);
+                    stop = 8 * STAGES;
+                }
+            }
         }
         float loaded_scales[TOKENS / GROUP_THREADS];
 #pragma unroll
@@ -242,7 +257,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
         }
         wgmma_wait<0>();
-        release(last);
+        release(span_at + 8);
 
         const int tile = tile_of(item);
         sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before

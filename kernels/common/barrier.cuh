@@ -50,19 +50,24 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     barrier_wait(shared_address(barrier), parity);
 }
 
-// Arrives, relaxed, at block `rank`'s copy of this barrier. Call it after the values read there have been used.
-__device__ __forceinline__ void barrier_arrive_at(unsigned address, int rank) {
+// Where block `rank` has what lies at this address here, for barrier_arrive_there. Such addresses differ as these do.
+__device__ __forceinline__ unsigned address_in_block(unsigned address, int rank) {
+    unsigned there = address;
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(address),
-        "r"(rank)
-        : "memory");
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+#endif
+    return there;
+}
+
+// Arrives, relaxed, at a barrier of any block. Call it after the values read there have been used.
+__device__ __forceinline__ void barrier_arrive_there(unsigned there) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 #endif
 }
+// The same at block `rank`'s copy of this barrier.
 __device__ __forceinline__ void barrier_arrive_at(unsigned long long* barrier, int rank) {
-    barrier_arrive_at(shared_address(barrier), rank);
+    barrier_arrive_there(address_in_block(shared_address(barrier), rank));
 }
 
 // The phase under way lasts until these bytes too have been stored by store_async.

@@ -243,7 +243,9 @@ inline void arrive_behind_copies(unsigned barrier) {
 // mbarriers, and copies that count themselves there
 inline void init(unsigned barrier, int count) { emulator::barriers[{current->rank, barrier}] = {count, count, 0, 0}; }
 inline void arrive(unsigned long long&, unsigned barrier) { emulator::arrive_at(barrier, current->rank); }
-inline void arrive_there(unsigned barrier, int rank) { emulator::arrive_at(barrier, rank); }
+// An address in another block: its rank lies above all bits of addresses in a block.
+inline void address_in_block(unsigned& there, unsigned address, int rank) { there = address | rank << 24; }
+inline void arrive_there(unsigned there) { emulator::arrive_at(there & 0xffffff, static_cast<int>(there >> 24)); }
 inline void is_over(unsigned& result, unsigned barrier, unsigned parity) {
     emulator::yield();
     result = (emulator::barrier(barrier, current->rank).phase & 1) != parity;
