@@ -214,7 +214,7 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
     model = shape_model("Llama-3.2-1B", "int8")
     device: Any = SimpleNamespace(facts=TYPICAL_CARD)
     with pytest.raises(
-        UsageError, match="--kernel softmax: the model does not launch it; it launches attention_decode, att"
+        UsageError, match="--kernel softmax: the model does not launch it; it launches append_tokens, att"
     ):
         prepare_own_kernels(device, [kernel], model, **LAUNCHED)
 

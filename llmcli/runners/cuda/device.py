@@ -232,14 +232,12 @@ class CudaDevice:
                 self._send_history(work.slot, work.position, of_work)
         rows = workspace.no_rows[:count]
         if method == SINGLE:
-            return self._forward.lanes_by_layer(
-                Lanes(token_ids, None, rows, positions, page_table, num_spans=1 if count > 1 else None)
-            )
+            num_spans = 1 if count > 1 else None
+            return self._forward.lanes_by_layer(Lanes(token_ids, None, rows, positions, page_table, num_spans))
         way = way_of_method(method, stages_prompts=self._forward.stages_prompts)
         if len(parts) > 1:
             rows = workspace.part_rows[:count]
-            numbers = np.arange(len(parts), dtype=np.int32)
-            self._mailbox.send(rows, np.repeat(numbers, [part.num_tokens for part in parts]))
+            self._mailbox.send(rows, np.repeat(np.arange(len(parts), dtype=np.int32), [len(of) for of in ids]))
         return self._forward.chunk_by_layer(Chunk(token_ids, rows, positions, page_table, parts, way))
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
