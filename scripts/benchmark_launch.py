@@ -38,11 +38,11 @@ class NotingDevice(Device):
 
     def bind_raw(self, launch: Launch) -> Starter:
         """The launch by CuPy's call."""
-        return RawLaunch(launch, self._kernels[launch.stem, launch.name], self.stream)
+        return RawLaunch(launch, self._kernels[self._key(launch.stem, launch.name)], self.stream)
 
     def bind_driver(self, launch: Launch, overlaps: bool) -> Starter:
         """The launch by the driver's."""
-        function = self._kernels[launch.stem, launch.name].function
+        function = self._kernels[self._key(launch.stem, launch.name)].function
         return self._driver.bind(launch, function, self.stream.ptr, overlaps)
 
 
