@@ -1,5 +1,6 @@
 """`Fill`: the tokens that must run in a row before it can choose."""
 
+import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -77,9 +78,9 @@ class FillBudget:
     """
 
     def __init__(self, most_seconds: float) -> None:
-        """`most_seconds` is the time that prompts may take in a step."""
+        """`most_seconds` is the time that prompts may take in a step. With infinity there is nothing to learn."""
         self._most_seconds = most_seconds
-        self.num_tokens = _FIRST_FILL_TOKENS
+        self.num_tokens = MOST_FILL_TOKENS if math.isinf(most_seconds) else _FIRST_FILL_TOKENS
         self._latest: dict[int, tuple[int, float]] = {}  # by blocks: the latest span's tokens and seconds
 
     def seconds(self, num_tokens: int) -> float:

@@ -1,5 +1,6 @@
 """Newcomers' prompts beside running rows: these wait for a moment only, and the prompts are run in few passes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from page_device import VOCAB_SIZE, NextToken, PageDevice, PageStep
 from llmcli.engine.events import Finished, Token
 from llmcli.engine.fill import MOST_FILL_TOKENS, FillBudget
 from llmcli.engine.request import Request, ScoreRequest
-from llmcli.engine.scheduler import Scheduler
+from llmcli.engine.scheduler import WAIT_SECONDS, Scheduler
 from llmcli.runners.base import BLOCK_TOKENS, PAGE_TOKENS, Chosen
 from llmcli.runners.step_device import Work
 from llmcli.runners.stepping import SteppingRunner
@@ -21,8 +22,8 @@ from llmcli.tokenizer.no_text import NoText
 GREEDY = Sampler(SamplingParams(temperature=0.0), seed=0)
 
 
-def scheduler_of(device: PageDevice) -> Scheduler:
-    return Scheduler(SteppingRunner(device), NoText(VOCAB_SIZE))
+def scheduler_of(device: PageDevice, wait_seconds: float = WAIT_SECONDS) -> Scheduler:
+    return Scheduler(SteppingRunner(device), NoText(VOCAB_SIZE), wait_seconds=wait_seconds)
 
 
 def submit(scheduler: Scheduler, prompt: Sequence[int], max_new_tokens: int) -> int:
@@ -114,10 +115,10 @@ def pass_seconds(lengths: Sequence[int]) -> float:
     return 0.007 + 2.5e-5 * sum(lengths)
 
 
-def scheduler_that_runs(device: PageDevice) -> Scheduler:
+def scheduler_that_runs(device: PageDevice, wait_seconds: float = WAIT_SECONDS) -> Scheduler:
     """Beside a text whose prompt has run."""
-    scheduler = scheduler_of(device)
-    submit(scheduler, [1, 2, 3], 4000)
+    scheduler = scheduler_of(device, wait_seconds)
+    submit(scheduler, [1, 2, 3], device.limits.max_seq_len - 3)
     while not scheduler.usage.steps:
         scheduler.step()
     return scheduler
@@ -176,6 +177,18 @@ def test_a_short_prompt_counts_as_a_longer_one() -> None:
     device.passes.clear()
     tokens_of(scheduler, [submit(scheduler, [4 + number] * 10, 1) for number in range(60)])
     assert device.passes[:2] == [[10] * 4] * 2  # as of 256 tokens
+
+
+def test_where_nobody_waits_prompts_share_the_longest_steps_at_once() -> None:
+    """As in `batch`. With little time for prompts a step begins with few of them."""
+    longest = []
+    for wait_seconds in (0.035, math.inf):
+        device = JoiningDevice(lambda history, sampler: 65, 100, max_seq_len=600)
+        scheduler = scheduler_that_runs(device, wait_seconds)
+        device.passes.clear()
+        tokens_of(scheduler, [submit(scheduler, [4 + number] * 128, 1) for number in range(90)])
+        longest.append(device.passes[0])
+    assert longest == [[128, 128], [128] * (MOST_FILL_TOKENS // 128)]
 
 
 def test_prompts_that_begin_alike_are_run_once() -> None:
