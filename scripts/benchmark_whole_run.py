@@ -10,9 +10,9 @@ import argparse
 import math
 import random
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 from llmcli.checkpoint.model import open_model
 from llmcli.engine.events import Token
@@ -29,13 +29,13 @@ def run(runner: Runner, prompts: Sequence[Sequence[int]], num_tokens: int) -> fl
     """Tell all texts; returns seconds. Raises: AssertionError for a text of another length"""
     scheduler = Scheduler(runner, NoText(runner.config.vocab_size), wait_seconds=math.inf)
     sampler = Sampler(SamplingParams(temperature=0.0), seed=0)
-    start = time.perf_counter()
+    start = perf_counter()
     for prompt in prompts:
         scheduler.submit(Request(tuple(prompt), sampler, samples=(0,), max_new_tokens=num_tokens))
     told = 0
     while not scheduler.is_idle:
         told += sum(isinstance(event, Token) for event in scheduler.step())
-    seconds = time.perf_counter() - start
+    seconds = perf_counter() - start
     assert told == len(prompts) * num_tokens
     return seconds
 

@@ -192,7 +192,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
     """The fourth layer is wrong in one kernel only, of single tokens or (the sign) of a prompt."""
     from simulated_kernels import on_host
 
-    from llmcli.runners.cuda import forward, row_products
+    from llmcli.runners.cuda import attention, row_products
 
     layer = simulated._device._forward._layers[3]
 
@@ -212,7 +212,7 @@ def test_a_wrong_layer_of_a_simulated_card_is_named(
             on_host(arguments["out"])[-1] *= -1
 
     wrong = {"scale": gemv, "window": attention_decode, "sign": attention_prefill}[fault]
-    caller = row_products if wrong is gemv else forward
+    caller = row_products if wrong is gemv else attention
     right = getattr(caller, wrong.__name__)
     monkeypatch.setattr(caller, wrong.__name__, wrong)
     token_ids = [20 + place * 7 % 200 for place in range(31)]  # tokens that attend to each other

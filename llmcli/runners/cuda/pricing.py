@@ -2,8 +2,8 @@
 
 No constant names a card. Work that waits for memory or for the matrix library is priced as a share of a rate measured
 in the same process. Work that a multiprocessor does at its own pace is priced in clocks, or in bytes a clock: slower
-memory does not change it. All constants are fitted to an H200 (docs/performance.md): 132 multiprocessors at 1.98 GHz,
-reads of 4.53 TB/s.
+memory does not change it. Constants are fitted to an H200 (docs/performance.md), with 132 multiprocessors at 1.98 GHz
+and reads of 4.53 TB/s; those of attention of many rows to an H100.
 """
 
 from collections.abc import Mapping
@@ -53,8 +53,8 @@ ATTENTION_CLOCKS, ATTENTION_ROW_CLOCKS = 8300, 700
 CACHE_SHARE, CACHE_SHARE_OF_CODES = 0.9, 0.65
 FURTHER_ROWS_SLOWNESS = 1.58
 # Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
-MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 10200, 60
-MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.95, 0.75
+MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 60
+MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.82, 0.65
 # Clocks of sampling a token greedily, and of the start and end of any other kernel.
 SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
 # A product of the matrix library: its share of the rate of a large product, and its share of the reading rate when
