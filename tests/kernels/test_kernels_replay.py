@@ -162,7 +162,7 @@ LAUNCHERS: dict[str, Callable[[Any, Give], None]] = {
     ),
     "head_norm": lambda card, give: head_norm(card, x=give(5, 128), weight=give(64), eps=1e-5),
     "rotary": lambda card, give: rotary(
-        card, qkv=give(5, LAYOUT.width), layout=LAYOUT, positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
+        card, x=give(5, 4 * 64), positions=give(5, dtype=I32), cos_sin=give(100, 32, 2)
     ),
     "attention_prefill": lambda card, give: attention_prefill(
         card,

@@ -1,12 +1,15 @@
 """rotary against float64: queries in place, everything else untouched."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from right import assert_right
 
 from llmcli.kernels.device import Device
 from llmcli.kernels.qkv import QkvLayout
-from llmcli.kernels.rotary import rotary_cost
+from llmcli.kernels.rotary import rotary, rotary_cost
 from llmcli.lab import attention as reference
 from llmcli.lab.cases.rotary import case, odd_positions
 
@@ -34,4 +37,28 @@ def test_reference_turns_by_the_angle() -> None:
 
 
 def test_cost() -> None:
-    assert rotary_cost(10, QkvLayout(4, 2, 64)).read_bytes == 10 * 4 * 64 * 4
+    assert rotary_cost(10, 4 * 64).read_bytes == 10 * 4 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("width", "pairs", "stride", "message"),
+    [
+        (100, 32, 100, "100 columns are not whole heads of 64"),
+        (128, 6, 128, "head_dim is 12, expected a multiple of 8"),
+        (128, 32, 130, "rows of x are 130 columns apart, expected a multiple of 4"),
+    ],
+)
+def test_refused_heads(width: int, pairs: int, stride: int, message: str) -> None:
+    def array(shape: tuple[int, ...], dtype: type, row_stride: int | None = None) -> Any:
+        like = np.empty(shape, dtype)
+        strides = like.strides if row_stride is None else (4 * row_stride, 4)
+        return SimpleNamespace(dtype=like.dtype, shape=shape, strides=strides, data=SimpleNamespace(ptr=4096))
+
+    device: Any = None
+    with pytest.raises(ValueError, match=f"rotary: {message}"):
+        rotary(
+            device,
+            x=array((5, width), np.float32, stride),
+            positions=array((5,), np.int32),
+            cos_sin=array((9, pairs, 2), np.float32),
+        )

@@ -24,11 +24,9 @@ def _heads(qkv: np.ndarray, offset: int, size: int, head_dim: int) -> np.ndarray
     return qkv[:, offset : offset + size].reshape(len(qkv), -1, head_dim)
 
 
-def rotary(device: Any, *, qkv: Any, layout: Any, positions: Any, cos_sin: Any) -> None:
-    values, angles = floats(qkv), floats(cos_sin)[on_host(positions)]
-    heads = _rotated(_heads(values, 0, layout.q_size, layout.head_dim), angles)
-    values[:, : layout.q_size] = heads.reshape(len(values), -1)
-    store(qkv, values)
+def rotary(device: Any, *, x: Any, positions: Any, cos_sin: Any) -> None:
+    heads = floats(x).reshape(len(x), -1, 2 * cos_sin.shape[1])
+    store(x, _rotated(heads, floats(cos_sin)[on_host(positions)]).reshape(x.shape))
 
 
 def _append(qkv: np.ndarray, layout: Any, pages: np.ndarray, position: int, cache: Cache) -> None:

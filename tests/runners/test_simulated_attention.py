@@ -87,7 +87,7 @@ def test_decode_and_prefill_see_the_same() -> None:
     layer.norms = dict.fromkeys(layer.norms)
     stepped = layer.decode([20], [0], [20], is_cached=False)
     qkv, out = on_card(layer.qkv[20:21]), on_card(np.empty((1, LAYOUT.q_size), np.float32))
-    rotary(None, qkv=qkv, layout=LAYOUT, positions=on_card(np.array([20], np.int32)), cos_sin=layer.angles)
+    rotary(None, x=qkv[:, : LAYOUT.q_size], positions=on_card(np.array([20], np.int32)), cos_sin=layer.angles)
     attention_prefill(
         None, qkv=qkv, layout=LAYOUT, pages=on_card(TABLE[0]), start=20, window=18, out=out, **layer.cache
     )

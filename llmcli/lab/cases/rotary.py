@@ -33,8 +33,8 @@ def case(layout: QkvLayout, positions: np.ndarray) -> Problem:
         return {"qkv": Expected(values, bound)}
 
     def solve(device: Device, arrays: Arrays) -> None:
-        qkv = arrays["qkv"][:, : layout.width]
-        rotary(device, qkv=qkv, layout=layout, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
+        queries = arrays["qkv"][:, : layout.q_size]
+        rotary(device, x=queries, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
 
     return Problem(
         "rotary",
@@ -47,7 +47,7 @@ def case(layout: QkvLayout, positions: np.ndarray) -> Problem:
         inputs={"before": before, "positions": positions, "cos_sin": table},
         outputs={"qkv": Output(before.shape, initial="before")},
         reference=reference,
-        cost=rotary_cost(len(positions), layout),
+        cost=rotary_cost(len(positions), layout.q_size),
         solvers={ENGINE: solve},
     )
 

@@ -67,7 +67,7 @@ def make(form: str, num_tokens: int, num_attention_heads: int, num_key_value_hea
         },
         outputs={"data": Output(before.shape, initial="before")},
         reference=reference,
-        cost=rotary_cost(num_tokens, layout),
+        cost=rotary_cost(num_tokens, layout.q_size + layout.kv_size),
         scalars={"stride": layout.width},
         solvers={ENGINE: partial(_solve, layout)} if form == "half" else {},
     )
@@ -83,7 +83,8 @@ def _pairs(form: str, head_dim: int, part: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _solve(layout: QkvLayout, device: Device, arrays: Arrays) -> None:
-    rotary(device, qkv=arrays["data"], layout=layout, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
+    heads = arrays["data"][:, : layout.q_size + layout.kv_size]
+    rotary(device, x=heads, positions=arrays["positions"], cos_sin=arrays["cos_sin"])
 
 
 ROTARY_HALF = ProblemKind("rotary_half", "rotary embedding, pairs half a head apart", partial(make, "half"))

@@ -127,10 +127,11 @@ class Attention:
             page_table=chunk.page_table,
             **layer.cache,
         )
+        queries = activations.qkv_columns(0, layout.q_size)
         if weights.q_norm is not None:
-            head_norm(device, x=activations.qkv_columns(0, layout.q_size), weight=weights.q_norm, eps=eps)
+            head_norm(device, x=queries, weight=weights.q_norm, eps=eps)
         if cos_sin is not None and not self._rotates_queries:
-            rotary(device, qkv=qkv, layout=layout, positions=chunk.positions, cos_sin=cos_sin)
+            rotary(device, x=queries, positions=chunk.positions, cos_sin=cos_sin)
         first, unit_inputs = 0, weights.o.layout.unit_inputs
         for part, pages in zip(chunk.parts, chunk.page_table, strict=True):
             some = slice(first, first + part.num_tokens)
