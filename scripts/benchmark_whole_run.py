@@ -1,6 +1,6 @@
 """Texts side by side from their prompts to their last tokens, on a card: new tokens/s of the whole run.
 
-    python -m scripts.benchmark_whole_run MODEL [--texts N] [--prompt N] [--tokens N] [--runs N]
+    python -m scripts.benchmark_whole_run MODEL [--texts N] [--prompt N] [--tokens N] [--context N] [--runs N]
 
 Random prompts of one length, all there at once as in `batch`, greedy; with each row's own bits, then with speed first.
 The first run of each is not counted. MODEL is a folder.
@@ -47,13 +47,14 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=129)
+    parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     generator = random.Random(0)
     for speed_first in (False, True):
         runner = load(
             open_model(options.model),
-            max_seq_len=options.prompt + options.tokens,
+            max_seq_len=options.context,  # a pass of prompts has no more tokens than a row
             num_rows=options.texts,
             speed_first=speed_first,
         )
