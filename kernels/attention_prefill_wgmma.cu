@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 for (int i = 0; i < 64; ++i) mixed[i] *= factor[i / 2 % 2];
                 round_weights();
             }
-            // They arrive beside the last product, and are rotated beside it.
+            // Load the next rows' queries before the last product, and rotate them beside it.
             const bool goes_on = tile_index(round + 1) < shape.num_items();
             if (goes_on) load_queries(tile_index(round + 1));
             barrier_wait(&filled[1][value_turn.stage], value_turn.parity);

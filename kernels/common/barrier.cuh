@@ -50,7 +50,8 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
     barrier_wait(shared_address(barrier), parity);
 }
 
-// Where block `rank` has what lies at this address here, for barrier_arrive_there. Such addresses differ as these do.
+// The address, for barrier_arrive_there, at which block `rank` has what lies at this one here. The same offset may be
+// added to both.
 __device__ __forceinline__ unsigned address_in_block(unsigned address, int rank) {
     unsigned there = address;
 #if __CUDA_ARCH__ >= 900

@@ -78,7 +78,7 @@ class FillBudget:
     """
 
     def __init__(self, most_seconds: float) -> None:
-        """`most_seconds` is the time that prompts may take in a step. With infinity there is nothing to learn."""
+        """`most_seconds` is the time that prompts may take in a step. Infinity: steps are long from the start."""
         self._most_seconds = most_seconds
         self.num_tokens = MOST_FILL_TOKENS if math.isinf(most_seconds) else _FIRST_FILL_TOKENS
         self._latest: dict[int, tuple[int, float]] = {}  # by blocks: the latest span's tokens and seconds

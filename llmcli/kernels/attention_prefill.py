@@ -158,7 +158,7 @@ def _check_image(device: Device, rows: ImageRows, layout: QkvLayout, num_tokens:
     if rows.unit_inputs not in UNIT_INPUTS:
         raise ValueError(f"attention_prefill: units have {rows.unit_inputs} inputs, expected one of {UNIT_INPUTS}")
     if rows.first_token < 0:
-        raise ValueError(f"attention_prefill: the first token of the image is {rows.first_token}")
+        raise ValueError(f"attention_prefill: the first token of the image is {rows.first_token}, expected 0 or more")
     check_image("attention_prefill", "out", rows.image, layout.q_size, rows.first_token + num_tokens)
 
 
