@@ -20,13 +20,13 @@
 //           Four warps copy; CONSUMERS groups of four multiply, 64 rows each. Of one group's tile the weights are
 //           worked out while its last tile is mixed and while the other group multiplies. One group is faster while
 //           every tile of 64 rows finds a multiprocessor. Blocks take tiles of rows in turn, the longest first
+#include "common/launch.cuh"
 #include "common/prefill_wgmma.cuh"
 
 template <typename KvT, int CONSUMERS, int STAGES, int UNIT_INPUTS>
 __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
-    attention_prefill_wgmma(const float* __restrict__ q, const float* __restrict__ cos_sin,
-                            const KvT* __restrict__ keys, const KvT* __restrict__ values,
-                            const int* __restrict__ pages, void* __restrict__ out, PrefillShape shape) {
+    attention_prefill_wgmma(const float* q, const float* __restrict__ cos_sin, const KvT* keys, const KvT* values,
+                            const int* __restrict__ pages, void* out, PrefillShape shape) {
     constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
     // Shared memory: stages of keys, then of values. The first four warps fill them, the others empty them.
     alignas(1024) extern __shared__ uint4 shared[];
@@ -38,6 +38,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
     barrier_init_fence();
     __syncthreads();
+    grid_dependency_wait();
+    grid_dependency_launch();
 
     if (threadIdx.x < 128) {
         if constexpr (CONSUMERS > 1) registers_down_to<40>();  // all of a multiprocessor's: 128 * 40 + 256 * 232

@@ -27,13 +27,17 @@
 //           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
 //           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)
 #include "common/cluster.cuh"
+#include "common/launch.cuh"
 #include "common/wide_output.cuh"
 #include "common/wide_weights.cuh"
 
 constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
+// Blocks of few tokens share a multiprocessor, where registers suffice: what one waits for, the other one hides.
+template <typename WeightT, typename ScaleT, int TOKENS>
+constexpr int WIDE_BLOCKS = TOKENS <= 64 && TileFormat<WeightT>::OFFSET != 0 && sizeof(ScaleT) == 2 ? 2 : 1;
 
 template <typename WeightT, typename ScaleT, bool IS_PLAIN, int TOKENS, int STAGES, int HOST_SHARED_BYTES>
-__global__ void __launch_bounds__(BLOCK_SIZE, 1)
+__global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKENS>))
 #if __CUDA_ARCH__ >= 900
     __cluster_dims__(SHARERS, 1, 1)
 #endif
@@ -43,14 +47,17 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                   WideShape shape) {
     using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
     constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
-    constexpr int MOST_REGISTERS = 240, FEWEST_REGISTERS = 24;  // of a thread that multiplies and one that copies
+    constexpr int COPY_BYTES = STEP_BYTES < IMAGE_STEP_BYTES ? STEP_BYTES : IMAGE_STEP_BYTES;  // side by side in an image
+    // Of a thread that multiplies and one that copies.
+    constexpr bool IS_ALONE = WIDE_BLOCKS<WeightT, ScaleT, TOKENS> == 1;
+    constexpr int MOST_REGISTERS = IS_ALONE ? 240 : 104, FEWEST_REGISTERS = 24;
     static_assert(HOST_SHARED_BYTES == (STAGES + 1) * STEP_BYTES, "gemm_wide.py plans another size");
 
     alignas(1024) extern __shared__ uint4 shared[];
     unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
     unsigned char* staging = memory + STAGES * STEP_BYTES;  // of SWIGLU
     __shared__ unsigned long long filled[STAGES], emptied[STAGES + 1], staged, written;
-    __shared__ float token_scales[2][TOKENS];  // each group of warps has its own
+    __shared__ __align__(8) float token_scales[2][TOKENS];  // each group of warps has its own
 
     // The assembler is to see that all lanes of a warp have this number. Then addresses and counts of the loop over
     // steps are the warp's too, in registers and instructions of their own, and no branch has to bring lanes together.
@@ -65,6 +72,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const auto first_span_of = [&](int part) { return num_steps / 2 * part / shape.num_parts; };
 
     if (shape.repeats) {
+        grid_dependency_wait();
         bool needs_scale = false;
         for (int token = threadIdx.x; token < shape.num_tokens; token += BLOCK_SIZE) {
             const float most = __uint_as_float(largest[token]);
@@ -86,6 +94,24 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
+    const auto tile_of = [&](int item, int warp) {
+        const int block = item / num_token_blocks;
+        // The 64 results of SWIGLU are to be a step of the next product's inputs.
+        const bool is_split = shape.epilogue == SWIGLU && shape.down_unit_inputs == 128;
+        return block * SHARERS * MULTIPLIERS +
+               (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
+    };
+    constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES;
+    // With few tokens a step is so short that weights asked for two steps early come late from memory. With more, and of
+    // int4, fetching them into L2 costs more than it brings (measured).
+    constexpr bool FETCHES_AHEAD = TOKENS <= 128 && !Weights::IS_INT4;
+    const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
+    // Where `byte` of a step of an item's tokens lies in an image of so many steps.
+    const auto image_place = [&](int item, int step, int steps, int byte) {
+        byte += item % num_token_blocks * STEP_BYTES;
+        const size_t image_step = static_cast<size_t>(byte / IMAGE_STEP_BYTES) * steps + step;
+        return image_step * IMAGE_STEP_BYTES + byte % IMAGE_STEP_BYTES;
+    };
     const auto copy_tokens = [&] {
         int stage = 0;
         unsigned parity = 1;
@@ -93,16 +119,25 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
             const int item = piece / shape.num_parts, part = piece % shape.num_parts;
             const int first_step = 2 * first_span_of(part), end = 2 * first_span_of(part + 1);
-            const int first_byte = item % num_token_blocks * STEP_BYTES + rank * PART_BYTES;  // of a step
-            const size_t image_step = static_cast<size_t>(first_byte / IMAGE_STEP_BYTES) * num_steps + first_step;
-            const unsigned char* source = image + image_step * IMAGE_STEP_BYTES + first_byte % IMAGE_STEP_BYTES;
+            const unsigned char* source = image + image_place(item, first_step, num_steps, rank * PART_BYTES);
+            const size_t tile = min(tile_of(item, lane % MULTIPLIERS), num_tiles - 1);
+            const unsigned char* ahead = tiles + tile * num_units * UNIT_BYTES;
+            const ScaleT* ahead_scales = scales + tile * shape.num_groups * TILE_ROWS;
+            const bool fetches = FETCHES_AHEAD && lane < MULTIPLIERS && num_token_blocks == 1;
 #pragma unroll 1
             for (int step = first_step; step < end; ++step, source += IMAGE_STEP_BYTES) {
                 barrier_wait(&emptied[stage], parity);
-                barrier_expect(&filled[stage], STEP_BYTES);
-                copy_bulk_to_sharers<SHARERS>(shared_address(memory + stage * STEP_BYTES + rank * PART_BYTES), source,
-                                              PART_BYTES, &filled[stage], (1 << SHARERS) - 1);
-                barrier_arrive(&filled[stage]);
+                if (lane == 0) {
+                    barrier_expect(&filled[stage], STEP_BYTES);
+                    copy_bulk_to_sharers<SHARERS>(shared_address(memory + stage * STEP_BYTES + rank * PART_BYTES),
+                                                  source, PART_BYTES, &filled[stage], (1 << SHARERS) - 1);
+                    barrier_arrive(&filled[stage]);
+                }
+                if (fetches && step % 2 == 0) {
+                    prefetch_bulk(ahead + static_cast<size_t>(step / 2) * Weights::SPAN_BYTES, Weights::SPAN_BYTES);
+                    if (HAS_SCALES) prefetch_line(ahead_scales + (step * STEP_INPUTS >> shape.group_shift) * TILE_ROWS);
+                }
+                __syncwarp();
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
@@ -113,13 +148,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #pragma unroll 1
         for (int item = first_piece; item < num_pieces; item += piece_step, parity ^= 1) {  // whole ones
             const int out_step = item / num_token_blocks * SHARERS + rank;
-            const size_t first_block = item % num_token_blocks * (TOKENS / IMAGE_TOKENS);
             barrier_wait(&staged, parity);
 #pragma unroll
-            for (int i = 0; i < TOKENS / IMAGE_TOKENS; ++i) {
-                const size_t place = ((first_block + i) * out_steps + out_step) * IMAGE_STEP_BYTES;
-                store_bulk(static_cast<unsigned char*>(out) + place, shared_address(staging + i * IMAGE_STEP_BYTES),
-                           IMAGE_STEP_BYTES);
+            for (int byte = 0; byte < STEP_BYTES; byte += COPY_BYTES) {
+                store_bulk(static_cast<unsigned char*>(out) + image_place(item, out_step, out_steps, byte),
+                           shared_address(staging + byte), COPY_BYTES);
             }
             store_bulk_wait_read();
             barrier_arrive(&written);
@@ -128,7 +161,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     };
     if (warp >= MULTIPLIERS) {
         registers_down_to<FEWEST_REGISTERS>();
-        if (warp == MULTIPLIERS && lane == 0) copy_tokens();
+        grid_dependency_wait();
+        if (warp == MULTIPLIERS) copy_tokens();
         if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) copy_results();
         cluster_arrive();  // as the other warps
         cluster_wait();
@@ -136,16 +170,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     }
 
     registers_up_to<MOST_REGISTERS>();
-    const auto tile_of = [&](int item) {
-        const int block = item / num_token_blocks;
-        // The 64 results of SWIGLU are to be a step of the next product's inputs.
-        const bool is_split = shape.epilogue == SWIGLU && shape.down_unit_inputs == 128;
-        return block * SHARERS * MULTIPLIERS +
-               (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
-    };
     // Weights are loaded in one go over all items, ahead of the products.
     Weights weights[2];  // of a span's steps
-    unsigned a[2][4][4];
+    constexpr int STEPS_WIDENED = IS_ALONE ? 2 : 1;  // at a time; beside another block one is enough
+    unsigned a[STEPS_WIDENED][4][4];
     WideSource<ScaleT> source;
     typename Weights::Scales by;
     // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
@@ -156,8 +184,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     const unsigned char* ahead_words = nullptr;
     const auto seek = [&] {
         const int part = ahead_piece % shape.num_parts;
-        const size_t tile = min(tile_of(ahead_piece / shape.num_parts), num_tiles - 1);
-        const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
+        const size_t tile = min(tile_of(ahead_piece / shape.num_parts, warp), num_tiles - 1);
         source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
@@ -186,7 +213,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
     };
     const auto widen = [&](int step) {
         if (step == 0 || !has_span_scales) by.prepare(weights[step], zero_points == nullptr);
-        weights[step].widen(a[step], by);
+        weights[step].widen(a[step % STEPS_WIDENED], by);
     };
 
     const int group = warp / 4, thread = threadIdx.x % GROUP_THREADS;
@@ -207,6 +234,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         seek();
         load_first();
         load_second();
+        grid_dependency_wait();
         if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
@@ -215,7 +243,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
         const int first_token = item % num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
-        // Asks for the products of a step, and waits for those of the step before.
+        // Asks for the products of a step, and waits for those of the step before, whose weights the next ones replace.
         const auto multiply = [&](unsigned filled, unsigned first_columns, unsigned (&now)[4][4]) {
             barrier_wait(filled, parity);
             const unsigned long long columns = no_columns | first_columns;
@@ -223,7 +251,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
 #pragma unroll
             for (int s = 0; s < 4; ++s) wgmma_halves<__half>(sums, now[s], columns + 2 * s, true);
             wgmma_commit();
-            wgmma_wait<1>();
+            wgmma_wait<STEPS_WIDENED - 1>();
         };
         // The span before, whose second stage is to be given back: at first one for which nobody waits.
         unsigned span_at = emptied_at + 8 * (STAGES - 1);
@@ -237,7 +265,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
             release(span_at + 8);
             widen(1);
             load_second();
-            multiply(at + 8, columns + STEP_BYTES / 16, a[1]);
+            multiply(at + 8, columns + STEP_BYTES / 16, a[STEPS_WIDENED - 1]);
             span_at = emptied_at + offset;
             release(span_at);
             offset += 16;
@@ -250,20 +278,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE, 1)
                 }
             }
         }
-        float loaded_scales[TOKENS / GROUP_THREADS];
+        constexpr int SCALES = (TOKENS + GROUP_THREADS - 1) / GROUP_THREADS;  // of a thread
+        float loaded_scales[SCALES];
 #pragma unroll
-        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
+        for (int i = 0; i < SCALES; ++i) {
             const int token = first_token + i * GROUP_THREADS + thread;
             loaded_scales[i] = token < shape.num_tokens ? row_scales[token] : 1.0f;
         }
         wgmma_wait<0>();
         release(span_at + 8);
 
-        const int tile = tile_of(item);
+        const int tile = tile_of(item, warp);
         sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
 #pragma unroll
-        for (int i = 0; i < TOKENS / GROUP_THREADS; ++i) {
-            token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
+        for (int i = 0; i < SCALES; ++i) {
+            if (TOKENS >= GROUP_THREADS || thread < TOKENS) token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
         }
         sync_threads_of<GROUP_THREADS>(2 + group);
         if (shape.epilogue != SWIGLU) {

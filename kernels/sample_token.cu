@@ -3,9 +3,9 @@
 //           which reads and writes nothing else; token_ids [num_rows], history [num_rows, max_seq_len] int; state
 //           [num_rows, row_bytes] (common/sample_state.cuh); results [num_rows, 2, NUM_RESULTS] 64-bit words of host
 //           memory; next_row, draft int or null. positions, token_ids, history, state and next_row are changed.
-// Requires: rows all different but for -1; positions[i] is that of the row's last token; vocab_size <= 2^19. The grid
-//           has at most as many blocks as there are multiprocessors, so that all run at once. Before the first run the
-//           state is zero but for what the host packs. With next_row there is one lane
+// Requires: rows all different but for -1; positions[i] is that of the row's last token; vocab_size <= 2^19. With
+//           several blocks a row the grid has at most as many as there are multiprocessors, so that all run at once.
+//           Before the first run the state is zero but for what the host packs. With next_row there is one lane
 // Launch:   grid (blocks per row, num_tokens), block 512, 25 KiB static shared memory; waits by itself when overlapped
 // Traffic:  per row 4 * vocab_size bytes; above temperature 0 also 8 * vocab_size written, and read back from L2 in
 //           each pass: temperature 2 (dynamic 3), top_n_sigma 3, top_k and top_p 2 each, typical_p 3, XTC 2 where it
@@ -238,7 +238,10 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
     row.barrier();
   }
   logits += static_cast<size_t>(index) * vocab_size;
-  Best best = before.is_any() ? score_tokens<true>(row, before, logits) : score_tokens<false>(row, before, logits);
+  const bool is_greedy = row.sampler().temperature == 0;
+  Best best = before.is_any() ? score_tokens<true>(row, before, logits)
+              : is_greedy     ? find_highest(row, before, logits)
+                              : score_tokens<false>(row, before, logits);
   best = reduce::over_block<Better, BLOCK_SIZE>(best);
   Kept kept = Kept::all(0.0);
   if (row.sampler().temperature > 0) {

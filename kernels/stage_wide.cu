@@ -12,6 +12,7 @@
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
 //           It also sets `largest` to zero, which gemm_wide needs: one launch less. Tokens past the last one stay
 //           unwritten: nobody reads their products
+#include "common/launch.cuh"
 #include "common/matrix.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
@@ -37,12 +38,14 @@ __device__ __forceinline__ void store_inputs(unsigned char* image, int token, in
 
 template <int UNIT_INPUTS, int VECTOR>
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    stage_wide(float* x, const float* __restrict__ parts, const float* __restrict__ norm_weight,
+    stage_wide(float* x, const float* parts, const float* __restrict__ norm_weight,
                unsigned char* __restrict__ image, float* __restrict__ row_scales, unsigned* __restrict__ largest,
                int num_parts, int num_inputs, float eps) {
     const int token = blockIdx.x, num_steps = wide_steps(num_inputs);
     const size_t row = num_inputs, first = token * row, part_size = gridDim.x * row;
     x += first, parts += first;
+    grid_dependency_launch();
+    grid_dependency_wait();
     // A thread reads and writes the same columns wherever it passes them.
     if (num_parts > 0) {
         for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from llmcli.checkpoint.model import open_model
+from llmcli.cli.run import loaded_objects_set_aside
 from llmcli.engine.events import Token
 from llmcli.engine.request import Request
 from llmcli.engine.scheduler import Scheduler
@@ -59,10 +60,11 @@ def main() -> None:
             speed_first=speed_first,
         )
         times = []
-        for _ in range(1 + options.runs):
-            ids = range(runner.config.vocab_size)
-            prompts = [generator.choices(ids, k=options.prompt) for _ in range(options.texts)]
-            times.append(run(runner, prompts, options.tokens))
+        with loaded_objects_set_aside():  # as `batch` does
+            for _ in range(1 + options.runs):
+                ids = range(runner.config.vocab_size)
+                prompts = [generator.choices(ids, k=options.prompt) for _ in range(options.texts)]
+                times.append(run(runner, prompts, options.tokens))
         rates = [options.texts * options.tokens / seconds for seconds in times[1:]]
         name = "speed first" if speed_first else "exact rows"
         print(f"{name}: {statistics.median(rates):,.0f} new tokens/s ({min(rates):,.0f} to {max(rates):,.0f})")

@@ -35,6 +35,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return power;
 }
 
+// 1 / x within a relative 2^-23. What would be denormal is 0.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+}
+
 // Two numbers rounded to T, `first` in the low half.
 template <typename T>
 __device__ __forceinline__ unsigned pack_pair(float first, float second);

@@ -208,6 +208,33 @@ __device__ __forceinline__ Best score_tokens(const Row& row, const Before& befor
     return best;
 }
 
+// What score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16 bytes where
+// the vocabulary is a multiple of 4.
+__device__ __forceinline__ Best find_highest(const Row& row, const Before& before, const float* logits) {
+    float highest = -infinity(), unusual = 0.0f;
+    int highest_id = -1;
+    const auto take = [&](int id, float logit) {
+        unusual = __fmaf_rn(logit, 0.0f, unusual);  // NaN once there was a NaN or an infinity
+        if (logit > highest) highest = logit, highest_id = id;
+    };
+    const int thread = blockIdx.x * BLOCK_SIZE + threadIdx.x, num_threads = gridDim.x * BLOCK_SIZE;
+    if (row.vocab_size % 4 == 0) {
+#pragma unroll 4
+        for (int id = 4 * thread; id < row.vocab_size; id += 4 * num_threads) {
+            const float4 four = *reinterpret_cast<const float4*>(logits + id);
+            take(id, four.x), take(id + 1, four.y), take(id + 2, four.z), take(id + 3, four.w);
+        }
+    } else {
+#pragma unroll 4
+        for (int id = thread; id < row.vocab_size; id += num_threads) take(id, logits[id]);
+    }
+    if (__any_sync(0xffffffffu, unusual != unusual)) return score_tokens<false>(row, before, logits);
+    const bool has_any = __any_sync(0xffffffffu, highest_id >= 0);
+    if (has_any && threadIdx.x % 32 == 0) atomicOr(&row.state().problems, HAS_FINITE | HAS_LEFT | LEFT_BY_BANS);
+    if (highest_id < 0) return Best{0, ~0ull};
+    return Best{key_of(highest), static_cast<Word>(highest_id)};
+}
+
 // The number of the problem that stops the row, or 0: NaN, infinite or only -inf logits; the ban that left nothing.
 __device__ __forceinline__ unsigned first_problem(unsigned problems) {
     if (problems & HAS_NAN) return 1;

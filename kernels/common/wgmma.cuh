@@ -167,6 +167,18 @@ __device__ __forceinline__ void copy_bulk_to_sharers(unsigned destination, const
     }
 }
 
+// Brings a multiple of 16 bytes into L2, and waits for nothing.
+__device__ __forceinline__ void prefetch_bulk(const void* source, int num_bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(num_bytes) : "memory");
+#endif
+}
+
+// The same of the line of 128 bytes in which something lies.
+__device__ __forceinline__ void prefetch_line(const void* place) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(place) : "memory");
+}
+
 // Copies from shared to global memory, a multiple of 16 bytes. What threads wrote there before needs fence_async_side
 // and a barrier. One thread calls it, and later waits: until all of these have been read, or are in memory too.
 __device__ __forceinline__ void store_bulk(void* destination, unsigned source, int num_bytes) {

@@ -22,6 +22,32 @@ struct WideShape {
     }
 };
 
+// x / (1 + e^-x), as swiglu.cu has it for 16-bit results, in six instructions: nothing is kept that is below 2^-126.
+__device__ __forceinline__ float silu_fast(float x) {
+    return __fmul_rn(x, reciprocal_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.4426950408889634f)))));
+}
+
+// Calls `write` for a lane's results that `exists` knows, by token and half tile: no branch comes between two of them, as
+// that would have them one after the other.
+template <int TOKENS, typename Write, typename Exists>
+__device__ __forceinline__ void write_results(const float (&sums)[TOKENS / 2], const float2* scales,
+                                              const float (&bias)[2], float* place, size_t stride, Write write,
+                                              Exists exists) {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; ++i) {
+        const float2 scale = scales[4 * i];
+        const float results[2][2] = {
+            {__fmaf_rn(sums[4 * i], scale.x, bias[0]), __fmaf_rn(sums[4 * i + 2], scale.x, bias[1])},
+            {__fmaf_rn(sums[4 * i + 1], scale.y, bias[0]), __fmaf_rn(sums[4 * i + 3], scale.y, bias[1])}};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float* at = place + (8 * i + j) * stride;
+            if (exists(8 * i + j, 0)) write(at, results[j][0]);
+            if (exists(8 * i + j, 1)) write(at + 8, results[j][1]);
+        }
+    }
+}
+
 // Lane 4g + t of a warp with these sums has of its tile the rows g and g + 8 of the tokens 8i + 2t and 8i + 2t + 1, as
 // wgmma leaves them. `scales` are those of the block's tokens, the first of which is `first_token`. Only the first part
 // is biased, or added; the tokens of others lie side by side in `out`.
@@ -32,29 +58,53 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = tile * TILE_ROWS + g;
     const bool has_second = column + 8 < shape.num_outputs;
     if (column >= shape.num_outputs) return;
-    const bool has_bias = biases != nullptr && is_first_part, adds = shape.epilogue == ADD && is_first_part;
+    const bool has_bias = biases != nullptr && is_first_part;
     const float bias[2] = {has_bias ? biases[column] : 0.0f, has_bias ? biases[column + 8] : 0.0f};
     // Tokens from this lane's first one on, and where its result lies.
     const int count = shape.num_tokens - first_token - 2 * t;
-    const int stride = is_first_part ? shape.out_stride : shape.num_outputs;
-    float* place = out + static_cast<size_t>(first_token + 2 * t) * stride + column;
-    const auto write = [&](float* at, float value) {
+    const size_t stride = is_first_part ? shape.out_stride : shape.num_outputs;
+    float* place = out + (first_token + 2 * t) * stride + column;
+    const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
+    const auto store = [](float* at, float value) { *at = value; };
+    // Nobody else adds there; but no thread waits for the number before.
+    const auto add = [](float* at, float value) { atomicAdd(at, value); };
+    const auto is_any = [](int, int) { return true; };
+    const auto is_there = [&](int token, int half) { return token < count && (half == 0 || has_second); };
+    const bool adds = shape.epilogue == ADD && is_first_part;
+    if (first_token + TOKENS <= shape.num_tokens && (tile + 1) * TILE_ROWS <= shape.num_outputs) {
         if (adds) {
-            atomicAdd(at, value);  // nobody else adds there; but no thread waits for the number before
+            write_results<TOKENS>(sums, of_lane, bias, place, stride, add, is_any);
         } else {
-            *at = value;
+            write_results<TOKENS>(sums, of_lane, bias, place, stride, store, is_any);
         }
-    };
+    } else if (adds) {
+        write_results<TOKENS>(sums, of_lane, bias, place, stride, add, is_there);
+    } else {
+        write_results<TOKENS>(sums, of_lane, bias, place, stride, store, is_there);
+    }
+}
+
+// Makes silu(gate) * up of a lane's sums, which stay there, and writes what `scaled` makes of them by token. Returns the
+// largest magnitude, also of tokens that are not there. No branch comes between two results, as above.
+template <int TOKENS, typename Scaled>
+__device__ __forceinline__ float write_pairs(float (&sums)[TOKENS / 2], const float2* scales, float of_gate,
+                                             float of_up, unsigned char* word, Scaled scaled) {
+    float most = 0.0f;
 #pragma unroll
-    for (int i = 0; i < TOKENS / 8; ++i, place += static_cast<size_t>(8) * stride) {
+    for (int i = 0; i < TOKENS / 8; ++i) {
+        const float2 of_tokens = scales[4 * i];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            if (8 * i + j >= count) continue;
-            const float scale = scales[8 * i + 2 * t + j];
-            write(place + j * stride, __fmaf_rn(sums[4 * i + j], scale, bias[0]));
-            if (has_second) write(place + j * stride + 8, __fmaf_rn(sums[4 * i + 2 + j], scale, bias[1]));
+            const float of_token = j == 0 ? of_tokens.x : of_tokens.y;
+            const float up = __fmaf_rn(sums[4 * i + 2 + j], of_token, of_up);
+            float& result = sums[4 * i + j];
+            result = __fmul_rn(silu_fast(__fmaf_rn(result, of_token, of_gate)), up);
+            most = fmaxf(most, fabsf(result));
         }
+        const unsigned pair = pack_pair<__half>(scaled(sums[4 * i], 8 * i), scaled(sums[4 * i + 1], 8 * i + 1));
+        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
     }
+    return most;
 }
 
 // silu(gate) * up as the next product's image: these 64 columns of its inputs are one of its steps, which the block
@@ -65,36 +115,31 @@ __device__ __forceinline__ void write_gated(float (&sums)[TOKENS / 2], const flo
                                             unsigned* largest, const WideShape& shape, int tile, int first_token) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool exists = tile * HALF_ROWS + g < shape.num_outputs;  // else a zero
-    const float of_gate = biases != nullptr && exists ? biases[tile * TILE_ROWS + g] : 0.0f;
-    const float of_up = biases != nullptr && exists ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
+    const bool has_bias = biases != nullptr && exists;
+    const float of_gate = has_bias ? biases[tile * TILE_ROWS + g] : 0.0f;
+    const float of_up = has_bias ? biases[tile * TILE_ROWS + g + 8] : 0.0f;
+    if (!exists) {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
+    }
     const int count = shape.num_tokens - first_token - 2 * t;  // tokens from this lane's first one on
-    float most = 0.0f;
-    const auto gated = [&](int i, int j) {
-        const float scale = scales[8 * i + 2 * t + j];
-        const float gate = __fmaf_rn(sums[4 * i + j], scale, of_gate);
-        const float up = __fmaf_rn(sums[4 * i + 2 + j], scale, of_up);
-        const float silu = __fdividef(gate, __fadd_rn(1.0f, __expf(-gate)));  // as swiglu.cu has it
-        return exists ? __fmul_rn(silu, up) : 0.0f;
-    };
-    const auto scaled = [&](float value, int i, int j) {
-        if (!shape.repeats || 8 * i + j >= count) return value;
-        const unsigned of_token = largest[first_token + 8 * i + 2 * t + j];
-        return __fmul_rn(value, row_scale_for<__half>(__uint_as_float(of_token)).inverse);
+    const auto inverse_of = [&](int token) {
+        if (token >= count) return 1.0f;
+        return row_scale_for<__half>(__uint_as_float(largest[first_token + 2 * t + token])).inverse;
     };
     // The pair of columns 2t and 2t + 1 of token 8i + g, once transposed.
     const bool has_short_units = shape.down_unit_inputs == 32;
     const int piece = 4 * (has_short_units ? warp / 4 : warp % 2) + t, place = has_short_units ? warp % 4 : warp / 2;
     unsigned char* word = staging + g * TOKEN_BYTES + (piece ^ g) * 16 + place * 4;
-#pragma unroll
-    for (int i = 0; i < TOKENS / 8; ++i) {
-        const float first = gated(i, 0), second = gated(i, 1);
-        if (8 * i < count) most = fmaxf(most, fabsf(first));
-        if (8 * i + 1 < count) most = fmaxf(most, fabsf(second));
-        sums[4 * i] = first, sums[4 * i + 1] = second;
-        const unsigned pair = pack_pair<__half>(scaled(first, i, 0), scaled(second, i, 1));
-        *reinterpret_cast<unsigned*>(word + i * 8 * TOKEN_BYTES) = transpose_matrix(pair);
+    const float2* of_lane = reinterpret_cast<const float2*>(scales) + t;
+    if (shape.repeats) {
+        const auto scaled = [&](float value, int token) { return __fmul_rn(value, inverse_of(token)); };
+        write_pairs<TOKENS>(sums, of_lane, of_gate, of_up, word, scaled);
+        return;
     }
-    if (shape.repeats || !(most > LARGEST_UNSCALED)) return;
+    const auto as_it_is = [](float value, int) { return value; };
+    const float most = write_pairs<TOKENS>(sums, of_lane, of_gate, of_up, word, as_it_is);
+    if (!(most > LARGEST_UNSCALED)) return;
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
 #pragma unroll

@@ -82,6 +82,7 @@ def attention_prefill_wgmma(
         block=128 * (consumers + 1),
         arguments=(qkv, cos_sin, keys, values, pages, rows.image, shape),
         shared_bytes=_STAGES * _STAGE_BYTES,
+        overlaps=True,
         cost=cost,
     )
 

@@ -12,7 +12,7 @@ from llmcli.kernels.arguments import check
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemv import EPILOGUES, Epilogue
 from llmcli.kernels.spec import KernelCost, KernelSpec
-from llmcli.kernels.stage_wide import STEP_INPUTS, TOKENS, check_image, image_bytes, num_steps
+from llmcli.kernels.stage_wide import IMAGE_TOKENS, STEP_INPUTS, TOKENS, check_image, image_bytes, num_steps
 from llmcli.kernels.tiles import (
     BLOCK_SCALE,
     HALF_ROWS,
@@ -28,11 +28,11 @@ BLOCK_SIZE = 384
 STATIC_SHARED_BYTES = 3 * 1024
 _CLUSTER = 2  # blocks that share tokens
 _BLOCK_TILES = 8
-_STAGES = {128: 12, 256: 6}  # steps of tokens under way
+_STAGES = {64: 12, 128: 12, 256: 6}  # steps of tokens under way
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
 # much it is larger where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 65 to 256 rows
 # of Llama-3.1-8B on an H100 (docs/performance/wide.md).
-_SHARES = {128: 0.71, 256: 0.96}
+_SHARES = {64: 0.5, 128: 0.71, 256: 0.96}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
 MAX_PARTS = 8
@@ -178,6 +178,7 @@ def _launch(device: Device, matrix: TiledMatrix, arguments: tuple[Any, ...], sha
         block=BLOCK_SIZE,
         arguments=(matrix.tiles, matrix.scales, matrix.zero_points, *arguments, shape),
         shared_bytes=_shared_bytes(plan.tokens),
+        overlaps=True,
         cost=cost,
     )
 
@@ -198,14 +199,14 @@ class WidePlan:
 @cache
 def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
     """The launch of the blocks that take the least time on a card of so many multiprocessors."""
-    least = min(TOKENS)
-    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in TOKENS)
-    return min((one for one in plans if one.tokens == least or num_tokens > least), key=lambda one: one.library_flops)
+    fits = [tokens for tokens in TOKENS if num_tokens <= tokens][:1] if num_tokens <= IMAGE_TOKENS else TOKENS[1:]
+    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in fits)
+    return min(plans, key=lambda one: one.library_flops)
 
 
 def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens: int, num_parts: int = 1) -> WidePlan:
     num_items = num_parts * -(-num_tokens // tokens) * -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
-    most = num_multiprocessors // _CLUSTER
+    most = num_slots(layout, num_multiprocessors, tokens)
     # All clusters take as long as those that have most to do.
     waves, outputs = -(-num_items // most), most * _CLUSTER * _BLOCK_TILES * TILE_ROWS
     computed = 2 * waves * outputs * tokens * num_steps(layout.num_inputs) * STEP_INPUTS / num_parts
@@ -213,12 +214,19 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
     return WidePlan(tokens, num_items, min(num_items, most), computed / share)
 
 
+def num_slots(layout: TileLayout, num_multiprocessors: int, tokens: int) -> int:
+    """Clusters of blocks of so many tokens that run at once."""
+    has_short_scales = layout.weight_type in ("int8", "int4") and layout.scale_type in ("float16", "bfloat16")
+    blocks = 2 if tokens <= 64 and has_short_scales else 1  # on a multiprocessor
+    return num_multiprocessors * blocks // _CLUSTER
+
+
 @cache
-def parts_of(layout: TileLayout, num_multiprocessors: int) -> int:
-    """The parts of a product of up to 256 tokens, such that most of a card's multiprocessors have one."""
+def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
+    """The parts of a product of up to 64, or up to 256 tokens, such that most of a card's multiprocessors have one."""
     num_items = -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
-    most = min(num_multiprocessors // _CLUSTER // num_items, num_steps(layout.num_inputs) // 2, MAX_PARTS)
-    return max(most, 1)
+    slots = num_slots(layout, num_multiprocessors, num_tokens)
+    return max(min(slots // num_items, num_steps(layout.num_inputs) // 2, MAX_PARTS), 1)
 
 
 def kernel_name(layout: TileLayout, tokens: int) -> str:

@@ -1,6 +1,7 @@
 """Every kernel by its stem: what the tests compile and the documentation lists."""
 
 from llmcli.kernels import (
+    add_parts,
     append_tokens,
     attention_decode,
     attention_prefill,
@@ -35,6 +36,7 @@ from llmcli.kernels import (
 from llmcli.kernels.spec import KernelSpec
 
 _SPECS = (
+    add_parts.SPEC,
     append_tokens.SPEC,
     attention_decode.SPEC,
     attention_prefill.SPEC,

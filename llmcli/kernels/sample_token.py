@@ -8,14 +8,12 @@ import numpy as np
 
 from llmcli.kernels.arguments import Array, check
 from llmcli.kernels.device import Device
-from llmcli.kernels.launches import Offset
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
 NAME = "sample_token"
 SPEC = KernelSpec("sample_token", "sampler chain, from logits to the next token", (NAME,))
 
 BLOCK_SIZE = 512
-MAX_LANES = 64  # of one launch, so that two blocks of a large card work for each
 MAX_BLOCKS = 32  # of a row; more wait longer for each other than they save
 TOKENS_PER_BLOCK = 2048  # with fewer a block has nothing to do but wait
 MAX_VOCAB_SIZE = 2**19  # the sums of probabilities have 64 bits
@@ -128,15 +126,11 @@ class RowLayout:
         return -(-self.vocab_size // 16) * 16
 
 
-def lanes_per_launch(num_multiprocessors: int) -> int:
-    """How many lanes a launch takes at most: the blocks of all of them must run at once."""
-    return min(MAX_LANES, num_multiprocessors)
-
-
 def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -> int:
-    """How many blocks share a row in a launch of `num_tokens` lanes, at most `lanes_per_launch`.
+    """How many blocks share a row in a launch of `num_tokens` lanes.
 
-    They wait for each other, so each must find a multiprocessor of its own.
+    They wait for each other, so each must find a multiprocessor of its own. A block that has a row to itself waits for
+    nobody: of these there may be more.
     """
     return max(1, min(MAX_BLOCKS, num_multiprocessors // num_tokens, -(-vocab_size // TOKENS_PER_BLOCK)))
 
@@ -159,7 +153,7 @@ def sample_token(
     A row whose logits or bans leave no token stays as it is. Row -1 marks a lane that nobody uses. `results` gets
     step << 32 | token id (or IS_PROBLEM | problem) at [row, 0, step % NUM_RESULTS]; the step is one more than the
     header's, which moves on too. Before that, where mirostat is on, the bits of its next mu come to [row, 1, step %
-    NUM_RESULTS]. More lanes than run at once take several launches.
+    NUM_RESULTS].
 
     With `next_row` and `draft` there is one lane, and the next one of its row runs a draft: `next_row` becomes -1
     unless the draft is chosen. So a chain of calls chooses behind drafts as long as they are right, and no further.
@@ -189,22 +183,18 @@ def sample_token(
         check(NAME, "draft", draft, dtype=np.int32, shape=(1,), aligned=4)
         if num_tokens != 1:
             raise ValueError(f"sample_token: {num_tokens} lanes with a draft, 1 is the most")
-    most = lanes_per_launch(device.num_multiprocessors)
-    for first in range(0, num_tokens, most):
-        count = min(most, num_tokens - first)
-        of_lanes = (Offset(array, first * array.strides[0]) for array in (logits, rows, positions))
-        device.launch(
-            SPEC.stem,
-            NAME,
-            grid=(blocks_per_row(device.num_multiprocessors, count, vocab_size), count),
-            block=BLOCK_SIZE,
-            arguments=(
-                *of_lanes, token_ids, history, state, results, next_row, draft,
-                np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
-            ),
-            overlaps=True,
-            cost=partial(sample_token_cost, count, vocab_size),
-        )  # fmt: skip
+    device.launch(
+        SPEC.stem,
+        NAME,
+        grid=(blocks_per_row(device.num_multiprocessors, num_tokens, vocab_size), num_tokens),
+        block=BLOCK_SIZE,
+        arguments=(
+            logits, rows, positions, token_ids, history, state, results, next_row, draft,
+            np.int32(vocab_size), np.int32(max_seq_len), np.uint64(row_bytes),
+        ),
+        overlaps=True,
+        cost=partial(sample_token_cost, num_tokens, vocab_size),
+    )  # fmt: skip
 
 
 def sample_token_cost(num_tokens: int, vocab_size: int) -> KernelCost:

@@ -13,7 +13,7 @@ from llmcli.kernels.spec import KernelCost, KernelSpec
 BLOCK_SIZE = 256
 STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
-TOKENS = (128, 256)  # that a block of gemm_wide may multiply
+TOKENS = (64, 128, 256)  # that a block of gemm_wide may multiply
 UNIT_INPUTS = (64, 128, 32)  # of the matrices that it takes
 
 SPEC = KernelSpec(
@@ -42,7 +42,7 @@ def num_steps(num_inputs: int) -> int:
 
 def image_bytes(num_inputs: int, num_tokens: int) -> int:
     """Bytes of the image of so many tokens: of the fewest that one block of gemm_wide has, or of whole large blocks."""
-    tokens = TOKENS[0] if num_tokens <= TOKENS[0] else TOKENS[-1]
+    tokens = IMAGE_TOKENS if num_tokens <= IMAGE_TOKENS else TOKENS[-1]
     return -(-num_tokens // tokens) * tokens * num_steps(num_inputs) * STEP_INPUTS * 2
 
 
@@ -96,6 +96,7 @@ def stage_wide(
         grid=(num_tokens,),
         block=BLOCK_SIZE,
         arguments=(x, parts, norm_weight, image, row_scales, largest, *sizes),
+        overlaps=True,
         cost=lambda: stage_wide_cost(
             num_tokens=num_tokens, num_inputs=num_inputs, has_norm=norm_weight is not None, num_parts=num_parts
         ),

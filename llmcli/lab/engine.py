@@ -1,6 +1,7 @@
 """The cases of every kernel of the engine, by its stem: what tests and `llmcli verify` run."""
 
 from llmcli.lab.cases import (
+    add_parts,
     append_tokens,
     attention_decode,
     attention_prefill,
@@ -37,6 +38,7 @@ from llmcli.lab.problems import rms_norm
 CASES: dict[str, KernelCases] = {
     cases.stem: cases
     for cases in (
+        add_parts.CASES,
         append_tokens.CASES,
         attention_decode.CASES,
         attention_prefill.CASES,

@@ -23,7 +23,7 @@ from llmcli.kernels.gemm_wide import (
     takes,
 )
 from llmcli.kernels.phantom import Phantom
-from llmcli.kernels.stage_wide import TOKENS, image_bytes
+from llmcli.kernels.stage_wide import IMAGE_TOKENS, TOKENS, image_bytes
 from llmcli.kernels.tiles import TileLayout, tile_layout
 from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem, with_small_scales
 from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
@@ -41,10 +41,10 @@ def wgmma_card(device: Device) -> Device:
 
 @pytest.fixture(params=TOKENS, ids="blocks of {}".format)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of so many tokens, whatever would take less time; of 256 where there are as many."""
+    """Blocks of so many tokens, whatever would take less time; of 256 where an image has as many."""
 
     def plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int) -> WidePlan:
-        tokens = request.param if num_tokens > min(TOKENS) else min(TOKENS)
+        tokens = request.param if num_tokens > IMAGE_TOKENS else min(request.param, IMAGE_TOKENS)
         return launcher._plan(layout, num_tokens, num_multiprocessors, tokens, num_parts)
 
     monkeypatch.setattr(launcher, "plan_wide", plan)

@@ -20,8 +20,8 @@ from llmcli.config.llama import LlamaConfig
 from llmcli.kernels.device import Device
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.memory import PREFILL_CHUNKS, plan_memory
-from llmcli.runners.cuda.products import MAX_SHORT_TOKENS
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.host import device
 from llmcli.runners.stepping import SteppingRunner
 from llmcli.runners.torch import cache, llama, load
@@ -40,18 +40,22 @@ def in_spans(x: Tensor) -> Tensor:
 
 
 class RoundedProduct(WideningProduct):
-    """A quantized layer, which multiplies up to `few_tokens` as rows."""
+    """A quantized layer, which multiplies tokens in these ways."""
 
-    def __init__(self, weight: PackedWeight, few_tokens: int):
+    def __init__(self, weight: PackedWeight, ways: PromptWays):
         super().__init__(weight, torch.float32)
         self._whole = weight.widened(slice(None))
-        self._few_tokens = few_tokens
+        self._ways = ways
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) <= self._few_tokens:
+        if _as_rows(self._ways, len(x)):
             return F.linear(in_spans(x), self._whole)
-        weight = self._whole if len(x) <= MAX_SHORT_TOKENS else self._whole.half().float()
+        weight = self._whole if self._ways.of(len(x)) == "packed" else self._whole.half().float()
         return F.linear(x.half().float(), weight)
+
+
+def _as_rows(ways: PromptWays, num_tokens: int) -> bool:
+    return num_tokens <= MAX_SPAN or ways.of(num_tokens) == "staged"
 
 
 def mix_in_blocks(scores: Tensor, values: Tensor, dtype: torch.dtype, has_codes: bool) -> Tensor:
@@ -90,11 +94,10 @@ def load_rounded(
     cache_dtype = torch.float32 if dtype == torch.float32 and not has_codes else torch.float16
     stored = StoredModel.of_model(model, str(dtype).removeprefix("torch."))
     plan = plan_memory(stored, max_seq_len=max_seq_len, num_rows=1, card=Device.open().facts)
-    few_tokens = MAX_SHORT_TOKENS if plan.stages_prompts else MAX_SPAN
 
     def linear(self: llama.Linear, x: Tensor) -> Tensor:
         weight, bias = self.weight, None if self.bias is None else self.bias.float()
-        if dtype != torch.float32 and len(x) > few_tokens:
+        if dtype != torch.float32 and not _as_rows(plan.prompt_ways, len(x)):
             x, weight = x.half().float(), weight.half().float()
         return F.linear(x, weight, bias)
 
@@ -130,7 +133,7 @@ def load_rounded(
 
     monkeypatch.setattr(load, "read_weights", read_rounded)
     choose_product = "llmcli.runners.torch.packed_linear.choose_product"
-    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, few_tokens))
+    monkeypatch.setattr(choose_product, lambda weight, _: RoundedProduct(weight, plan.prompt_ways))
     monkeypatch.setattr(llama.Linear, "__call__", linear)
     monkeypatch.setattr(llama, "attend", attend)
     monkeypatch.setattr(load, "PagedCache", Cache)

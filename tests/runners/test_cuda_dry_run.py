@@ -125,7 +125,7 @@ def test_which_models_stage_short_prompts(options: dict[str, Any], stages_prompt
         ("float32", TYPICAL_CARD, stages_prompts and "skip" not in options),
     ):
         plan = plan_memory(StoredModel.of_model(model, dtype), max_seq_len=4096, num_rows=1, card=card)
-        assert plan.stages_prompts == expected
+        assert plan.prompt_ways.can_stage == expected
 
 
 def test_layers_stored_in_different_ways(tmp_path: Path) -> None:

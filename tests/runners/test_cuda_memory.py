@@ -27,6 +27,7 @@ from llmcli.runners.cuda.device import CudaDevice
 from llmcli.runners.cuda.memory import RESERVED_BYTES, fit_memory, fitting_context, plan_memory
 from llmcli.runners.cuda.regions import held_bytes, lay_out
 from llmcli.runners.cuda.stored import StoredModel
+from llmcli.runners.cuda.ways import PromptWays, most_tokens_of
 from llmcli.runners.step_device import SINGLE
 
 LLAMA2_7B = {
@@ -239,9 +240,9 @@ def test_how_products_are_made() -> None:
     assert [takes(layout) for layout in (codes, plain, small_groups)] == [True, False, False]
     nothing: Any = None
     short = set()
-    for stages_prompts in (False, True):
-        shape = SimpleNamespace(vocab_size=256)
-        forward: Any = SimpleNamespace(chunk_tokens=2048, stages_prompts=stages_prompts, config=shape)
+    for can_stage in (False, True):
+        shape, ways = SimpleNamespace(vocab_size=256), PromptWays(can_stage, can_cut=False)
+        forward: Any = SimpleNamespace(chunk_tokens=2048, prompt_ways=ways, config=shape)
         device = CudaDevice(
             forward, nothing, nothing, nothing, nothing, nothing,
             limits=Limits(1, 4096, 256, works_ahead=True), is_free=True, cache_type="float16", description="",
@@ -256,6 +257,14 @@ def test_how_products_are_made() -> None:
         assert device.method(2048, 2048 + 9) == methods[0]
         short.add(methods[0])
     assert len(short) == 2  # the two ways of short prompts round differently
+
+
+def test_short_prompts_are_in_parts_where_gemm_wide_takes_all_layers() -> None:
+    counts = (9, 16, 17, 64, 65)
+    assert [PromptWays(True, True).of(count) for count in counts] == ["staged"] * 2 + ["in parts"] * 2 + ["widened"]
+    assert [PromptWays(False, True).of(count) for count in counts] == ["in parts"] * 4 + ["widened"]
+    assert most_tokens_of("in parts", 2048) == 256
+    assert most_tokens_of("in parts", 100) == 100
 
 
 # Fewer pages, then fewer rows

@@ -71,7 +71,7 @@ class CudaDevice:
         """The method for the token's chunk, by its length: token by token, or one of the ways of products."""
         forward, begin = self._forward, self._chunk_begin(position)
         num_tokens = min(forward.chunk_tokens, prompt_len - begin)
-        return method_of(num_tokens, stages_prompts=forward.stages_prompts, is_free=self._is_free)
+        return method_of(num_tokens, forward.prompt_ways, is_free=self._is_free)
 
     def cut(self, position: int, prompt_len: int) -> int:
         """The start of the page, or of the chunk if a chunk may not be cut."""
@@ -234,7 +234,7 @@ class CudaDevice:
         if method == SINGLE:
             num_spans = 1 if count > 1 else None
             return self._forward.lanes_by_layer(Lanes(token_ids, None, rows, positions, page_table, num_spans))
-        way = way_of_method(method, stages_prompts=self._forward.stages_prompts)
+        way = way_of_method(method, self._forward.prompt_ways)
         if len(parts) > 1:
             rows = workspace.part_rows[:count]
             self._mailbox.send(rows, np.repeat(np.arange(len(parts), dtype=np.int32), [len(of) for of in ids]))

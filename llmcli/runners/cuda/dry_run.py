@@ -19,12 +19,14 @@ from llmcli.kernels.sample_token import NUM_RESULTS, RowLayout, sample_token
 from llmcli.kernels.spec import Cost
 from llmcli.kernels.stage_halves import TOKENS
 from llmcli.kernels.stage_wide import IMAGE_TOKENS
+from llmcli.kernels.stage_wide import TOKENS as WIDE_TOKENS
 from llmcli.runners.base import MAX_SPAN
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes, Part
-from llmcli.runners.cuda.products import MAX_SHORT_TOKENS, Products, Way, way_of
+from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.regions import held_bytes, lay_out
+from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import Weights
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MANY_LANES, MOST_STAGED_LANES, Cache, Workspace, num_lanes
 
@@ -181,7 +183,7 @@ class DryModel:
         if num_tokens <= MAX_SPAN:
             self._run_lanes(num_tokens, start, num_spans=1 if num_tokens > 1 else None)
         else:
-            self._run_chunk(num_tokens, start, way_of(num_tokens, stages_prompts=self._forward.stages_prompts))
+            self._run_chunk(num_tokens, start, self._forward.prompt_ways.of(num_tokens))
         return self.take()
 
     def head(self, num_tokens: int = 1) -> list[Started]:
@@ -207,8 +209,10 @@ class DryModel:
         for count in sorted({min(count, self._num_rows) for count in counts}):
             started += self.step(count, 0)
         ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
-        if self._forward.stages_prompts:
+        if self._forward.prompt_ways.can_stage:
             ways = [("staged", min(count, self._longest)) for count in TOKENS]
+        if self._forward.prompt_ways.can_cut:
+            ways += [("in parts", min(count, self._longest)) for count in WIDE_TOKENS]
         ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
         for way, count in ways:
             if count <= self._longest:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.config.llama import LlamaConfig
+from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.device import Device
 from llmcli.kernels.embedding import embedding
 from llmcli.kernels.gather_columns import gather_columns
@@ -28,16 +29,18 @@ from llmcli.runners.cuda.attention import Attention, Layer
 from llmcli.runners.cuda.kv_cache import KvCache
 from llmcli.runners.cuda.memory import MemoryPlan
 from llmcli.runners.cuda.passes import Chunk, Lanes
-from llmcli.runners.cuda.products import Products, Way
+from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
+from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import add_parts, run_wide, run_wide_head
-from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_STAGED_LANES, Cache, Workspace
+from llmcli.runners.cuda.wide_layer import run_wide, run_wide_head
+from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_LANES_IN_PARTS, MOST_STAGED_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
 # Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
 _MOST_KEPT_CHUNKS = 256
+_BEGINNING = -1  # in the place of a kind of layer: what comes in front of them all
 
 
 class Forward:
@@ -58,7 +61,7 @@ class Forward:
         self.device = device
         self.config: LlamaConfig = plan.stored.config
         self.chunk_tokens = plan.chunk_tokens
-        self.stages_prompts = plan.stages_prompts
+        self.prompt_ways = plan.prompt_ways
         self.speed_first = plan.speed_first
         self.hidden = workspace.hidden
         self._weights = weights
@@ -70,6 +73,10 @@ class Forward:
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_CHUNKS)
+        # Kept, as cutting them takes the host a tenth of a millisecond.
+        self._activations = functools.lru_cache(_MOST_KEPT_CHUNKS)(
+            lambda count: Activations(workspace, count, self._qkv.width)
+        )
 
     def run_lanes(self, lanes: Lanes) -> None:
         """Run one token a lane; leave the last layer's outputs in `hidden`.
@@ -92,8 +99,8 @@ class Forward:
 
         Shapes: float32 [num_lanes, hidden_size]
         """
-        count = len(lanes.rows)
-        activations = self._begin(lanes.token_ids, count, lanes.token_rows)
+        activations = self._activations(len(lanes.rows))
+        self._begin(lanes.token_ids, activations, lanes.token_rows)
 
         def run(layer: Layer) -> None:
             attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
@@ -103,16 +110,20 @@ class Forward:
 
     def chunk_by_layer(self, chunk: Chunk) -> Iterator[Any]:
         """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
-        activations = self._begin(chunk.token_ids, len(chunk.token_ids))
+        activations = self._activations(len(chunk.token_ids))
 
         def run(layer: Layer) -> None:
             attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
-            elif chunk.way == "widened" and is_wide(self.device, layer.weights.projections):
+            elif chunk.way != "packed" and is_wide(self.device, layer.weights.projections):
                 eps, stages = self.config.rms_norm_eps, self._attention.writes_images
                 attend = functools.partial(attend, as_image=stages)
-                run_wide(self.device, layer.weights, activations, eps, attend, attend_stages=stages)
+                parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
+                left = run_wide(
+                    self.device, layer.weights, activations, eps, attend, attend_stages=stages, parts_for=parts_for
+                )
+                self._finish(left, activations)
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
@@ -120,9 +131,14 @@ class Forward:
             self.device.uses_own,
             chunk.way,
             chunk.parts,
-            *base_addresses((chunk.rows, chunk.positions, chunk.page_table)),
+            *base_addresses((chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table)),
         )
-        return self._each_layer(run, activations.hidden, self._replays.of(key))
+        replays = self._replays.of(key)
+        if (beginning := replays.get(_BEGINNING)) is None:
+            replays[_BEGINNING] = self.device.record(lambda: self._begin(chunk.token_ids, activations), ())
+        else:
+            beginning.start(())
+        return self._each_layer(run, activations.hidden, replays)
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -133,7 +149,7 @@ class Forward:
         firsts = {kind: weights for kind, weights in firsts.items() if not is_wide(self.device, weights.projections)}
         most = min(self.chunk_tokens, _MOST_PREPARED_TOKENS)
         for count in range(BLOCK_TOKENS, most + 1, BLOCK_TOKENS):
-            activations = Activations(self._workspace, count, self._qkv.width)
+            activations = self._activations(count)
             for weights in firsts.values():
                 for part in weights.qkv:
                     self._products.multiply(part, activations.inputs(part), activations.qkv_of(part), "widened")
@@ -145,7 +161,7 @@ class Forward:
         """Compute logits from `hidden`. Shapes: hidden float32 [n, hidden_size]; logits float32 [n, vocab_size]."""
         head = self._weights.head
         if self.speed_first and len(hidden) > MOST_STAGED_LANES and is_wide(self.device, (head,)):
-            activations = Activations(self._workspace, len(hidden), self._qkv.width)
+            activations = self._activations(len(hidden))
             run_wide_head(self.device, head, self._weights.norm, self.config.rms_norm_eps, activations, hidden, logits)
             return
         if head.order is None:
@@ -195,13 +211,21 @@ class Forward:
 
     def _run_many_lanes(self, lanes: Lanes) -> None:
         """Run one token a lane with the products of prompts; see `run_lanes`."""
-        activations = self._begin(lanes.token_ids, len(lanes.rows), lanes.token_rows)
+        activations = self._activations(len(lanes.rows))
+        self._begin(lanes.token_ids, activations, lanes.token_rows)
         left = None
         for layer in self._layers:
             attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
             eps = self.config.rms_norm_eps
-            left = run_wide(self.device, layer.weights, activations, eps, attend, in_parts=True, left=left)
-        add_parts(self.device, left, activations.hidden)
+            left = run_wide(
+                self.device, layer.weights, activations, eps, attend, parts_for=MOST_LANES_IN_PARTS, left=left
+            )
+        self._finish(left, activations)
+
+    def _finish(self, left: Any | None, activations: Activations) -> None:
+        """Add what the last product of a layer has left, if anything. Shapes: left float32 [parts, n, hidden_size]"""
+        if left is not None:
+            add_parts(self.device, parts=left, out=activations.hidden)
 
     def _find_layers(self) -> list[Layer]:
         traits = self.config.traits
@@ -215,12 +239,10 @@ class Forward:
             layers.append(Layer(index, weights, cache, kind, arrays, base_addresses(arrays)))
         return layers
 
-    def _begin(self, token_ids: Any, count: int, token_rows: Any = None) -> Activations:
+    def _begin(self, token_ids: Any, activations: Activations, token_rows: Any = None) -> None:
         """Look up the tokens' embeddings."""
-        activations = Activations(self._workspace, count, self._qkv.width)
         table = self._weights.embed_tokens
         embedding(self.device, table=table, token_ids=token_ids, rows=token_rows, out=activations.hidden)
-        return activations
 
     def _few_tokens(self, layer: LayerWeights[Any], activations: Activations, attend: Callable[[], None]) -> None:
         """One layer in four products, which include norms, biases, SwiGLU and residual additions."""

@@ -16,6 +16,7 @@ from llmcli.runners.cuda.regions import Region, held_bytes
 from llmcli.runners.cuda.row_products import stages_rows
 from llmcli.runners.cuda.staging import Staging, plan_staging
 from llmcli.runners.cuda.stored import CODES, StoredModel
+from llmcli.runners.cuda.ways import PromptWays
 from llmcli.runners.cuda.weight_layout import Space, Weights, is_wide, plan_weights
 from llmcli.runners.cuda.workspace import LANES_A_PASS, Cache, Workspace, num_lanes, plan_cache, plan_workspace
 
@@ -34,8 +35,8 @@ _SMALLEST_USEFUL_CONTEXT = 128
 class MemoryPlan:
     """Everything a runner keeps on the card: three allocations, and the sampler's state.
 
-    `staging` is what loading needs; it takes the workspace's place for that time. `stages_prompts`: short prompts are
-    multiplied as rows are. `speed_first`: many rows are multiplied as prompts are.
+    `staging` is what loading needs; it takes the workspace's place for that time. `prompt_ways`: how short prompts
+    are multiplied. `speed_first`: many rows are multiplied as prompts are.
     """
 
     stored: StoredModel
@@ -43,7 +44,7 @@ class MemoryPlan:
     num_rows: int
     num_pages: int
     chunk_tokens: int
-    stages_prompts: bool
+    prompt_ways: PromptWays
     speed_first: bool
     weights: Weights[Space]
     cache: Cache[Region]
@@ -98,19 +99,20 @@ def plan_memory(
     num_pages = num_pages or num_rows * pages_of(max_seq_len)
     weights = plan_weights(stored, max_seq_len)
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
-    stages_prompts = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
-    speed_first = speed_first and all(is_wide(card, layer.projections) for layer in weights.layers)
+    are_wide = all(is_wide(card, layer.projections) for layer in weights.layers)
+    can_stage = all(stages_rows(card, matrix.layout, MAX_SPAN + 1) for matrix in matrices)
+    ways, speed_first = PromptWays(can_stage, are_wide), speed_first and are_wide
     return MemoryPlan(
         stored,
         max_seq_len,
         num_rows,
         num_pages,
         chunk,
-        stages_prompts,
+        ways,
         speed_first,
         weights=weights,
         cache=plan_cache(stored, num_pages),
-        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, stages_prompts, speed_first, card),
+        workspace=plan_workspace(stored, weights, max_seq_len, num_rows, chunk, ways, speed_first, card),
         staging=plan_staging(stored, weights),
     )
 

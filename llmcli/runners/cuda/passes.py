@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmcli.runners.cuda.products import Way
+from llmcli.runners.cuda.ways import Way
 
 
 @dataclass(frozen=True)

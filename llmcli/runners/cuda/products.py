@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -12,29 +12,9 @@ from llmcli.kernels.dequantize import dequantize
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_packed import gemm_packed, takes
 from llmcli.kernels.tiles import TILE_ROWS, TileLayout
+from llmcli.runners.cuda.ways import Way
 from llmcli.runners.cuda.weight_layout import Projection
-from llmcli.runners.cuda.workspace import MAX_STAGED_TOKENS, tiles_at_a_time
-
-# How to multiply a prompt's tokens. Staged: as the rows of decoding are. Packed: from the codes, if the matrix has any.
-# Widened: the matrix library, after the weights have been widened for it. Each rounds in its own way.
-Way = Literal["staged", "packed", "widened"]
-WAYS: tuple[Way, ...] = get_args(Way)
-
-# The most tokens of a prompt that is not widened. Alone, one of up to some 200 tokens would take less time staged. Many
-# side by side would take twice as long, as "widened" multiplies as many together as fit a chunk.
-MAX_SHORT_TOKENS = 64
-
-
-def way_of(num_tokens: int, *, stages_prompts: bool) -> Way:
-    """The way of products for a chunk of `num_tokens` tokens. `stages_prompts`: short ones are staged."""
-    if num_tokens > MAX_SHORT_TOKENS:
-        return "widened"
-    return "staged" if stages_prompts else "packed"
-
-
-def most_tokens_of(way: Way, chunk_tokens: int) -> int:
-    """The most tokens that are multiplied together in this way, where chunks have `chunk_tokens`."""
-    return min({"staged": MAX_STAGED_TOKENS, "packed": MAX_SHORT_TOKENS, "widened": chunk_tokens}[way], chunk_tokens)
+from llmcli.runners.cuda.workspace import tiles_at_a_time
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from llmcli.runners.base import MAX_SPAN
-from llmcli.runners.cuda.products import WAYS, Way, most_tokens_of, way_of
+from llmcli.runners.cuda.ways import WAYS, PromptWays, Way, most_tokens_of
 from llmcli.runners.cuda.workspace import MOST_PARTS
 from llmcli.runners.step_device import SINGLE, Work
 
@@ -12,18 +12,18 @@ from llmcli.runners.step_device import SINGLE, Work
 _FIRST_NUMBER = 1 + len(WAYS)
 
 
-def method_of(num_tokens: int, *, stages_prompts: bool, is_free: bool) -> int:
+def method_of(num_tokens: int, ways: PromptWays, *, is_free: bool) -> int:
     """The method of a chunk of so many tokens. With `is_free` products have the same bits for any number of tokens."""
     if num_tokens <= MAX_SPAN:
         return SINGLE
-    return 1 + WAYS.index(way_of(num_tokens, stages_prompts=stages_prompts)) if is_free else _FIRST_NUMBER + num_tokens
+    return 1 + WAYS.index(ways.of(num_tokens)) if is_free else _FIRST_NUMBER + num_tokens
 
 
-def way_of_method(method: int, *, stages_prompts: bool) -> Way:
+def way_of_method(method: int, ways: PromptWays) -> Way:
     """The way of products of a method other than SINGLE."""
     if method < _FIRST_NUMBER:
         return WAYS[method - 1]
-    return way_of(method - _FIRST_NUMBER, stages_prompts=stages_prompts)
+    return ways.of(method - _FIRST_NUMBER)
 
 
 def prompt_passes(works: Sequence[Work], places: Iterable[int], chunk_tokens: int) -> list[list[int]]:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from llmcli.kernels.add_parts import add_parts
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_wide import gemm_wide, gemm_wide_swiglu, parts_of
-from llmcli.kernels.residual_add import residual_add
 from llmcli.kernels.stage_wide import stage_wide
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
+
+_ADDED_AT_ONCE = 4  # numbers of a row by add_parts
 
 
 def run_wide(
@@ -19,13 +21,13 @@ def run_wide(
     attend: Callable[[], None],
     *,
     attend_stages: bool = False,
-    in_parts: bool = False,
+    parts_for: int | None = None,
     left: Any | None = None,
 ) -> Any | None:
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
     With `attend_stages` it makes their image instead, whose scales are 1.
-    With `in_parts` products are cut into parts of the inputs, so that few tokens fill the card. The next rounding
+    With `parts_for` products are cut into parts of the inputs, so that as few tokens fill the card. The next rounding
     adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
     Shapes: left, result float32 [parts, num_tokens, hidden_size]
     """
@@ -45,15 +47,18 @@ def run_wide(
         )
 
     def others(part: Projection[Any]) -> Any | None:
-        num_others = parts_of(part.layout, device.num_multiprocessors) - 1
-        return activations.others(num_others, part.num_rows) if in_parts and num_others else None
+        if parts_for is None or part.num_rows % _ADDED_AT_ONCE:
+            return None
+        num_others = parts_of(part.layout, device.num_multiprocessors, parts_for) - 1
+        return activations.others(num_others, part.num_rows) if num_others else None
 
     for number, part in enumerate(layer.qkv):
         stage(part, hidden, layer.input_layernorm, parts=None if number else left)
         outputs = activations.qkv_of(part)
         rest = others(part) if len(layer.qkv) == 1 else None
         gemm_wide(device, **_of(part), image=activations.image, row_scales=row_scales, out=outputs, others=rest)
-        add_parts(device, rest, activations.qkv)
+        if rest is not None:
+            add_parts(device, parts=rest, out=outputs)
     attend()
 
     if not attend_stages:
@@ -91,14 +96,6 @@ def run_wide_head(
     rows = {"image": activations.image, "row_scales": activations.row_scale}
     stage_wide(device, x=hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
     gemm_wide(device, matrix=head.matrix, out=logits, **rows)
-
-
-def add_parts(device: Device, parts: Any | None, out: Any) -> None:
-    """Add what a product has left, if anything. Shapes: parts float32 [parts, n, width]; out float32 [n, width]"""
-    if parts is None:
-        return
-    for number in range(len(parts)):
-        residual_add(device, x=parts[number], row_scale=None, bias=None, hidden=out)
 
 
 def _of(part: Projection[Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from llmcli.runners.base import MAX_SPAN, MOST_EXACT_ROWS, PAGE_TOKENS, pages_of
 from llmcli.runners.cuda.regions import ARRAY_DTYPES, BYTE, FLOAT32, INT32, UINT32, Region
 from llmcli.runners.cuda.row_products import staged_bytes
 from llmcli.runners.cuda.stored import CODES, StoredModel
+from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, PromptWays, most_tokens_of
 from llmcli.runners.cuda.weight_layout import Projection, Space, Weights, is_wide, qkv_layout
 
 # Lanes that one pass over the weights serves. Above it the number of lanes is a multiple of it, as each needs a graph.
@@ -24,8 +25,8 @@ ATTENTION_LANES = 32
 MANY_LANES = 32
 # Where speed comes first, more lanes than this are multiplied as prompts are.
 MOST_STAGED_LANES = MOST_EXACT_ROWS
+MOST_LANES_IN_PARTS = 256  # the lanes of a pass for which parts of products are made, where speed comes first
 MOST_PARTS = 16  # rows whose prompts run in one chunk
-MAX_STAGED_TOKENS = 256  # of short prompts side by side, where they are multiplied as rows are
 LOGIT_ROWS = 64  # rows whose logits are on the card at a time while a text is scored
 # Bytes of weights widened at a time for a product of many tokens. They should still be in L2 when the product reads.
 WIDENED_BYTES = 128 * 2**20
@@ -129,11 +130,11 @@ def plan_workspace(
     max_seq_len: int,
     num_rows: int,
     chunk: int,
-    stages_prompts: bool,
+    ways: PromptWays,
     speed_first: bool,
     card: CardFacts,
 ) -> Workspace[Region]:
-    """Plan the workspace for chunks of `chunk` tokens on a card. `stages_prompts`, `speed_first`: see MemoryPlan."""
+    """Plan the workspace for chunks of `chunk` tokens on a card. `ways`, `speed_first`: see MemoryPlan."""
     config = stored.config
     matrices = [matrix for layer in weights.layers for matrix in layer.projections]
     qkv, itemsize = qkv_layout(config), ARRAY_DTYPES[stored.cache_type].itemsize
@@ -144,9 +145,11 @@ def plan_workspace(
     splits = max_splits(card.num_multiprocessors, qkv, itemsize, max_seq_len)
     partial_size = config.head_dim + PARTIAL_EXTRA
     lanes = max(num_lanes(num_rows), MAX_SPAN)
-    most_rows = max(lanes, min(MAX_STAGED_TOKENS, chunk) if stages_prompts else 0)  # of a product
+    most_rows = max(lanes, most_tokens_of("staged", chunk) if ways.can_stage else 0)  # of a product
     staged, norm_factors = _plan_staged(weights, most_rows, card)
     together = min(lanes, ATTENTION_LANES)
+    short_tokens = most_tokens_of("in parts", chunk) if ways.can_cut else 0
+    many_lanes = lanes if speed_first and lanes > MOST_STAGED_LANES else 0
     rows_plan, span_plan = RowsPlan(card, qkv, itemsize), SpanPlan(card, qkv, itemsize)
     serves_rows = lanes >= MANY_LANES and rows_plan.is_possible
     of_tokens, scales = Region((chunk,), INT32), Region((chunk,), FLOAT32)
@@ -170,7 +173,7 @@ def plan_workspace(
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
-        others=_plan_others(weights, lanes, card) if speed_first and lanes > MOST_STAGED_LANES else None,
+        others=_plan_others(weights, {MAX_SHORT_TOKENS: short_tokens, MOST_LANES_IN_PARTS: many_lanes}, card),
         gathered=_plan_gathered(weights, most_rows, chunk),
         lane_rows=of_lanes,
         lane_positions=of_lanes,
@@ -221,12 +224,19 @@ def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
     return max((image_bytes(num_inputs, chunk) for num_inputs in sizes), default=0)
 
 
-def _plan_others(weights: Weights[Space], lanes: int, card: CardFacts) -> Region | None:
-    """Plan the parts of the product that has most of them, but its first one."""
-    matrices = (matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down))
-    sizes = ((parts_of(one.layout, card.num_multiprocessors) - 1) * one.num_rows for one in matrices)
-    width = max(sizes, default=0)
-    return Region((width * lanes,), FLOAT32) if width else None
+def _plan_others(weights: Weights[Space], counts: dict[int, int], card: CardFacts) -> Region | None:
+    """Plan the parts of the largest product in parts, but its first one.
+
+    `counts`: the tokens side by side in products whose parts are made for so many tokens
+    """
+    matrices = [matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down)]
+    sizes = (
+        (parts_of(one.layout, card.num_multiprocessors, made_for) - 1) * one.num_rows * count
+        for made_for, count in counts.items()
+        for one in matrices
+    )
+    size = max(sizes, default=0)
+    return Region((size,), FLOAT32) if size else None
 
 
 def _widened_bytes(matrix: Projection[Space]) -> int:

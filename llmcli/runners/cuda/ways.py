@@ -1,0 +1,40 @@
+"""The ways in which the tokens of prompts are multiplied with a model's matrices, and which prompt takes which."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+# Staged: as the rows of decoding are. Packed: from the codes, if the matrix has any. In parts: by gemm_wide, each
+# product cut into parts of the inputs, so that few tokens fill the card. Widened: by gemm_wide in one part, or by the
+# matrix library, after the weights have been widened for it. Each rounds, or adds up, in its own way.
+Way = Literal["staged", "packed", "in parts", "widened"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+# The most tokens of a prompt that is not widened. Alone, one of up to some 200 tokens would take less time another way.
+# Many side by side would take twice as long, as "widened" multiplies as many together as fit a chunk.
+MAX_SHORT_TOKENS = 64
+# The most tokens of a prompt that is staged where it could be in parts.
+MAX_STAGED_PROMPT = 16
+# The most tokens of short prompts side by side.
+MAX_TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class PromptWays:
+    """The ways of a model's short prompts on a card: whether they may be staged, and whether they may be in parts."""
+
+    can_stage: bool
+    can_cut: bool
+
+    def of(self, num_tokens: int) -> Way:
+        """The way of a chunk of `num_tokens` tokens."""
+        if num_tokens > MAX_SHORT_TOKENS:
+            return "widened"
+        if self.can_cut and (num_tokens > MAX_STAGED_PROMPT or not self.can_stage):
+            return "in parts"
+        return "staged" if self.can_stage else "packed"
+
+
+def most_tokens_of(way: Way, chunk_tokens: int) -> int:
+    """The most tokens that are multiplied together in this way, where chunks have `chunk_tokens`."""
+    most = {"staged": MAX_TOGETHER, "packed": MAX_SHORT_TOKENS, "in parts": MAX_TOGETHER, "widened": chunk_tokens}
+    return min(most[way], chunk_tokens)
