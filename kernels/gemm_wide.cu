@@ -26,12 +26,10 @@
 //           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
 //           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
 //           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)
-#include "common/cluster.cuh"
 #include "common/launch.cuh"
-#include "common/wide_output.cuh"
-#include "common/wide_weights.cuh"
+#include "common/wide_work.cuh"
 
-constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128, SHARERS = 2;
+constexpr int NUM_THREADS = 32 * MULTIPLIERS, GROUP_THREADS = 128, BLOCK_SIZE = NUM_THREADS + 128;
 // Blocks of few tokens share a multiprocessor, where registers suffice: what one waits for, the other one hides.
 template <typename WeightT, typename ScaleT, int TOKENS>
 constexpr int WIDE_BLOCKS = TOKENS <= 64 && TileFormat<WeightT>::OFFSET != 0 && sizeof(ScaleT) == 2 ? 2 : 1;
@@ -46,8 +44,11 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
                   const float* __restrict__ biases, void* out, unsigned* largest, float* out_scales, float* others,
                   WideShape shape) {
     using Weights = WideWeights<WeightT, ScaleT, IS_PLAIN>;
-    constexpr int STEP_BYTES = TOKENS * TOKEN_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
-    constexpr int COPY_BYTES = STEP_BYTES < IMAGE_STEP_BYTES ? STEP_BYTES : IMAGE_STEP_BYTES;  // side by side in an image
+    using Work = WideWork<TOKENS>;
+    constexpr int STEP_BYTES = Work::STEP_BYTES;
+    // With few tokens a step is so short that weights asked for two steps early come late from memory. With more, and
+    // of int4, fetching them into L2 costs more than it brings (measured).
+    constexpr bool FETCHES_AHEAD = TOKENS <= 128 && !Weights::IS_INT4;
     // Of a thread that multiplies and one that copies.
     constexpr bool IS_ALONE = WIDE_BLOCKS<WeightT, ScaleT, TOKENS> == 1;
     constexpr int MOST_REGISTERS = IS_ALONE ? 240 : 104, FEWEST_REGISTERS = 24;
@@ -62,14 +63,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     // The assembler is to see that all lanes of a warp have this number. Then addresses and counts of the loop over
     // steps are the warp's too, in registers and instructions of their own, and no branch has to bring lanes together.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const int lane = threadIdx.x % 32, rank = cluster_rank<SHARERS>();
-    const int num_steps = wide_steps(shape.num_inputs), num_tiles = shape.num_tiles();
-    const int num_token_blocks = (shape.num_tokens + TOKENS - 1) / TOKENS;
-    const int num_items = num_token_blocks * ((num_tiles + SHARERS * MULTIPLIERS - 1) / (SHARERS * MULTIPLIERS));
-    // A piece is a part of an item's inputs, mostly all of them.
-    const int num_pieces = num_items * shape.num_parts, first_piece = blockIdx.x / SHARERS;
-    const int piece_step = gridDim.x / SHARERS;
-    const auto first_span_of = [&](int part) { return num_steps / 2 * part / shape.num_parts; };
+    const int lane = threadIdx.x % 32;
+    const Work work(shape, cluster_rank<SHARERS>());
 
     if (shape.repeats) {
         grid_dependency_wait();
@@ -94,76 +89,14 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     cluster_arrive();
     cluster_wait();  // and in the block that shares tokens
 
-    const auto tile_of = [&](int item, int warp) {
-        const int block = item / num_token_blocks;
-        // The 64 results of SWIGLU are to be a step of the next product's inputs.
-        const bool is_split = shape.epilogue == SWIGLU && shape.down_unit_inputs == 128;
-        return block * SHARERS * MULTIPLIERS +
-               (is_split ? warp / 2 * 4 + rank * 2 + warp % 2 : rank * MULTIPLIERS + warp);
-    };
-    constexpr bool HAS_SCALES = TileFormat<WeightT>::HAS_SCALES;
-    // With few tokens a step is so short that weights asked for two steps early come late from memory. With more, and of
-    // int4, fetching them into L2 costs more than it brings (measured).
-    constexpr bool FETCHES_AHEAD = TOKENS <= 128 && !Weights::IS_INT4;
-    const int num_units = num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
-    // Where `byte` of a step of an item's tokens lies in an image of so many steps.
-    const auto image_place = [&](int item, int step, int steps, int byte) {
-        byte += item % num_token_blocks * STEP_BYTES;
-        const size_t image_step = static_cast<size_t>(byte / IMAGE_STEP_BYTES) * steps + step;
-        return image_step * IMAGE_STEP_BYTES + byte % IMAGE_STEP_BYTES;
-    };
-    const auto copy_tokens = [&] {
-        int stage = 0;
-        unsigned parity = 1;
-#pragma unroll 1
-        for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
-            const int item = piece / shape.num_parts, part = piece % shape.num_parts;
-            const int first_step = 2 * first_span_of(part), end = 2 * first_span_of(part + 1);
-            const unsigned char* source = image + image_place(item, first_step, num_steps, rank * PART_BYTES);
-            const size_t tile = min(tile_of(item, lane % MULTIPLIERS), num_tiles - 1);
-            const unsigned char* ahead = tiles + tile * num_units * UNIT_BYTES;
-            const ScaleT* ahead_scales = scales + tile * shape.num_groups * TILE_ROWS;
-            const bool fetches = FETCHES_AHEAD && lane < MULTIPLIERS && num_token_blocks == 1;
-#pragma unroll 1
-            for (int step = first_step; step < end; ++step, source += IMAGE_STEP_BYTES) {
-                barrier_wait(&emptied[stage], parity);
-                if (lane == 0) {
-                    barrier_expect(&filled[stage], STEP_BYTES);
-                    copy_bulk_to_sharers<SHARERS>(shared_address(memory + stage * STEP_BYTES + rank * PART_BYTES),
-                                                  source, PART_BYTES, &filled[stage], (1 << SHARERS) - 1);
-                    barrier_arrive(&filled[stage]);
-                }
-                if (fetches && step % 2 == 0) {
-                    prefetch_bulk(ahead + static_cast<size_t>(step / 2) * Weights::SPAN_BYTES, Weights::SPAN_BYTES);
-                    if (HAS_SCALES) prefetch_line(ahead_scales + (step * STEP_INPUTS >> shape.group_shift) * TILE_ROWS);
-                }
-                __syncwarp();
-                if (++stage == STAGES) stage = 0, parity ^= 1;
-            }
-        }
-    };
-    const auto copy_results = [&] {
-        const int out_steps = wide_steps(shape.num_outputs);
-        unsigned parity = 0;
-#pragma unroll 1
-        for (int item = first_piece; item < num_pieces; item += piece_step, parity ^= 1) {  // whole ones
-            const int out_step = item / num_token_blocks * SHARERS + rank;
-            barrier_wait(&staged, parity);
-#pragma unroll
-            for (int byte = 0; byte < STEP_BYTES; byte += COPY_BYTES) {
-                store_bulk(static_cast<unsigned char*>(out) + image_place(item, out_step, out_steps, byte),
-                           shared_address(staging + byte), COPY_BYTES);
-            }
-            store_bulk_wait_read();
-            barrier_arrive(&written);
-        }
-        store_bulk_wait();
-    };
     if (warp >= MULTIPLIERS) {
         registers_down_to<FEWEST_REGISTERS>();
         grid_dependency_wait();
-        if (warp == MULTIPLIERS) copy_tokens();
-        if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) copy_results();
+        if (warp == MULTIPLIERS) {
+            copy_tokens<Weights, FETCHES_AHEAD, STAGES>(work, shape, tiles, scales, image, memory, filled, emptied);
+        } else if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) {
+            copy_results(work, shape.num_outputs, staging, static_cast<unsigned char*>(out), &staged, &written);
+        }
         cluster_arrive();  // as the other warps
         cluster_wait();
         return;
@@ -179,17 +112,17 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     // Whether a lane has one scale a row for a span: where a group has the whole span, or (int4) the lane's part of it.
     const bool has_span_scales = IS_PLAIN || shape.group_shift >= (Weights::IS_INT4 ? 5 : 7);
     const unsigned lane_input = number_here(lane % 4 * (Weights::UNIT_INPUTS / 4));
-    int ahead_piece = first_piece;
+    int ahead_piece = work.first;
     unsigned ahead_span = 0, ahead_end = 0;  // of the tile; end: of the piece
     const unsigned char* ahead_words = nullptr;
     const auto seek = [&] {
-        const int part = ahead_piece % shape.num_parts;
-        const size_t tile = min(tile_of(ahead_piece / shape.num_parts, warp), num_tiles - 1);
+        const size_t tile = min(work.tile_of(work.item_of(ahead_piece), warp), work.num_tiles - 1);
+        const int num_units = work.num_steps * STEP_INPUTS / Weights::UNIT_INPUTS;
         source.weights = tiles + (tile * num_units * UNIT_VECTORS + lane) * 16;
         const size_t groups = tile * shape.num_groups * TILE_ROWS + lane / 4;
         source.scales = scales + groups;
         source.zero_points = IS_PLAIN || zero_points == nullptr ? nullptr : zero_points + groups;
-        ahead_span = first_span_of(part), ahead_end = first_span_of(part + 1);
+        ahead_span = work.begin(ahead_piece), ahead_end = work.end(ahead_piece);
     };
     const unsigned group_spans_shift = number_here(shape.group_shift - 7);
     // The group in which a lane has its inputs of the span ahead, `more` of them further on.
@@ -207,7 +140,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         weights[1].load_words(ahead_words + Weights::STEP_BYTES);
         if (!has_span_scales) weights[1].load_scales(source, group_ahead(Weights::IS_INT4 ? 16 : STEP_INPUTS));
         if (++ahead_span == ahead_end) {
-            ahead_piece = min(ahead_piece + piece_step, num_pieces - 1);
+            ahead_piece = min(ahead_piece + work.stride, work.num_pieces - 1);
             seek();
         }
     };
@@ -230,7 +163,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         if (sharer < SHARERS) barrier_arrive_there(stage_at);
     };
     float sums[TOKENS / 2];
-    if (first_piece < num_pieces) {
+    if (work.first < work.num_pieces) {
         seek();
         load_first();
         load_second();
@@ -238,9 +171,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         if (group == 1) sync_threads_of<NUM_THREADS>(1);  // two steps behind
     }
 #pragma unroll 1
-    for (int piece = first_piece; piece < num_pieces; piece += piece_step) {
-        const int item = piece / shape.num_parts, part = piece % shape.num_parts;
-        const int first_token = item % num_token_blocks * TOKENS;
+    for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
+        const int item = work.item_of(piece), part = piece % shape.num_parts;
+        const int first_token = item % work.num_token_blocks * TOKENS;
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0.0f;
         // Asks for the products of a step, and waits for those of the step before, whose weights the next ones replace.
@@ -255,9 +188,9 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         };
         // The span before, whose second stage is to be given back: at first one for which nobody waits.
         unsigned span_at = emptied_at + 8 * (STAGES - 1);
-        const int end = first_span_of(part + 1);
+        const int end = work.end(piece);
 #pragma unroll 1
-        for (int span = first_span_of(part); span < end; ++span) {
+        for (int span = work.begin(piece); span < end; ++span) {
             const unsigned at = number_here(filled_at + offset), columns = memory_at + offset * (STEP_BYTES / 128);
             widen(0);
             load_first();
@@ -288,11 +221,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
         wgmma_wait<0>();
         release(span_at + 8);
 
-        const int tile = tile_of(item, warp);
+        const int tile = work.tile_of(item, warp);
         sync_threads_of<GROUP_THREADS>(2 + group);  // nobody reads the scales of the item before
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
-            if (TOKENS >= GROUP_THREADS || thread < TOKENS) token_scales[group][i * GROUP_THREADS + thread] = loaded_scales[i];
+            const int token = i * GROUP_THREADS + thread;
+            if (token < TOKENS) token_scales[group][token] = loaded_scales[i];
         }
         sync_threads_of<GROUP_THREADS>(2 + group);
         if (shape.epilogue != SWIGLU) {

@@ -208,8 +208,8 @@ __device__ __forceinline__ Best score_tokens(const Row& row, const Before& befor
     return best;
 }
 
-// What score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16 bytes where
-// the vocabulary is a multiple of 4.
+// What score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16 bytes
+// where the vocabulary is a multiple of 4.
 __device__ __forceinline__ Best find_highest(const Row& row, const Before& before, const float* logits) {
     float highest = -infinity(), unusual = 0.0f;
     int highest_id = -1;

@@ -27,7 +27,7 @@ __device__ __forceinline__ float silu_fast(float x) {
     return __fmul_rn(x, reciprocal_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(x, -1.4426950408889634f)))));
 }
 
-// Calls `write` for a lane's results that `exists` knows, by token and half tile: no branch comes between two of them, as
+// Calls `write` for a lane's results that `exists` knows, by token and half tile. No branch comes between two of them:
 // that would have them one after the other.
 template <int TOKENS, typename Write, typename Exists>
 __device__ __forceinline__ void write_results(const float (&sums)[TOKENS / 2], const float2* scales,
@@ -84,8 +84,8 @@ __device__ __forceinline__ void write_floats(const float (&sums)[TOKENS / 2], co
     }
 }
 
-// Makes silu(gate) * up of a lane's sums, which stay there, and writes what `scaled` makes of them by token. Returns the
-// largest magnitude, also of tokens that are not there. No branch comes between two results, as above.
+// Makes silu(gate) * up of a lane's sums, which stay there, and writes what `scaled` makes of them by token. Returns
+// the largest magnitude, also of tokens that are not there. No branch comes between two results, as above.
 template <int TOKENS, typename Scaled>
 __device__ __forceinline__ float write_pairs(float (&sums)[TOKENS / 2], const float2* scales, float of_gate,
                                              float of_up, unsigned char* word, Scaled scaled) {

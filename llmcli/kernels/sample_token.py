@@ -168,7 +168,8 @@ def sample_token(
     row_bytes = RowLayout(vocab_size).row_bytes
     if vocab_size > MAX_VOCAB_SIZE:
         raise ValueError(f"sample_token: a vocabulary of {vocab_size}, {MAX_VOCAB_SIZE} is the most")
-    check(NAME, "logits", logits, dtype=np.float32, shape=(num_tokens, vocab_size), aligned=4)
+    alignment = 4 if vocab_size % 4 else 16
+    check(NAME, "logits", logits, dtype=np.float32, shape=(num_tokens, vocab_size), aligned=alignment)
     for name, array, size in (
         ("rows", rows, num_tokens),
         ("positions", positions, num_tokens),

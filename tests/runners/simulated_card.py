@@ -263,7 +263,7 @@ def only_on_device(operation: Callable[..., Any]) -> Callable[..., Any]:
 _KERNELS = {
     simulated_kernels: "repack repack_scales repack_zero_points dequantize embedding rms_norm head_norm round_rows "
     "scale_bias residual_add swiglu gather_columns gemv stage_digits gemm_codes stage_halves gemm_halves gemm_packed",
-    simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu",
+    simulated_wide: "stage_wide gemm_wide gemm_wide_swiglu add_parts",
     simulated_attention: "rotary append_tokens attention_prefill attention_decode attention_rows attention_span",
 }
 _REPLACEMENTS = {function.__name__: function for function in (allocate, send, copy, copy_blocks, fetch)} | {

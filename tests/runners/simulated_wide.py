@@ -113,3 +113,8 @@ def _products(matrix: TiledMatrix, image: Any, row_scales: Any, bias: Any, input
     values = read_image(image, len(row_scales), layout.num_inputs, layout.unit_inputs)[:, inputs]
     y = product(values, weights_of(matrix)[: layout.num_rows, inputs]) * floats(row_scales)[:, None]
     return y + (0 if bias is None else floats(bias)[: layout.num_rows])
+
+
+def add_parts(device: Any, *, parts: Any, out: Any) -> None:
+    for part in on_host(parts):
+        store(out, on_host(out) + part)

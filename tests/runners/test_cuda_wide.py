@@ -1,6 +1,6 @@
 """Prompts on cards whose products widen weights themselves, on a simulated card: which launches, and what comes out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,16 @@ def launched(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> list[s
 
         monkeypatch.setattr(module, stem, call)
 
-    for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu"):
+    for stem in ("stage_wide", "gemm_wide", "gemm_wide_swiglu", "add_parts"):
         note(wide_layer, stem)
+    note(forward, "add_parts")
     note(products, "dequantize")
     return noted
 
 
-def worst_error(folder: Path, device: SimulatedDevice, **options: Any) -> float:
+def worst_error(
+    folder: Path, device: SimulatedDevice, lengths: Sequence[int] = (65, 128, 129, 196), **options: Any
+) -> float:
     """Of the logits behind prompts, against torch."""
     reference = load(open_model(folder), max_seq_len=200)
     runner = load_on_card(
@@ -62,7 +65,7 @@ def worst_error(folder: Path, device: SimulatedDevice, **options: Any) -> float:
         device=device,  # type: ignore[arg-type]
         **options,
     )
-    prompts = [PROMPT[:length] for length in (65, 128, 129, 196)]
+    prompts = [PROMPT[:length] for length in lengths]
     return max(relative_error(logits_of(runner, one), logits_of(reference, one)) for one in prompts)
 
 
@@ -78,6 +81,22 @@ def test_prompts_are_computed_as_by_torch(
     layer = ["stage_wide", "gemm_wide"] * 2 + ["stage_wide", "gemm_wide_swiglu", "gemm_wide"]
     assert launched[:14] == 2 * layer
     assert "dequantize" not in launched
+
+
+@pytest.mark.parametrize("skip", [(), ("k_proj",)])
+@pytest.mark.parametrize("name", ["int8 channel", "int4 channel, asymmetric"])
+def test_short_prompts_are_computed_in_parts(
+    name: str, skip: tuple[str, ...], device: SimulatedDevice, launched: list[str], tmp_path: Path
+) -> None:
+    """Those of 17 to 64 tokens. What qkv leaves is added before attention, what down leaves behind the layer."""
+    sizes = {**TAILS, "hidden_size": 320, "intermediate_size": 512, "attention_bias": True, "mlp_bias": True}
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name], skip=skip))
+    assert worst_error(folder, device, (17, 40, 64)) < 1e-3
+    assert launched.count("add_parts") == launched.count("gemm_wide_swiglu") * (1 if skip else 2) > 0
+    launched.clear()
+    assert worst_error(folder, device, (16,)) < 1e-3
+    assert not launched
 
 
 @pytest.mark.parametrize("name", ["int8 channel", "int4 channel", None])
