@@ -30,9 +30,9 @@ _CLUSTER = 2  # blocks that share tokens
 _BLOCK_TILES = 8
 _STAGES = {64: 12, 128: 12, 256: 6}  # steps of tokens under way
 # The share of the rate of a large product of the matrix library at which blocks of so many tokens compute, and by how
-# much it is larger where nearly all others idle. Fitted to prompts of 128 to 8,000 tokens and steps of 65 to 256 rows
-# of Llama-3.1-8B on an H100 (docs/performance/wide.md).
-_SHARES = {64: 0.5, 128: 0.71, 256: 0.96}
+# much it is larger where nearly all others idle. Fitted to prompts of 17 to 8,000 tokens and steps of 256 rows of
+# Llama-3.1-8B on an H200 (docs/performance/wide.md).
+_SHARES = {64: 0.6, 128: 0.74, 256: 0.91}
 _FASTER_ALONE = 0.5
 _LEAST_GROUP = 16  # inputs; a lane has one scale
 MAX_PARTS = 8

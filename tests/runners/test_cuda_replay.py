@@ -190,4 +190,4 @@ def test_which_launches_of_chunks_are_kept(noted_products: None, tmp_path: Path)
     assert num_recorded(100) == 0
     assert num_recorded(256) == each
     assert num_recorded(1) == 0
-    assert [num_recorded(100, 1), num_recorded(2)] == [1, 1]
+    assert [num_recorded(100, 1), num_recorded(2)] == [each, each]

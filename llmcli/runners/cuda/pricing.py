@@ -43,7 +43,7 @@ INT4_UNIT_CLOCKS, INT4_COLUMN_CLOCKS, INT4_TILE_CLOCKS = 36, 10, 300
 # multiprocessor so many bytes a clock. Fitted to the launches of an 8B model with 16, 64 and 256 rows of int8,
 # and to whole steps, in which they take 6 to 8 % longer than alone.
 # (Products of pairs: plan_clocks in kernels/gemm_halves.py.)
-DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 6000, 4800, 137
+DIGITS_CLOCKS, CODES_CLOCKS, CODES_ROW_CLOCKS = 4000, 3500, 137
 SPAN_CLOCKS, SPAN_ROW_CLOCKS = 880, 27.5
 SHARED_BYTES_A_CLOCK = 16.3
 # Attention: clocks of the first row, clocks of each further row, and the share of the bandwidth that reads the cache.
@@ -55,15 +55,18 @@ FURTHER_ROWS_SLOWNESS = 1.58
 # Attention of many rows: clocks of the start and end, clocks of each row, and the share of the bandwidth.
 MANY_ROWS_CLOCKS, MANY_ROWS_ROW_CLOCKS = 16000, 60
 MANY_ROWS_SHARE, MANY_ROWS_SHARE_OF_CODES = 0.82, 0.65
-# Clocks of sampling a token greedily, and of the start and end of any other kernel.
-SAMPLE_CLOCKS, KERNEL_CLOCKS = 13860, 5940
+# Clocks of sampling a token greedily, and of the start and end of any other kernel: of one that starts when everything
+# in front has ended, and of one that overlaps it.
+SAMPLE_CLOCKS, KERNEL_CLOCKS, OVERLAPPING_CLOCKS = 13860, 5940, 3500
+# The share of the bandwidth that reads the logits of many rows.
+LOGITS_SHARE = 0.5
 # A product of the matrix library: its share of the rate of a large product, and its share of the reading rate when
 # few tokens wait for their weights. Then the shares of that product's rate for prompts' attention and gemm_packed.
 MATMUL_SHARE, MATMUL_READ_SHARE = 0.93, 0.7
 ATTENTION_SHARE, PACKED_SHARE = 0.35, 0.16
 # Those of gemm_wide's shares stand in kernels/gemm_wide.py. It asks for weights two steps ahead, which does not reach
 # all of the bandwidth.
-WIDE_SHARE = 0.76
+WIDE_SHARE = 0.8
 # Prompts' attention with wgmma: that share, and clocks of its first queries, keys and values and of its last results.
 # Fitted to 512 to 8,192 tokens of Llama-3.1-8B at depths up to 30,000.
 WGMMA_ATTENTION_SHARE, WGMMA_ATTENTION_CLOCKS = 0.8, 16000
@@ -110,8 +113,9 @@ class Pricing:
         if isinstance(cost, DecodeAttentionCost):
             return self._attention_rows(cost) if launch.stem == "attention_rows" else self._decode_attention(cost)
         if launch.stem == "sample_token":
-            return SAMPLE_CLOCKS / self._card.clock_hertz
-        return self._prefill(launch.stem, cost) + KERNEL_CLOCKS / self._card.clock_hertz
+            return cost.read_bytes / (LOGITS_SHARE * self._rates.read_bytes) + SAMPLE_CLOCKS / self._card.clock_hertz
+        clocks = OVERLAPPING_CLOCKS if launch.overlaps and self._card.can_cluster else KERNEL_CLOCKS
+        return self._prefill(launch.stem, cost) + clocks / self._card.clock_hertz
 
     def least_seconds(self, operations: float) -> float:
         """Seconds of so many operations at the rate of a large product of 16-bit floats, 0 if no rate is known."""
@@ -154,7 +158,7 @@ class Pricing:
         plan = plan_wide(cost.layout, cost.num_tokens, self._card.num_multiprocessors, cost.num_parts)
         multiplying = plan.library_flops / self._flops("float16")
         moving = (cost.read_bytes + cost.written_bytes) / (WIDE_SHARE * self._rates.read_bytes)
-        return max(moving, multiplying) + KERNEL_CLOCKS / self._card.clock_hertz
+        return max(moving, multiplying) + OVERLAPPING_CLOCKS / self._card.clock_hertz
 
     def _decode_attention(self, cost: DecodeAttentionCost) -> float:
         share = CACHE_SHARE_OF_CODES if cost.element_bits == 8 else CACHE_SHARE

@@ -169,7 +169,7 @@ def plan_workspace(
         gated_scale=scales,
         unit_scale=scales,
         largest=Region((chunk,), UINT32),
-        widened=Region((max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
+        widened=Region((0 if ways.can_cut else max(_widened_bytes(matrix) for matrix in matrices),), BYTE),
         score_logits=Region((LOGIT_ROWS, config.vocab_size), FLOAT32),
         staged=staged,
         norm_factors=norm_factors,
