@@ -39,6 +39,7 @@ _INSTRUCTIONS = (
     ("mbarrier.try_wait", "is_over({})"),
     ("mbarrier.expect_tx", "expect({})"),
     ("cp.async.bulk.shared", "copy_bulk({})"),
+    ("cp.async.bulk.prefetch", ""),
     ("cp.async.bulk.global", "store_bulk({})"),
     ("cp.async.bulk.commit", ""),  # whoever waits waits for all
     ("cp.async.bulk.wait", "store_bulk_wait()"),
@@ -57,6 +58,8 @@ _INSTRUCTIONS = (
     ("ldmatrix.sync.aligned.m8n8.x4.trans", "load_matrices({}, true)"),
     ("movmatrix.", "transpose({})"),
     ("ex2.approx", "exp2({})"),
+    ("rcp.approx", "reciprocal({})"),
+    ("prefetch.global", ""),
     ("m16n8k16.row.col.f32.f16", "mma(true, {})"),
     ("m16n8k16.row.col.f32.bf16", "mma(false, {})"),
     ("m16n8k32.row.col.s32.s8", "mma_bytes(true, {})"),

@@ -26,7 +26,6 @@ from llmcli.runners.cuda.stored import StoredModel
 from llmcli.runners.cuda.ways import Way
 
 # Each runs twice: the second time none of its layers is recorded.
-WAYS_OF_CHUNKS: tuple[Way, ...] = ("packed", "in parts", "widened")
 CHUNKS = [
     *((Part(count, 20),) for count in (1, 2, 9, 64, 65, 200)),
     (Part(65, 21),),
@@ -85,12 +84,13 @@ def check_replays(noted_products: None) -> Callable[..., None]:
         plan = plan_memory(stored, max_seq_len=256, num_rows=9, chunk_tokens=200)
         weights, cache, workspace = on_card(plan.weights), on_card(plan.cache), on_card(plan.workspace)
         cards = NotingCard(), CardWithoutReplays()
+        ways: tuple[Way, ...] = "in parts" if plan.prompt_ways.can_cut else "packed", "widened"
         for card in cards:
             products = Products(card, Cublas(card), workspace.widened)
             forward = Forward(card, plan, weights, cache, workspace, products)
             for parts in 2 * CHUNKS:
                 count = sum(part.num_tokens for part in parts)
-                for way in WAYS_OF_CHUNKS:
+                for way in ways:
                     token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
                     rows, pages = workspace.part_rows[:count], workspace.pages[: len(parts)]
                     forward.run_chunk(Chunk(token_ids, rows, positions, pages, parts, way))
@@ -103,7 +103,7 @@ def check_replays(noted_products: None) -> Callable[..., None]:
                 forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, num_spans=1))
         replaying, straight = cards
         assert replaying.started == straight.started
-        num_chunks = len(WAYS_OF_CHUNKS) * len(CHUNKS)
+        num_chunks = len(ways) * len(CHUNKS)
         num_passes = num_chunks + 6
         assert replaying.num_recordings - num_chunks == num_passes * num_kinds  # of chunks also what comes first
         assert num_kinds < stored.config.num_hidden_layers

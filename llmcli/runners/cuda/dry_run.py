@@ -208,11 +208,13 @@ class DryModel:
             counts = {*counts, MOST_STAGED_LANES + 1, self._num_rows}
         for count in sorted({min(count, self._num_rows) for count in counts}):
             started += self.step(count, 0)
-        ways: list[tuple[Way, int]] = [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
-        if self._forward.prompt_ways.can_stage:
-            ways = [("staged", min(count, self._longest)) for count in TOKENS]
-        if self._forward.prompt_ways.can_cut:
+        possible, ways = self._forward.prompt_ways, list[tuple[Way, int]]()
+        if possible.can_stage:
+            ways += [("staged", min(count, self._longest)) for count in TOKENS]
+        if possible.can_cut:
             ways += [("in parts", min(count, self._longest)) for count in WIDE_TOKENS]
+        if not possible.can_stage and not possible.can_cut:
+            ways += [("packed", count) for count in range(1, MAX_SHORT_TOKENS + 1)]
         ways += [("widened", count) for count in (1, *range(IMAGE_TOKENS, self._longest, IMAGE_TOKENS), self._longest)]
         for way, count in ways:
             if count <= self._longest:

@@ -41,6 +41,7 @@ inline void load_acquire(unsigned& found, unsigned* counter) {
 inline void max_nan(float& result, float a, float b) { result = a != a || b != b ? NAN : a > b ? a : b; }
 inline void max_nan(float& result, float other) { max_nan(result, result, other); }
 inline void exp2(float& power, float x) { power = std::exp2(x); }
+inline void reciprocal(float& inverse, float x) { inverse = 1.0f / x; }
 inline void and_or(unsigned& result, unsigned word, unsigned mask, unsigned bits) { result = (word & mask) | bits; }
 inline void and_xor(unsigned& result, unsigned word, unsigned mask, unsigned bits) { result = (word & mask) ^ bits; }
 inline void widen_e4m3(unsigned& first, unsigned& last, unsigned word) {
