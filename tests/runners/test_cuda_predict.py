@@ -1,5 +1,6 @@
 """Predictions for cards: the launches and bytes they are made of are those of the runner and of the files."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,10 +52,6 @@ class CountingDevice(SimulatedDevice):
         self.noted: list[Noted] = []
         self.num_repeated = 0
 
-    @property
-    def num_new(self) -> int:
-        return len(self.noted) - self.num_repeated
-
     def launch(self, stem: str, name: str, *, grid: Any, shared_bytes: int = 0, **launch: Any) -> None:
         self.noted.append((stem, name, grid, shared_bytes))
 
@@ -64,13 +61,11 @@ class CountingDevice(SimulatedDevice):
     def record(self, run: Callable[[], None], arrays: Any) -> Any:
         before = len(self.noted)
         run()
-        recorded = self.noted[before:]
+        return SimpleNamespace(start=functools.partial(self.repeat, self.noted[before:]))
 
-        def start(addresses: Any) -> None:
-            self.noted.extend(recorded)
-            self.num_repeated += len(recorded)
-
-        return SimpleNamespace(start=start)
+    def repeat(self, recorded: list[Noted], addresses: Any) -> None:
+        self.noted.extend(recorded)
+        self.num_repeated += len(recorded)
 
 
 class CountingSampler:
@@ -107,14 +102,8 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Any:
         device: Any = CountingDevice()
         device.shared_bytes_per_block = shared_bytes
         workspace, config = on_card(plan.workspace), plan.stored.config
-        forward = Forward(
-            device,
-            plan,
-            on_card(plan.weights),
-            on_card(plan.cache),
-            workspace,
-            Products(device, device, workspace.widened),
-        )
+        products = Products(device, device, workspace.widened)
+        forward = Forward(device, plan, on_card(plan.weights), on_card(plan.cache), workspace, products)
         mailbox: Any = SimpleNamespace(send=lambda target, source: None)
         sampler: Any = CountingSampler(device, plan.num_rows, config.vocab_size)
         lanes = DecodeLanes(forward, sampler, workspace, mailbox, uses_graphs=False)
@@ -163,7 +152,7 @@ def check_launches(
         device = count_launches(plan, num_tokens=num_tokens, shared_bytes=shared_bytes)
         started = model.span(num_tokens, 20)
         assert notes(started) == Counter(device.noted)
-        assert len(started) == device.num_new
+        assert len(started) == len(device.noted) - device.num_repeated
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -318,9 +307,8 @@ def test_widening_codes_takes_a_slower_memory_less_than_that_longer() -> None:
     """On cards whose products cannot do it themselves."""
     other = replace(TYPICAL_CARD, can_wgmma=False)
     plan = shape_7b(card=other)
-    fast, slow = (
-        CardPredictor(plan, replace(RATES, read_bytes=rate), other).prefill_seconds(65) for rate in (2e12, 1e12)
-    )
+    rates = [replace(RATES, read_bytes=rate) for rate in (2e12, 1e12)]
+    fast, slow = (CardPredictor(plan, each, other).prefill_seconds(65) for each in rates)
     weights = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     # Codes with scales are read and fp16 weights written, then those are read at 70 %; and a few activations.
     moved = weights * (1 + 2 / 128 + 2 + 2 / 0.7)

@@ -159,16 +159,18 @@ def test_every_kernel_is_launched(card: Device, load_on_card: Callable[..., Any]
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **SIZES, **qwen)
     dtypes = ("float32", "float16", "bfloat16")
     formats: list[tuple[Path, dict[str, Any]]] = [(source, {"dtype": dtype}) for dtype in dtypes]
-    schemes = {**SCHEMES, "int8 groups of 64": WeightScheme(8, 64)}  # the one whose short prompts no card stages
-    for name, scheme in schemes.items():
+    for name, scheme in SCHEMES.items():
         formats.append((export(source, tmp_path / name.replace(" ", "-"), ExportOptions(scheme)), {}))
+    # Beside a layer of float32 gemm_wide takes none, and short prompts are multiplied from codes.
+    skips = ExportOptions(WeightScheme(8, 64), skip=("q_proj",))
+    formats.append((export(source, tmp_path / "skips", skips), {"dtype": "float32"}))
     launched = set()
     for folder, options in formats:
         card.trace = []
         try:
             runner = load_on_card(folder, uses_graphs=False, **options)
             runner.close(start(runner, PROMPT[:200]))
-            row = start(runner, PROMPT[200:220])
+            row = start(runner, PROMPT[200:212])
             prefilled = {stem for stem, _ in card.trace}
             card.trace.clear()
             go_on(runner, row, 3)
