@@ -9,7 +9,7 @@
 //           pages hold the tokens 0 ... start + num_tokens - 1, and cos_sin their positions; window >= 1; scale holds a
 //           factor log2(e)
 // Launch:   grid (min(tiles of rows * num_key_value_heads, multiprocessors)), block (128 * (CONSUMERS + 1)); dynamic
-//           shared memory for STAGES tiles of keys and of values: 192 KiB
+//           shared memory for STAGES tiles of keys and of values: 192 KiB; may overlap the kernel in front of it
 // Traffic:  q and out once, cos_sin from L2; keys and values once for every 64 * CONSUMERS rows, from L2
 // Numerics: those of rotary and attention_prefill: fp32 sums and softmax, q * scale and the weights rounded to KvT. An
 //           image is rounded once: a mean of fp16 values is within fp16's range, or saturated there. A token's bits

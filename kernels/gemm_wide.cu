@@ -8,8 +8,8 @@
 //           zeros before; out_scales [num_tokens] float
 // Requires: sm_90a; tiles, image and SWIGLU's out 16-byte aligned; groups of 16 inputs or more, group_shift = log2 of
 //           them, 31 for one group a row; of 16-bit weights whole spans of 128 inputs; SWIGLU in one part
-// Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py.
-//           SWIGLU twice, the second time with `repeats`
+// Launch:   clusters of 2 blocks (384), any number of them; dynamic shared memory by llmcli/kernels/gemm_wide.py; may
+//           overlap the kernel in front of it. SWIGLU twice, the second time with `repeats`
 // Traffic:  weights once for every TOKENS tokens and the image once for every 256 outputs, side by side so that L2
 //           serves all but the first
 // Numerics: the weights of dequantize and the activations of round_rows; fp32 sums (truncated, not rounded, in the
@@ -21,8 +21,10 @@
 //           cores have the other's steps. ADD sends its numbers to be added in L2, since a load would be waited for.
 //           A few tokens are too few pieces of work for a card: then each is cut into parts of the inputs, whose
 //           results the caller adds up. Rejected: clusters that add up each other's sums, which must run at once.
-//           One thread copies tokens, which the two blocks of a cluster share: half comes from each, to both. Another
-//           one copies what SWIGLU leaves in shared memory.
+//           One warp copies tokens, which the two blocks of a cluster share: half comes from each, to both. Of few
+//           tokens it also fetches weights into L2. A thread of another warp copies what SWIGLU leaves in shared
+//           memory. The next kernel starts when this one ends. Rejected: earlier, as its blocks would gather where this
+//           one has none
 //           The largest result of a token's SwiGLU is known when the row is done. So results are written without a
 //           scale; the second launch gives out the scales and ends at once, but where a result needs one, which is
 //           rare, it does everything again. Rejected: weights widened in memory first (a fifth of a prompt's time)

@@ -6,7 +6,7 @@
 //           common/wide_image.cuh has it; row_scales [num_tokens] float, a power of two (1 unless the row's largest
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
-// Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp
+// Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp; may overlap the kernel in front of it
 // Traffic:  x and parts once from memory, x once more from L1, and with parts once to memory; 2 bytes an input to image
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
