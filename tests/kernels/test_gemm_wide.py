@@ -296,6 +296,6 @@ def test_cost_and_what_idle_blocks_take() -> None:
     assert cost.written_bytes == 4 * 2048 * 4096
     assert cost.flops == 2 * 2048 * 4096 * 4096
     # 128 pieces of work for 66 clusters: two waves.
-    share = 0.96 * (1 + 0.5 * (1 - 128 / 132))
+    share = 0.91 * (1 + 0.5 * (1 - 128 / 132))
     assert plan_wide(layout, 2048, 132).library_flops == pytest.approx(cost.flops * 132 / 128 / share)
     assert gemm_wide_cost(layout, 2048, "swiglu").written_bytes == 2 * 2048 * 2048

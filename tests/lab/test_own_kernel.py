@@ -92,7 +92,7 @@ def test_a_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.Mon
         ("rms_norm=", "expected NAME=FILE"),
         ("=mine.cu", "there is no kernel ''"),
         ("rmsnorm=mine.cu", "there is no kernel 'rmsnorm'; did you mean rms_norm?"),
-        ("zzz=mine.cu", "there is no kernel 'zzz'; there are append_tokens, "),
+        ("zzz=mine.cu", "there is no kernel 'zzz'; there are add_parts, append_tokens, "),
         ("rms_norm=none.cu", "none.cu cannot be read: No such file"),
         ("rms_norm=.", "is not a regular file"),
     ],
@@ -214,7 +214,7 @@ def test_a_kernel_that_the_model_does_not_launch(tmp_path: Path) -> None:
     model = shape_model("Llama-3.2-1B", "int8")
     device: Any = SimpleNamespace(facts=TYPICAL_CARD)
     with pytest.raises(
-        UsageError, match="--kernel softmax: the model does not launch it; it launches append_tokens, att"
+        UsageError, match="--kernel softmax: the model does not launch it; it launches add_parts, append_tokens, att"
     ):
         prepare_own_kernels(device, [kernel], model, **LAUNCHED)
 
