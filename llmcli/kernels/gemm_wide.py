@@ -199,8 +199,9 @@ class WidePlan:
 @cache
 def plan_wide(layout: TileLayout, num_tokens: int, num_multiprocessors: int, num_parts: int = 1) -> WidePlan:
     """The launch of the blocks that take the least time on a card of so many multiprocessors."""
-    fits = [tokens for tokens in TOKENS if num_tokens <= tokens][:1] if num_tokens <= IMAGE_TOKENS else TOKENS[1:]
-    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in fits)
+    few, many = [tokens for tokens in TOKENS if tokens >= num_tokens], TOKENS[1:]
+    possible = few[:1] if num_tokens <= IMAGE_TOKENS else many  # an image of few tokens has no room for large blocks
+    plans = (_plan(layout, num_tokens, num_multiprocessors, tokens, num_parts) for tokens in possible)
     return min(plans, key=lambda one: one.library_flops)
 
 
@@ -215,15 +216,15 @@ def _plan(layout: TileLayout, num_tokens: int, num_multiprocessors: int, tokens:
 
 
 def num_slots(layout: TileLayout, num_multiprocessors: int, tokens: int) -> int:
-    """Clusters of blocks of so many tokens that run at once."""
+    """Clusters of blocks of so many tokens that run at once: WIDE_BLOCKS of gemm_wide.cu on a multiprocessor."""
     has_short_scales = layout.weight_type in ("int8", "int4") and layout.scale_type in ("float16", "bfloat16")
-    blocks = 2 if tokens <= 64 and has_short_scales else 1  # on a multiprocessor
+    blocks = 2 if tokens <= 64 and has_short_scales else 1
     return num_multiprocessors * blocks // _CLUSTER
 
 
 @cache
 def parts_of(layout: TileLayout, num_multiprocessors: int, num_tokens: int) -> int:
-    """The parts of a product of up to 64, or up to 256 tokens, such that most of a card's multiprocessors have one."""
+    """The parts of a product such that most of a card's multiprocessors have one, if blocks have so many tokens."""
     num_items = -(-layout.num_tiles // (_CLUSTER * _BLOCK_TILES))
     slots = num_slots(layout, num_multiprocessors, num_tokens)
     return max(min(slots // num_items, num_steps(layout.num_inputs) // 2, MAX_PARTS), 1)

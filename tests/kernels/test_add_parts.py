@@ -12,7 +12,7 @@ from llmcli.kernels.phantom import Phantom
 from llmcli.lab.cases.add_parts import case
 from llmcli.lab.notes import Notes
 
-SHAPES = [(1, 4), (3, 20), (6, 1028), (64, 4096), (256, 4096)]
+SHAPES = [(1, 1), (1, 4), (3, 21), (6, 1028), (64, 4096), (256, 4096)]
 
 
 @pytest.mark.cuda
@@ -22,11 +22,12 @@ def test_every_bit(device: Device, num_parts: int, num_rows: int, num_columns: i
     assert_right(device, case(num_parts, num_rows, num_columns))
 
 
-def test_a_number_of_results_that_is_no_multiple_of_four_is_refused() -> None:
-    parts, out = Phantom((2, 3, 5), np.float32, 1 << 20), Phantom((3, 5), np.float32, 2 << 20)
+def test_vectors_where_they_fit() -> None:
     notes: Any = Notes()
-    with pytest.raises(ValueError, match="15 numbers, not a multiple of 4"):
+    for num_columns in (8, 7):
+        parts, out = Phantom((2, 3, num_columns), np.float32, 1 << 20), Phantom((3, num_columns), np.float32, 2 << 20)
         add_parts(notes, parts=parts, out=out)
+    assert [launch.name for launch in notes.launches] == ["add_parts<4>", "add_parts<1>"]
 
 
 def test_cost_counts_every_byte_once() -> None:

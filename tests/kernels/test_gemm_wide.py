@@ -11,6 +11,7 @@ from uploaded import upload
 
 from llmcli.kernels import gemm_wide as launcher
 from llmcli.kernels.card_facts import TYPICAL_CARD
+from llmcli.kernels.compiler import compile_kernels
 from llmcli.kernels.device import Device
 from llmcli.kernels.gemm_wide import (
     SPEC,
@@ -19,17 +20,28 @@ from llmcli.kernels.gemm_wide import (
     gemm_wide,
     gemm_wide_cost,
     gemm_wide_swiglu,
+    kernel_name,
     plan_wide,
     takes,
 )
 from llmcli.kernels.phantom import Phantom
+from llmcli.kernels.sources import flatten
 from llmcli.kernels.stage_wide import IMAGE_TOKENS, TOKENS, image_bytes
-from llmcli.kernels.tiles import TileLayout, tile_layout
+from llmcli.kernels.tiles import TILE_ROWS, TileLayout, tile_layout
 from llmcli.lab.cases.gemm_wide import FORMATS, HALF_FORMATS, activations, problem_of, swiglu_problem, with_small_scales
 from llmcli.lab.matrices import DTYPES, StoredMatrix, random_matrix, tiles_of
 from llmcli.lab.notes import Notes
 from llmcli.lab.storage import to_storage
 from llmcli.lab.wide import image_of
+
+ALL_LAYOUTS = [
+    *(
+        TileLayout(weight_type, TILE_ROWS, 4096, 128, scale_type)
+        for weight_type in ("int8", "int4", "fp8")
+        for scale_type in ("float32", "float16", "bfloat16")
+    ),
+    *(TileLayout(weight_type, TILE_ROWS, 4096) for weight_type in ("float16", "bfloat16")),
+]
 
 
 @pytest.fixture
@@ -286,6 +298,16 @@ def test_blocks_that_take_the_least_time(
     plan = plan_wide(layout, num_tokens, 132)
     assert (plan.tokens, plan.num_clusters) == (tokens, clusters)
     assert plan.num_items == -(-num_tokens // tokens) * -(-num_outputs // 256)
+
+
+def test_as_many_blocks_share_a_multiprocessor_as_the_plan_says() -> None:
+    """The kernel bounds registers for them."""
+    layouts = {kernel_name(layout, 64): layout for layout in ALL_LAYOUTS}
+    compiled = compile_kernels(flatten("gemm_wide"), "gemm_wide", list(layouts), "sm_90a")
+    for name, layout in layouts.items():
+        blocks = launcher.num_slots(layout, 132, 64) // 66
+        assert blocks * launcher.BLOCK_SIZE * compiled.resources[name].registers <= 65536, name
+        assert (compiled.resources[name].registers <= 80) == (blocks == 2), name
 
 
 def test_cost_and_what_idle_blocks_take() -> None:

@@ -36,7 +36,7 @@ def case(num_parts: int, num_rows: int, num_columns: int) -> Problem:
 def _checks() -> Iterator[Problem]:
     for num_parts in (1, 3, 4, 5, 7, 8):
         yield case(num_parts, 6, 1028)
-        yield case(num_parts, 3, 20)
+        yield case(num_parts, 3, 21)
 
 
 def _solve(device: Device, arrays: Arrays) -> None:

@@ -10,8 +10,6 @@ from llmcli.kernels.stage_wide import stage_wide
 from llmcli.runners.cuda.activations import Activations
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection
 
-_ADDED_AT_ONCE = 4  # numbers of a row by add_parts
-
 
 def run_wide(
     device: Device,
@@ -27,8 +25,9 @@ def run_wide(
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
     With `attend_stages` it makes their image instead, whose scales are 1.
-    With `parts_for` products are cut into parts of the inputs, so that as few tokens fill the card. The next rounding
-    adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is that of the layer before.
+    With `parts_for` products are cut into parts of the inputs, as many as fill the card with so many tokens. The next
+    rounding adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is what the layer
+    before has left.
     Shapes: left, result float32 [parts, num_tokens, hidden_size]
     """
     hidden, row_scales = activations.hidden, activations.row_scale
@@ -47,7 +46,7 @@ def run_wide(
         )
 
     def others(part: Projection[Any]) -> Any | None:
-        if parts_for is None or part.num_rows % _ADDED_AT_ONCE:
+        if parts_for is None:
             return None
         num_others = parts_of(part.layout, device.num_multiprocessors, parts_for) - 1
         return activations.others(num_others, part.num_rows) if num_others else None
