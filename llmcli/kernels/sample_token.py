@@ -130,7 +130,7 @@ def blocks_per_row(num_multiprocessors: int, num_tokens: int, vocab_size: int) -
     """How many blocks share a row in a launch of `num_tokens` lanes.
 
     They wait for each other, so each must find a multiprocessor of its own. A block that has a row to itself waits for
-    nobody: of these there may be more.
+    nobody, so there may be more of these than multiprocessors.
     """
     return max(1, min(MAX_BLOCKS, num_multiprocessors // num_tokens, -(-vocab_size // TOKENS_PER_BLOCK)))
 

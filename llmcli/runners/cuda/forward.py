@@ -73,7 +73,8 @@ class Forward:
         self._layers = self._find_layers()
         self._attention = Attention(device, self.config, workspace, weights.cos_sin, cache.keys.dtype)
         self._replays = RecentReplays(_MOST_KEPT_CHUNKS)
-        # Kept, as cutting them takes the host a tenth of a millisecond. Without `self`, which memory would wait for.
+        # Keep the views: cutting them takes the host a tenth of a millisecond. The function does not hold `self`, or a
+        # runner that is dropped would keep its memory until Python's collector comes.
         qkv_width = self._qkv.width
         self._activations = functools.lru_cache(_MOST_KEPT_CHUNKS)(
             lambda count: Activations(workspace, count, qkv_width)

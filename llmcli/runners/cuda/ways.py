@@ -9,8 +9,8 @@ from typing import Literal, get_args
 Way = Literal["staged", "packed", "in parts", "widened"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-# The most tokens of a prompt that is not widened. Alone, one of up to some 200 tokens would take less time another way.
-# Many side by side would take twice as long, as "widened" multiplies as many together as fit a chunk.
+# The most tokens of a prompt that is not widened. A lone prompt of up to some 200 tokens would take less time in parts.
+# Many side by side would take longer, as "widened" multiplies as many together as fit a chunk.
 MAX_SHORT_TOKENS = 64
 # The most tokens of a prompt that is staged where it could be in parts.
 MAX_STAGED_PROMPT = 16

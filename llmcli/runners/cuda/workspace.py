@@ -227,7 +227,7 @@ def _wide_bytes(weights: Weights[Space], chunk: int, card: CardFacts) -> int:
 def _plan_others(weights: Weights[Space], counts: dict[int, int], card: CardFacts) -> Region | None:
     """Plan the parts of the largest product in parts, but its first one.
 
-    `counts`: the tokens side by side in products whose parts are made for so many tokens
+    `counts`: by the number of tokens for which parts are made, how many tokens run side by side at most
     """
     matrices = [matrix for layer in weights.layers for matrix in (*layer.qkv, layer.o, layer.down)]
     sizes = (
