@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(sampling::BLOCK_SIZE, 1) sample_token(
   logits += static_cast<size_t>(index) * vocab_size;
   const bool is_greedy = row.sampler().temperature == 0;
   Best best = before.is_any() ? score_tokens<true>(row, before, logits)
-              : is_greedy     ? find_highest(row, before, logits)
+              : is_greedy     ? find_highest(row, logits)
                               : score_tokens<false>(row, before, logits);
   best = reduce::over_block<Better, BLOCK_SIZE>(best);
   Kept kept = Kept::all(0.0);

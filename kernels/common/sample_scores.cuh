@@ -182,8 +182,22 @@ __device__ __forceinline__ double weigh(const Row& row, const Before& before, in
     return before.uses_history ? penalize(row, token_id, seen, score) : score;
 }
 
-// Write the key of every token's score, 0 for those that must not be chosen, note what is wrong in RowState::problems,
-// and return this thread's best. Without steps before the filters nothing comes between the reads.
+// What a logit tells of its row.
+__device__ __forceinline__ unsigned problems_of(float logit) {
+    return (logit > -infinity() ? HAS_FINITE : logit != logit ? HAS_NAN : 0) |
+           (logit == infinity() ? HAS_INFINITE : 0);
+}
+
+// Note what a warp has found in RowState::problems; without steps before the filters, none of them bans a token.
+template <bool HAS_STEPS_BEFORE>
+__device__ __forceinline__ void note_problems(const Row& row, unsigned problems) {
+    if (!HAS_STEPS_BEFORE && problems & HAS_LEFT) problems |= LEFT_BY_BANS;
+    problems = __reduce_or_sync(0xffffffffu, problems);
+    if (threadIdx.x % 32 == 0 && problems != 0) atomicOr(&row.state().problems, problems);
+}
+
+// Write the key of every token's score, 0 for those that must not be chosen, note what is wrong, and return this
+// thread's best. Without steps before the filters nothing comes between the reads.
 template <bool HAS_STEPS_BEFORE>
 __device__ __forceinline__ Best score_tokens(const Row& row, const Before& before, const float* logits) {
     const bool is_greedy = row.sampler().temperature == 0;
@@ -194,43 +208,45 @@ __device__ __forceinline__ Best score_tokens(const Row& row, const Before& befor
         const float logit = logits[id];
         double score = logit;
         bool is_left = logit > -infinity();  // false for NaN
-        problems |= is_left ? HAS_FINITE : logit != logit ? HAS_NAN : 0;
-        problems |= logit == infinity() ? HAS_INFINITE : 0;
+        problems |= problems_of(logit);
         if (HAS_STEPS_BEFORE) score = weigh(row, before, id, score, is_left, problems);
         const Word key = is_left ? key_of(score) : 0;
         problems |= is_left ? HAS_LEFT : 0;
         if (!is_greedy) row.keys()[id] = key;
         best = Better::combine(best, Best{key, static_cast<Word>(id)});
     }
-    if (!HAS_STEPS_BEFORE && problems & HAS_LEFT) problems |= LEFT_BY_BANS;
-    problems = __reduce_or_sync(0xffffffffu, problems);
-    if (threadIdx.x % 32 == 0 && problems != 0) atomicOr(&row.state().problems, problems);
+    note_problems<HAS_STEPS_BEFORE>(row, problems);
     return best;
 }
 
 // What score_tokens<false> does for a greedy row, in four instructions a token. Rows begin at multiples of 16 bytes
-// where the vocabulary is a multiple of 4.
-__device__ __forceinline__ Best find_highest(const Row& row, const Before& before, const float* logits) {
+// where the vocabulary is a multiple of 4: there a thread takes four tokens side by side.
+__device__ __forceinline__ Best find_highest(const Row& row, const float* logits) {
     float highest = -infinity(), unusual = 0.0f;
     int highest_id = -1;
     const auto take = [&](int id, float logit) {
         unusual = __fmaf_rn(logit, 0.0f, unusual);  // NaN once there was a NaN or an infinity
         if (logit > highest) highest = logit, highest_id = id;
     };
-    const int thread = blockIdx.x * BLOCK_SIZE + threadIdx.x, num_threads = gridDim.x * BLOCK_SIZE;
-    if (row.vocab_size % 4 == 0) {
+    const int width = row.vocab_size % 4 == 0 ? 4 : 1;
+    const int first = width * (blockIdx.x * BLOCK_SIZE + threadIdx.x), stride = width * gridDim.x * BLOCK_SIZE;
+    if (width == 4) {
 #pragma unroll 4
-        for (int id = 4 * thread; id < row.vocab_size; id += 4 * num_threads) {
+        for (int id = first; id < row.vocab_size; id += stride) {
             const float4 four = *reinterpret_cast<const float4*>(logits + id);
             take(id, four.x), take(id + 1, four.y), take(id + 2, four.z), take(id + 3, four.w);
         }
     } else {
 #pragma unroll 4
-        for (int id = thread; id < row.vocab_size; id += num_threads) take(id, logits[id]);
+        for (int id = first; id < row.vocab_size; id += stride) take(id, logits[id]);
     }
-    if (__any_sync(0xffffffffu, unusual != unusual)) return score_tokens<false>(row, before, logits);
-    const bool has_any = __any_sync(0xffffffffu, highest_id >= 0);
-    if (has_any && threadIdx.x % 32 == 0) atomicOr(&row.state().problems, HAS_FINITE | HAS_LEFT | LEFT_BY_BANS);
+    unsigned problems = highest_id < 0 ? 0 : HAS_FINITE | HAS_LEFT;
+    if (unusual != unusual) {  // look again at this thread's own tokens
+        for (int id = first; id < row.vocab_size; id += stride) {
+            for (int i = 0; i < width; ++i) problems |= problems_of(logits[id + i]);
+        }
+    }
+    note_problems<false>(row, problems);
     if (highest_id < 0) return Best{0, ~0ull};
     return Best{key_of(highest), static_cast<Word>(highest_id)};
 }

@@ -10,7 +10,6 @@ from llmcli.lab.problem import Problem, find_mismatch
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
 
-LEFT_OUT = {"sample_token"}  # its arithmetic of doubles and its messages to the host are not emulated
 MOST_BYTES, MOST_FLOPS = 300_000, 5_000_000
 
 
@@ -34,7 +33,7 @@ def mismatches(emulated: EmulatedDevice, problems: list[Problem]) -> Iterator[st
                 yield f"{problem.label} {dict(problem.sizes)}, late {emulated.is_late}: {mismatch}"
 
 
-@pytest.mark.parametrize("stem", sorted(CASES.keys() - LEFT_OUT))
+@pytest.mark.parametrize("stem", sorted(CASES))
 def test_results_are_within_their_bounds(stem: str, emulated: EmulatedDevice) -> None:
     problems = some_cases(stem)
     emulated.compile_for(problems)

@@ -267,6 +267,7 @@ def _checks() -> Iterator[Problem]:
     full = [make_sampler(CHAINS[name], 7) for name in ("greedy", "default", "mirostat")]
     yield case(full, make_logits(3, 600, 5), num_free=0, label="full rows")
     yield problems_case(600)
+    yield problems_case(601)  # no tokens side by side
     for vocab_size in (33, 2500, 32_000):
         yield masks_case(vocab_size, 11)
     for vocab_size in (33, 2500):

@@ -100,16 +100,22 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __expf(float a) { return std::exp(a); }
+inline float card_logf(float a) { return std::log(a); }
+#define __logf card_logf  // the C library has a function of that name
 inline float rsqrtf(float a) { return 1.0f / std::sqrt(a); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __dsqrt_rn(double a) { return std::sqrt(a); }
 inline float __int2float_rn(int a) { return static_cast<float>(a); }
 inline double __ll2double_rn(long long a) { return static_cast<double>(a); }
 inline double __ull2double_rn(unsigned long long a) { return static_cast<double>(a); }
 inline int __ffs(int a) { return __builtin_ffs(a); }
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline int __clz(int a) { return a ? __builtin_clz(static_cast<unsigned>(a)) : 32; }
+inline unsigned long long __double2ull_rn(double a) { return static_cast<unsigned long long>(std::nearbyint(a)); }
+inline long long __double2ll_rn(double a) { return static_cast<long long>(std::nearbyint(a)); }
+inline float __ull2float_rn(unsigned long long a) { return static_cast<float>(a); }
 inline float __double2float_rn(double a) { return static_cast<float>(a); }
 inline float __double2float_ru(double a) {
     const float nearest = static_cast<float>(a);
@@ -160,3 +166,4 @@ T atomicMax(T* place, T value) {
     return before;
 }
 inline void __threadfence() {}
+inline void __threadfence_system() {}

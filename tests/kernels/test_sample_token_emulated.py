@@ -1,0 +1,53 @@
+"""sample_token on the CPU, thread by thread: all cases of the lab but those of the largest vocabularies."""
+
+from collections.abc import Iterator
+
+import pytest
+from emulated import COMPILER, EmulatedDevice, can_emulate, solve
+
+from llmcli.lab.engine import CASES
+from llmcli.lab.problem import find_mismatch
+
+pytestmark = pytest.mark.skipif(not can_emulate(), reason=f"no {COMPILER} that knows _Float16 and ucontext.h")
+
+PROBLEMS = sorted(
+    (one for one in CASES["sample_token"].checks() if one.sizes["vocab_size"] <= 2500), key=lambda one: one.num_bytes
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+
+
+def mismatches(emulated: EmulatedDevice) -> Iterator[str]:
+    for problem in PROBLEMS:
+        mismatch = find_mismatch(problem, solve(emulated, problem))
+        if mismatch is not None:
+            yield f"{problem.label} {dict(problem.sizes)}: {mismatch}"
+
+
+def test_every_case_is_the_hosts(emulated):
+    emulated.compile_for(PROBLEMS)
+    assert list(mismatches(emulated)) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        # a NaN that a greedy row's quick look passes over
+        ("if (unusual != unusual) {", "if (false) {"),
+        # the thread looks again at tokens that are not its own
+        ("problems |= problems_of(logits[id + i])", "problems |= problems_of(logits[id / 4 + i])"),
+        # of equals the higher token id
+        ("a.token_id < b.token_id", "a.token_id > b.token_id"),
+        ("score == 0 ? 0.0 : __ddiv_rn(score, temperature)", "score"),
+    ],
+)
+def test_faults_are_found(emulated, right, wrong):
+    def change(text: str) -> str:
+        assert right in text
+        return text.replace(right, wrong)
+
+    emulated.compile_for(PROBLEMS, change)
+    assert next(mismatches(emulated), None) is not None
