@@ -6,9 +6,9 @@
 // Numerics: each sum is rounded, in order; two runs agree bit for bit
 // Choice:   One launch for all parts. Rejected: the clusters of gemm_wide adding up, see there
 #include "common/launch.cuh"
-#include "common/rows.cuh"
+#include "common/parts.cuh"
 
-constexpr int BLOCK_SIZE = 256, PARTS_AT_ONCE = 4;
+constexpr int BLOCK_SIZE = 256;
 
 // Not __restrict__: the kernel in front writes these, and the compiler might move their loads before the wait.
 template <int VECTOR>
@@ -19,19 +19,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE) add_parts(const float* parts, floa
     if (i >= size) return;
     float sums[VECTOR];
     load_columns(out + i, sums);
-    for (int first = 0; first < num_parts; first += PARTS_AT_ONCE) {
-        float some[PARTS_AT_ONCE][VECTOR];
-#pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-            const float* part = parts + static_cast<size_t>(first + j) * size;
-            if (first + j < num_parts) load_columns<Cache::STREAM>(part + i, some[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-            if (first + j >= num_parts) break;
-#pragma unroll
-            for (int v = 0; v < VECTOR; ++v) sums[v] = __fadd_rn(sums[v], some[j][v]);
-        }
-    }
+    add_parts_of(parts + i, num_parts, size, sums);
     store_columns(out + i, sums);
 }

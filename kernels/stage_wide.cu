@@ -6,7 +6,7 @@
 //           common/wide_image.cuh has it; row_scales [num_tokens] float, a power of two (1 unless the row's largest
 //           magnitude exceeds 2^15); largest [num_tokens] or null
 // Requires: rows and norm_weight 16-byte aligned for VECTOR 4; no aliases; sums of squares below 2^128
-// Launch:   grid (num_tokens), block (256), 8 B static shared memory a warp; may overlap the kernel in front of it
+// Launch:   grid (num_tokens), block (512), 8 B static shared memory a warp; may overlap the kernel in front of it
 // Traffic:  x and parts once from memory, x once more from L1, and with parts once to memory; 2 bytes an input to image
 // Numerics: as rms_norm and round_rows, with another order of the sum of squares. A fixed tree, so two runs agree
 // Choice:   gemm_wide takes its tokens in the order of the tensor cores, which a bulk copy cannot make of plain rows.
@@ -14,11 +14,12 @@
 //           unwritten: nobody reads their products
 #include "common/launch.cuh"
 #include "common/matrix.cuh"
+#include "common/parts.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/wide_image.cuh"
 
-constexpr int BLOCK_SIZE = 256;
+constexpr int BLOCK_SIZE = 512;
 
 // Neighbouring inputs of a token from `column` on: one, or two pairs.
 template <int UNIT_INPUTS, int VECTOR>
@@ -47,39 +48,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     grid_dependency_launch();
     grid_dependency_wait();
     // A thread reads and writes the same columns wherever it passes them.
-    if (num_parts > 0) {
-        for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {
-            float sums[VECTOR], values[VECTOR];
-            load_columns(x + column, sums);
-            for (int part = 0; part < num_parts; ++part) {
-                load_columns(parts + part * part_size + column, values);
-#pragma unroll
-                for (int v = 0; v < VECTOR; ++v) sums[v] = __fadd_rn(sums[v], values[v]);
-            }
-            store_columns(x + column, sums);
-        }
-    }
-    // The products with the norm's weights; zeros past the last input.
-    const auto load = [&](int column, float (&values)[VECTOR], float& squares) {
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) values[v] = 0.0f;
-        if (column >= num_inputs) return;
-        load_columns(x + column, values);
-        float weights[VECTOR] = {};
-        if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
-            squares = fmaf(values[v], values[v], squares);
-            if (norm_weight != nullptr) values[v] *= weights[v];
-        }
-    };
-
     SumMax found = {0.0f, 0.0f};
     for (int column = threadIdx.x * VECTOR; column < num_inputs; column += BLOCK_SIZE * VECTOR) {
-        float values[VECTOR];
-        load(column, values, found.sum);
+        float values[VECTOR], weights[VECTOR];
+        load_columns(x + column, values);
+        if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
+        if (num_parts > 0) {
+            add_parts_of(parts + column, num_parts, part_size, values);
+            store_columns(x + column, values);
+        }
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) found.maximum = reduce::Max::combine(found.maximum, fabsf(values[v]));
+        for (int v = 0; v < VECTOR; ++v) {
+            found.sum = fmaf(values[v], values[v], found.sum);
+            if (norm_weight != nullptr) values[v] *= weights[v];
+            found.maximum = reduce::Max::combine(found.maximum, fabsf(values[v]));
+        }
     }
     found = reduce::over_row<reduce::SumAndMax, BLOCK_SIZE>(found);
     const float inverse_rms =
@@ -92,10 +75,16 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 
     const float factor = inverse_rms * scale.inverse;
     for (int column = threadIdx.x * VECTOR; column < num_steps * STEP_INPUTS; column += BLOCK_SIZE * VECTOR) {
-        float values[VECTOR], squares = 0.0f;
-        load(column, values, squares);
+        float values[VECTOR] = {}, weights[VECTOR];  // zeros past the last input
+        if (column < num_inputs) {
+            load_columns(x + column, values);
+            if (norm_weight != nullptr) load_columns(norm_weight + column, weights);
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) values[v] *= factor;
+            for (int v = 0; v < VECTOR; ++v) {
+                if (norm_weight != nullptr) values[v] *= weights[v];
+                values[v] *= factor;
+            }
+        }
         store_inputs<UNIT_INPUTS>(image, token, column, num_steps, values);
     }
 }

@@ -70,9 +70,9 @@ class RecentReplays:
     def __init__(self, most: int):
         """`most` passes have theirs kept; then those asked for longest ago are forgotten."""
         self._most = most
-        self._replays: OrderedDict[Hashable, dict[int, Replay]] = OrderedDict()
+        self._replays: OrderedDict[Hashable, dict[Hashable, Replay]] = OrderedDict()
 
-    def of(self, key: Hashable) -> dict[int, Replay]:
+    def of(self, key: Hashable) -> dict[Hashable, Replay]:
         """The replays of a pass, to be started and added to. `key` is all that decides its launches."""
         replays = self._replays.setdefault(key, {})
         self._replays.move_to_end(key)

@@ -10,7 +10,7 @@ from llmcli.kernels.device import Device
 from llmcli.kernels.rows import VECTOR
 from llmcli.kernels.spec import KernelCost, KernelSpec
 
-BLOCK_SIZE = 256
+BLOCK_SIZE = 512
 STEP_INPUTS = 64  # of a step of gemm_wide; two make a span
 IMAGE_TOKENS = 128  # of a block of an image
 TOKENS = (64, 128, 256)  # that a block of gemm_wide may multiply

@@ -39,7 +39,7 @@ def test_a_graph_keeps_the_kernels_it_was_captured_with() -> None:
     nothing: Any = SimpleNamespace(
         device=device,
         hidden=np.zeros((8, 1)),
-        run_lanes=lambda lanes: None,
+        run=lambda lanes: None,
         project_logits=lambda hidden, logits: None,
         enqueue=lambda **arrays: None,
         send=lambda target, source: None,

@@ -19,7 +19,7 @@ from llmcli.checkpoint.model import open_model
 from llmcli.runners.base import Runner, Span
 from llmcli.runners.cuda.forward import Forward
 from llmcli.runners.cuda.load import load
-from llmcli.runners.cuda.passes import Chunk
+from llmcli.runners.cuda.passes import Chunk, Lanes
 from llmcli.runners.torch.load import load as load_by_torch
 
 LENGTHS = [100, 3, 30, 70, 200, 9, 66, 20, 41, 90, 1, 130]
@@ -34,14 +34,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
 def chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
     """Gets every chunk that runs, without those of dry runs."""
     noted: list[Chunk] = []
-    by_layer = Forward.chunk_by_layer
+    run = Forward.run
 
-    def note(forward: Forward, chunk: Chunk) -> Any:
-        if isinstance(forward.device, SimulatedDevice):
-            noted.append(chunk)
-        return by_layer(forward, chunk)
+    def note(forward: Forward, work: Lanes | Chunk) -> None:
+        if isinstance(work, Chunk) and isinstance(forward.device, SimulatedDevice):
+            noted.append(work)
+        run(forward, work)
 
-    monkeypatch.setattr(Forward, "chunk_by_layer", note)
+    monkeypatch.setattr(Forward, "run", note)
     return noted
 
 

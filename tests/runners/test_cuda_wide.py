@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from foreign_models import write_awq, write_fp8, write_gptq
 from quantized import SCHEMES, SIZES, export
 from row_steps import PROMPT, logits_of, relative_error, start
 from safetensors.torch import load_file, save_file
-from simulated_card import SimulatedDevice, simulate
+from simulated_card import SimulatedDevice, fetch, simulate
 from tiny_models import write_tiny_llama
 
 from llmcli.checkpoint.export_options import ExportOptions
@@ -87,15 +88,37 @@ def test_prompts_are_computed_as_by_torch(
 def test_short_prompts_are_computed_in_parts(
     name: str, device: SimulatedDevice, launched: list[str], tmp_path: Path
 ) -> None:
-    """Those of 17 to 64 tokens. What qkv leaves is added before attention, what down leaves behind the layer."""
+    """Those of 17 to 64 tokens. What qkv leaves is added before attention, what down leaves in the next layer."""
     sizes = {**TAILS, "hidden_size": 320, "intermediate_size": 512, "attention_bias": True, "mlp_bias": True}
     source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **sizes)
     folder = export(source, tmp_path / "model", ExportOptions(SCHEMES[name]))
     assert worst_error(folder, device, (17, 40, 64)) < 1e-3
-    assert launched.count("add_parts") == 2 * launched.count("gemm_wide_swiglu") > 0
+    assert launched.count("add_parts") == launched.count("gemm_wide_swiglu") + 3 > 3  # and behind each last layer
     launched.clear()
     assert worst_error(folder, device, (16,)) < 1e-3
     assert not launched
+
+
+def test_layer_by_layer_nothing_is_left(device: SimulatedDevice, launched: list[str], tmp_path: Path) -> None:
+    """Whoever asks for what each layer computes gets all of it; the last layer's has the bits of a prompt's."""
+    source = write_tiny_llama(tmp_path / "source", with_tokenizer=False, dtype=torch.bfloat16, **TAILS)
+    folder = export(source, tmp_path / "model", ExportOptions(SCHEMES["int8 channel"]))
+    runner = load_on_card(open_model(folder), max_seq_len=200, uses_graphs=False, device=device)  # type: ignore[arg-type]
+    prompt = PROMPT[:40]
+    states = runner.hidden_states(Span(runner.open(prompt), tuple(prompt), "none"))
+    assert launched.count("add_parts") == 2 * launched.count("gemm_wide_swiglu") > 0
+
+    reference = load(open_model(folder), max_seq_len=200)
+    row, expected = reference.open(prompt), []
+    while (begin := reference.num_tokens(row)) < len(prompt):
+        span = Span(row, tuple(prompt[begin : reference.span_end(row, len(prompt))]), "none")
+        expected.append(reference.hidden_states(span))
+    for of_layer, wanted in zip(states, np.concatenate(expected, axis=1), strict=True):
+        assert relative_error(of_layer, wanted) < 1e-3
+
+    logits_of(runner, prompt)
+    on_card: Any = runner._device
+    assert np.array_equal(fetch(device, on_card._forward.hidden[: len(prompt)]), states[-1])
 
 
 @pytest.mark.parametrize("name", ["int8 channel", "int4 channel", None])

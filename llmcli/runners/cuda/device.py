@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -111,7 +111,7 @@ class CudaDevice:
         """Run a work layer by layer; see `StepDevice.hidden_states`."""
         with interrupts_held_back():
             self.num_steps += 1
-            layers = self._spans_by_layer([work])
+            layers = self._forward.by_layer(self._send_spans([work]))
         states = []
         for index, hidden in enumerate(layers):
             states.append(fetch(self._forward.device, hidden))
@@ -187,8 +187,7 @@ class CudaDevice:
 
     def _run_spans(self, works: Sequence[Work], masks: Sequence[StepMasks]) -> list[list[Run]]:
         """Queue a pass of spans whose tokens the host knows, and their choices; returns each one's runs."""
-        for _ in self._spans_by_layer(works):
-            pass
+        self._forward.run(self._send_spans(works))
         ends = accumulate(work.num_tokens for work in works)
         behind = [_choices_behind(work, end) for work, end in zip(works, ends, strict=True)]
         places = list(chain.from_iterable(behind))
@@ -213,8 +212,8 @@ class CudaDevice:
                 self._send_history(work.slot, end, work.token_ids[end - work.position :][:1])
         return runs
 
-    def _spans_by_layer(self, works: Sequence[Work]) -> Iterator[Any]:
-        """Queue the layers of spans of one method, one each time it is asked; see `Forward.lanes_by_layer`."""
+    def _send_spans(self, works: Sequence[Work]) -> Lanes | Chunk:
+        """Send the card what it must know of spans of one method; returns what runs them."""
         workspace, parts = self._workspace, tuple(Part(work.num_tokens, work.position) for work in works)
         count, method = sum(part.num_tokens for part in parts), works[0].method
         token_ids, positions = workspace.token_ids[:count], workspace.positions[:count]
@@ -233,12 +232,12 @@ class CudaDevice:
         rows = workspace.no_rows[:count]
         if method == SINGLE:
             num_spans = 1 if count > 1 else None
-            return self._forward.lanes_by_layer(Lanes(token_ids, None, rows, positions, page_table, num_spans))
+            return Lanes(token_ids, None, rows, positions, page_table, num_spans)
         way = way_of_method(method, self._forward.prompt_ways)
         if len(parts) > 1:
             rows = workspace.part_rows[:count]
             self._mailbox.send(rows, np.repeat(np.arange(len(parts), dtype=np.int32), [len(of) for of in ids]))
-        return self._forward.chunk_by_layer(Chunk(token_ids, rows, positions, page_table, parts, way))
+        return Chunk(token_ids, rows, positions, page_table, parts, way)
 
     def _choose_from(self, work: Work, logits: Any, masks: StepMasks) -> None:
         on_card, position = self._workspace.score_logits[:1], self._workspace.positions[:1]

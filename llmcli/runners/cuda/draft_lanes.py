@@ -80,7 +80,7 @@ class DraftLanes:
         count, num_rows = shape
         token_ids, rows, positions = (self._workspace.drafted[place, :count] for place in range(3))
         page_table = self._workspace.page_table
-        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
+        self._forward.run(Lanes(token_ids, None, rows, positions, page_table, num_spans=num_rows))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
 
     def _choose(self, first: int, work: Work, masks: StepMasks) -> None:

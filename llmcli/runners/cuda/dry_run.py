@@ -164,7 +164,7 @@ class DryModel:
         rows = _assume(workspace.lane_rows[:lanes], np.where(used, 0, _NO_ROW))
         positions = _assume(workspace.lane_positions[:lanes], np.where(used, depth, 0))
         token_ids, logits = workspace.slot_token_ids, workspace.lane_logits[:lanes]
-        self._forward.run_lanes(Lanes(token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.run(Lanes(token_ids, rows, rows, positions, workspace.page_table))
         self._forward.project_logits(self._forward.hidden[:lanes], logits)
         sample_token(
             self.device,
@@ -225,13 +225,13 @@ class DryModel:
         workspace = self._workspace
         token_ids, positions = workspace.token_ids[:num_tokens], self._positions(num_tokens, start)
         rows, pages = self._no_rows(num_tokens), workspace.pages
-        self._forward.run_lanes(Lanes(token_ids, None, rows, positions, pages, num_spans))
+        self._forward.run(Lanes(token_ids, None, rows, positions, pages, num_spans))
 
     def _run_chunk(self, num_tokens: int, start: int, way: Way) -> None:
         token_ids, pages = self._workspace.token_ids[:num_tokens], self._workspace.pages[:1]
         rows, positions = self._no_rows(num_tokens), self._positions(num_tokens, start)
         parts = (Part(num_tokens, start),)
-        self._forward.run_chunk(Chunk(token_ids, rows, positions, pages, parts, way))
+        self._forward.run(Chunk(token_ids, rows, positions, pages, parts, way))
 
     def _no_rows(self, num_tokens: int) -> Phantom:
         return _assume(self._workspace.no_rows[:num_tokens], np.zeros(num_tokens, np.int32))

@@ -33,14 +33,15 @@ from llmcli.runners.cuda.products import Products
 from llmcli.runners.cuda.row_products import RowInputs, RowProducts
 from llmcli.runners.cuda.ways import MAX_SHORT_TOKENS, Way
 from llmcli.runners.cuda.weight_layout import LayerWeights, Projection, Weights, is_wide, qkv_layout
-from llmcli.runners.cuda.wide_layer import run_wide, run_wide_head
+from llmcli.runners.cuda.wide_layer import left_by, run_wide, run_wide_head
 from llmcli.runners.cuda.workspace import LOGIT_ROWS, MOST_LANES_IN_PARTS, MOST_STAGED_LANES, Cache, Workspace
 
 # Longer spans mostly run the kernels of this one.
 _MOST_PREPARED_TOKENS = 1024
 # Chunks whose launches are kept: all lengths of short prompts. Each takes 20 KB of the host, 70 with 16 parts.
 _MOST_KEPT_CHUNKS = 256
-_BEGINNING = -1  # in the place of a kind of layer: what comes in front of them all
+# What comes in front of all layers, and behind them.
+_BEGINNING, _END = "beginning", "end"
 
 
 class Forward:
@@ -80,27 +81,28 @@ class Forward:
             lambda count: Activations(workspace, count, qkv_width)
         )
 
-    def run_lanes(self, lanes: Lanes) -> None:
-        """Run one token a lane; leave the last layer's outputs in `hidden`.
+    def run(self, work: Lanes | Chunk) -> None:
+        """Run one token a lane, or tokens of prompts; leave the last layer's outputs in `hidden`.
 
         Kernels read each lane's row and position on the card, so the same launches serve every step.
         """
-        if self.speed_first and lanes.num_spans is None and len(lanes.rows) > MOST_STAGED_LANES:
-            self._run_many_lanes(lanes)
-            return
-        for _ in self.lanes_by_layer(lanes):
+        if isinstance(work, Chunk):
+            layers = self._chunk(work, leaves=True)
+        elif self.speed_first and work.num_spans is None and len(work.rows) > MOST_STAGED_LANES:
+            layers = self._many_lanes(work)
+        else:
+            layers = self._lanes(work)
+        for _ in layers:
             pass
 
-    def run_chunk(self, chunk: Chunk) -> None:
-        """Run tokens of prompts; leave the last layer's outputs in `hidden`."""
-        for _ in self.chunk_by_layer(chunk):
-            pass
+    def by_layer(self, work: Lanes | Chunk) -> Iterator[Any]:
+        """Do what `run` does. Yield `hidden` of all tokens as the embedding leaves it, then as each layer does.
 
-    def lanes_by_layer(self, lanes: Lanes) -> Iterator[Any]:
-        """Do what `run_lanes` does. Yield `hidden` of the lanes as the embedding leaves it, then as each layer does.
-
-        Shapes: float32 [num_lanes, hidden_size]
+        Shapes: float32 [num_tokens, hidden_size]
         """
+        return self._lanes(work) if isinstance(work, Lanes) else self._chunk(work, leaves=False)
+
+    def _lanes(self, lanes: Lanes) -> Iterator[Any]:
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
 
@@ -110,37 +112,42 @@ class Forward:
 
         return self._each_layer(run, activations.hidden, {})
 
-    def chunk_by_layer(self, chunk: Chunk) -> Iterator[Any]:
-        """Do what `run_chunk` does; see `lanes_by_layer`. Shapes: float32 [num_tokens, hidden_size]"""
+    def _chunk(self, chunk: Chunk, *, leaves: bool) -> Iterator[Any]:
+        """With `leaves` a layer may leave parts of its sums to the next one."""
         activations = self._activations(len(chunk.token_ids))
+        parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
+        leaves = leaves and parts_for is not None
+
+        def left_behind(index: int) -> Any | None:
+            return left_by(self.device, self._layers[index].weights, activations, parts_for)
 
         def run(layer: Layer) -> None:
             attend = functools.partial(self._attention.of_chunk, layer, chunk, activations)
             if chunk.way == "staged":
                 self._few_tokens(layer.weights, activations, attend)
             elif chunk.way != "packed" and is_wide(self.device, layer.weights.projections):
-                eps, stages = self.config.rms_norm_eps, self._attention.writes_images
-                attend = functools.partial(attend, as_image=stages)
-                parts_for = MAX_SHORT_TOKENS if chunk.way == "in parts" else None
-                left = run_wide(
-                    self.device, layer.weights, activations, eps, attend, attend_stages=stages, parts_for=parts_for
+                attend = functools.partial(attend, as_image=self._attention.writes_images)
+                run_wide(
+                    self.device,
+                    layer.weights,
+                    activations,
+                    self.config.rms_norm_eps,
+                    attend,
+                    attend_stages=self._attention.writes_images,
+                    parts_for=parts_for,
+                    left=left_behind(layer.index - 1) if leaves and layer.index > 0 else None,
                 )
-                self._finish(left, activations)
+                if not leaves:
+                    self._finish(left_behind(layer.index), activations)
             else:
                 self._many_tokens(layer.weights, activations, chunk.way, attend)
 
-        key = (
-            self.device.uses_own,
-            chunk.way,
-            chunk.parts,
-            *base_addresses((chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table)),
-        )
-        replays = self._replays.of(key)
-        if (beginning := replays.get(_BEGINNING)) is None:
-            replays[_BEGINNING] = self.device.record(lambda: self._begin(chunk.token_ids, activations), ())
-        else:
-            beginning.start(())
-        return self._each_layer(run, activations.hidden, replays)
+        addresses = base_addresses((chunk.token_ids, chunk.rows, chunk.positions, chunk.page_table))
+        replays = self._replays.of((self.device.uses_own, chunk.way, chunk.parts, leaves, *addresses))
+        self._record(replays, _BEGINNING, lambda: self._begin(chunk.token_ids, activations))
+        yield from self._each_layer(run, activations.hidden, replays, leaves)
+        if leaves:
+            self._record(replays, _END, lambda: self._finish(left_behind(-1), activations))
 
     def prepare_products(self) -> None:
         """Run each product once for 1, 2, ... blocks of tokens. The matrix library loads its kernels in these runs.
@@ -200,28 +207,45 @@ class Forward:
         """Copy the keys and values of a page."""
         self._cache.copy_page(self.device, source, target)
 
-    def _each_layer(self, run: Callable[[Layer], None], hidden: Any, replays: dict[int, Replay]) -> Iterator[Any]:
+    def _each_layer(
+        self, run: Callable[[Layer], None], hidden: Any, replays: dict[Hashable, Replay], leaves: bool = False
+    ) -> Iterator[Any]:
         """Run the layers: replay those of a kind that `replays` has. Yield `hidden` between them."""
         yield hidden
+        before: Hashable = None
         for layer in self._layers:
-            replay = replays.get(layer.kind)
-            if replay is None:
-                replays[layer.kind] = self.device.record(functools.partial(run, layer), layer.arrays)
-            else:
-                replay.start(layer.addresses)
+            # The kind of the layer before decides what it leaves.
+            kind = (before, layer.kind) if leaves else layer.kind
+            self._record(replays, kind, functools.partial(run, layer), layer.arrays, layer.addresses)
+            before = layer.kind
             yield hidden
 
-    def _run_many_lanes(self, lanes: Lanes) -> None:
-        """Run one token a lane with the products of prompts; see `run_lanes`."""
+    def _record(
+        self,
+        replays: dict[Hashable, Replay],
+        key: Hashable,
+        launch: Callable[[], None],
+        arrays: Sequence[Any] = (),
+        addresses: Sequence[int] = (),
+    ) -> None:
+        """Replay what `replays` has by this key with `arrays`, of these addresses; or launch it, to be replayed."""
+        replay = replays.get(key)
+        if replay is None:
+            replays[key] = self.device.record(launch, arrays)
+        else:
+            replay.start(addresses)
+
+    def _many_lanes(self, lanes: Lanes) -> Iterator[None]:
+        """One token a lane with the products of prompts."""
         activations = self._activations(len(lanes.rows))
         self._begin(lanes.token_ids, activations, lanes.token_rows)
         left = None
         for layer in self._layers:
             attend = functools.partial(self._attention.of_lanes, layer, lanes, activations)
-            eps = self.config.rms_norm_eps
-            left = run_wide(
-                self.device, layer.weights, activations, eps, attend, parts_for=MOST_LANES_IN_PARTS, left=left
-            )
+            eps, parts_for = self.config.rms_norm_eps, MOST_LANES_IN_PARTS
+            run_wide(self.device, layer.weights, activations, eps, attend, parts_for=parts_for, left=left)
+            left = left_by(self.device, layer.weights, activations, parts_for)
+            yield
         self._finish(left, activations)
 
     def _finish(self, left: Any | None, activations: Activations) -> None:

@@ -75,7 +75,7 @@ class DecodeLanes:
     def _launch(self, count: int) -> None:
         workspace = self._workspace
         rows, positions = workspace.lane_rows[:count], workspace.lane_positions[:count]
-        self._forward.run_lanes(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
+        self._forward.run(Lanes(workspace.slot_token_ids, rows, rows, positions, workspace.page_table))
         self._forward.project_logits(self._forward.hidden[:count], self.logits[:count])
         self._choose(workspace.free_rows[:count], count)
 

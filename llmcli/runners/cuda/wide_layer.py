@@ -21,14 +21,14 @@ def run_wide(
     attend_stages: bool = False,
     parts_for: int | None = None,
     left: Any | None = None,
-) -> Any | None:
+) -> None:
     """Run a layer; `attend` makes `mixed` of `qkv`. Inputs of products are rounded to fp16, with one scale a row.
 
     With `attend_stages` it makes their image instead, whose scales are 1.
     With `parts_for` products are cut into parts of the inputs, as many as fill the card with so many tokens. The next
-    rounding adds the parts up. Returns what is left to be added to `hidden`, if anything; `left` is what the layer
-    before has left.
-    Shapes: left, result float32 [parts, num_tokens, hidden_size]
+    rounding adds the parts up; what this layer leaves to the next is `left_by`. `left` is what the layer before has
+    left.
+    Shapes: left float32 [parts, num_tokens, hidden_size]
     """
     hidden, row_scales = activations.hidden, activations.row_scale
 
@@ -46,10 +46,7 @@ def run_wide(
         )
 
     def others(part: Projection[Any]) -> Any | None:
-        if parts_for is None:
-            return None
-        num_others = parts_of(part.layout, device.num_multiprocessors, parts_for) - 1
-        return activations.others(num_others, part.num_rows) if num_others else None
+        return _others(device, part, activations, parts_for)
 
     for number, part in enumerate(layer.qkv):
         stage(part, hidden, layer.input_layernorm, parts=None if number else left)
@@ -79,7 +76,14 @@ def run_wide(
     )
     image, scales, rest = activations.gated_image, activations.gated_scale, others(layer.down)
     gemm_wide(device, **_of(layer.down), image=image, row_scales=scales, others=rest, **common)
-    return rest
+
+
+def left_by(device: Device, layer: LayerWeights[Any], activations: Activations, parts_for: int | None) -> Any | None:
+    """What `run_wide` of this layer leaves to be added to `hidden`, if anything.
+
+    Shapes: result float32 [parts, num_tokens, hidden_size]
+    """
+    return _others(device, layer.down, activations, parts_for)
 
 
 def run_wide_head(
@@ -95,6 +99,13 @@ def run_wide_head(
     rows = {"image": activations.image, "row_scales": activations.row_scale}
     stage_wide(device, x=hidden, unit_inputs=head.layout.unit_inputs, norm_weight=norm, eps=eps, **rows)
     gemm_wide(device, matrix=head.matrix, out=logits, **rows)
+
+
+def _others(device: Device, part: Projection[Any], activations: Activations, parts_for: int | None) -> Any | None:
+    if parts_for is None:
+        return None
+    num_others = parts_of(part.layout, device.num_multiprocessors, parts_for) - 1
+    return activations.others(num_others, part.num_rows) if num_others else None
 
 
 def _of(part: Projection[Any]) -> dict[str, Any]:
