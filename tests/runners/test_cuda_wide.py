@@ -116,7 +116,9 @@ def test_layer_by_layer_nothing_is_left(device: SimulatedDevice, launched: list[
     for of_layer, wanted in zip(states, np.concatenate(expected, axis=1), strict=True):
         assert relative_error(of_layer, wanted) < 1e-3
 
-    logits_of(runner, prompt)
+    again = runner.open(prompt)
+    runner.keep(again, 0)
+    runner.queue([Span(again, tuple(prompt), "none")])
     on_card: Any = runner._device
     assert np.array_equal(fetch(device, on_card._forward.hidden[: len(prompt)]), states[-1])
 
