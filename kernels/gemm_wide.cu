@@ -69,7 +69,6 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
     const Work work(shape, cluster_rank<SHARERS>());
 
     if (shape.repeats) {
-        grid_dependency_launch();  // mostly there is nothing to do: the next kernel may ask for its weights
         grid_dependency_wait();
         bool needs_scale = false;
         for (int token = threadIdx.x; token < shape.num_tokens; token += BLOCK_SIZE) {
@@ -94,12 +93,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE, (WIDE_BLOCKS<WeightT, ScaleT, TOKE
 
     if (warp >= MULTIPLIERS) {
         registers_down_to<FEWEST_REGISTERS>();
+        grid_dependency_wait();
         if (warp == MULTIPLIERS) {
             copy_tokens<Weights, FETCHES_AHEAD, STAGES>(work, shape, tiles, scales, image, memory, filled, emptied);
-        } else {
-            grid_dependency_wait();
-        }
-        if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) {
+        } else if (warp == MULTIPLIERS + 1 && lane == 0 && shape.epilogue == SWIGLU) {
             copy_results(work, shape.num_outputs, staging, static_cast<unsigned char*>(out), &staged, &written);
         }
         cluster_arrive();  // as the other warps

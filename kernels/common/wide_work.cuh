@@ -41,8 +41,7 @@ struct WideWork {
 };
 
 // Copies a block's share of tokens, step by step, into the stages of both blocks. A whole warp calls it; with
-// FETCHES_AHEAD it also asks for the weights of all warps, so that they lie in L2 when these load them: as far ahead as
-// there are stages, and the first ones while the kernel in front runs.
+// FETCHES_AHEAD it also asks for the weights of all warps, so that they lie in L2 when these load them.
 template <typename Weights, bool FETCHES_AHEAD, int STAGES, int TOKENS, typename ScaleT>
 __device__ __forceinline__ void copy_tokens(const WideWork<TOKENS>& work, const WideShape& shape,
                                             const unsigned char* tiles, const ScaleT* scales,
@@ -51,33 +50,15 @@ __device__ __forceinline__ void copy_tokens(const WideWork<TOKENS>& work, const 
     constexpr int STEP_BYTES = WideWork<TOKENS>::STEP_BYTES, PART_BYTES = STEP_BYTES / SHARERS;
     const int lane = threadIdx.x % 32;
     const bool fetches = FETCHES_AHEAD && lane < MULTIPLIERS && work.num_token_blocks == 1;
-    const unsigned char* ahead = tiles;
-    const ScaleT* ahead_scales = scales;
-    const auto seek = [&](int piece) {
-        const size_t tile = min(work.tile_of(work.item_of(piece), lane % MULTIPLIERS), work.num_tiles - 1);
-        ahead = tiles + tile * work.num_steps * (STEP_INPUTS * UNIT_BYTES / Weights::UNIT_INPUTS);
-        ahead_scales = scales + tile * shape.num_groups * TILE_ROWS;
-    };
-    const auto fetch = [&](int step) {
-        if (!fetches || step % 2 != 0) return;
-        prefetch_bulk(ahead + static_cast<size_t>(step / 2) * Weights::SPAN_BYTES, Weights::SPAN_BYTES);
-        if (shape.num_groups > 0) prefetch_line(ahead_scales + (step * STEP_INPUTS >> shape.group_shift) * TILE_ROWS);
-    };
-    int fetched = 0;  // up to this step of the first piece
-    if (work.first < work.num_pieces) {
-        const int first = 2 * work.begin(work.first);
-        seek(work.first);
-        fetched = min(first + STAGES, 2 * work.end(work.first));
-        for (int step = first; step < fetched; ++step) fetch(step);
-    }
-    grid_dependency_wait();
     int stage = 0;
     unsigned parity = 1;
 #pragma unroll 1
-    for (int piece = work.first; piece < work.num_pieces; piece += work.stride, fetched = 0) {
+    for (int piece = work.first; piece < work.num_pieces; piece += work.stride) {
         const int item = work.item_of(piece), first = 2 * work.begin(piece), end = 2 * work.end(piece);
         const unsigned char* source = image + work.image_place(item, first, work.num_steps, work.rank * PART_BYTES);
-        seek(piece);
+        const size_t tile = min(work.tile_of(item, lane % MULTIPLIERS), work.num_tiles - 1);
+        const unsigned char* ahead = tiles + tile * work.num_steps * (STEP_INPUTS * UNIT_BYTES / Weights::UNIT_INPUTS);
+        const ScaleT* ahead_scales = scales + tile * shape.num_groups * TILE_ROWS;
 #pragma unroll 1
         for (int step = first; step < end; ++step, source += IMAGE_STEP_BYTES) {
             barrier_wait(&emptied[stage], parity);
@@ -87,7 +68,12 @@ __device__ __forceinline__ void copy_tokens(const WideWork<TOKENS>& work, const 
                                               source, PART_BYTES, &filled[stage], (1 << SHARERS) - 1);
                 barrier_arrive(&filled[stage]);
             }
-            if (step >= fetched) fetch(step);
+            if (fetches && step % 2 == 0) {
+                prefetch_bulk(ahead + static_cast<size_t>(step / 2) * Weights::SPAN_BYTES, Weights::SPAN_BYTES);
+                if (shape.num_groups > 0) {
+                    prefetch_line(ahead_scales + (step * STEP_INPUTS >> shape.group_shift) * TILE_ROWS);
+                }
+            }
             __syncwarp();
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
